@@ -4,8 +4,8 @@
  * cutting bags into buckets is a stable partition of all ids by bucket. Parts of PART ids, a warp each, know nothing of
  * bags: a long bag and many short ones are the same work.
  *
- *   begin_lengths   clears the lengths that no tile writes as a whole: those of empty bags, and of bags that lie in
- *                   several tiles
+ *   find_edges      the bags of each tile of parts; clears the lengths of bags that lie in several tiles, which add to
+ *                   them
  *   count_tiles     lengths, and how many ids of each part go to each bucket: sums[bucket][part]
  *   (CUB)           sums become those of what lies before: where the ids of each part begin in each bucket
  *   place_parts     every id to its place. A warp sorts its part in shared memory first, so that ids of one bucket are
@@ -21,9 +21,8 @@
 
 namespace {
 
-/** Ids of a part; of a tile, whose parts are a block's; ids that a lane asks for at once, for counting and for
- *  placing. */
-enum { PART = 512, TILE = PART * PERI_WARPS, FEW = 4, MANY = 8 };
+/** Ids of a part; of a tile, whose parts are a block's; ids that a lane asks for at once. */
+enum { PART = 512, TILE = PART * PERI_WARPS, MANY = 8 };
 /** More buckets than MOST_BUCKETS are counted, and have their cursors, where the lengths and sums are: parts are longer
  *  then. */
 enum { MOST_BUCKETS = 512, LONG_PART = 16 * PART };
@@ -34,10 +33,14 @@ struct cut {
     peri_k_bucketize_args a;
     peri_k_divisor buckets;
     int64_t *sums; /* buckets x parts, and one more */
-    int64_t parts;
+    int64_t *edges; /* [tiles + 1] 2 x the first bag that begins in the tile or behind it, + 1 if the bag before it has
+                       ids in the tile; the last: 2 x bags. For at most MOST_BUCKETS */
+    int64_t parts, tiles;
     int32_t bags; /* that a block counts at a time */
     bool more;    /* other things than ids go along */
     __device__ __forceinline__ int64_t offset(int64_t bag) const { return peri_index(a.offsets, bag, a.offsets_dtype); }
+    /** The first bag that has ids in a tile. */
+    __device__ __forceinline__ int64_t begin_of(int64_t tile) const { return (edges[tile] >> 1) - (edges[tile] & 1); }
     template <class T> __device__ __forceinline__ uint64_t id(int64_t i) const { return ((const T *)a.ids)[i]; }
     __device__ __forceinline__ void add_length(int64_t bucket, int64_t bag, int64_t n) const
     {
@@ -165,32 +168,43 @@ struct common {
     }
 };
 
-/** Bags 32 * chunk to 32 * chunk + 31, by a warp. Where few of them have to be cleared, as where bags are short, the
- *  warp clears these one after the other, a lane a bucket; else a lane has a bag, so that neighbours store side by
- *  side. */
-struct begin_lengths {
+/** Edge number @tile, by a warp. */
+struct find_edges {
     cut c;
-    __device__ void clear(int64_t bag, int64_t from, int64_t step) const
+    __device__ void operator()(int64_t tile, int lane, unsigned) const
     {
-        for (int64_t b = from; b < c.a.buckets; b += step)
+        const int64_t first = tile * TILE, bag = tile < c.tiles ? bag_by_warp(c, first) : c.a.bags;
+        const bool before = tile < c.tiles && bag > 0 && c.offset(bag) > first;
+        if (lane == 0) c.edges[tile] = 2 * bag + before;
+        if (!before || c.offset(bag - 1) / TILE != tile - 1) return; /* no such bag; or another edge's */
+        for (int64_t b = lane; b < c.a.buckets; b += 32)
+            peri_set_index(c.a.lengths, b * c.a.bags + bag - 1, c.a.lengths_dtype, 0);
+    }
+};
+
+/** Clears the lengths of empty bags; by all warps of the grid. Bags 32 * chunk to 32 * chunk + 31 are a warp's. Where
+ *  few of them are empty, the warp clears these one after the other, a lane a bucket; else a lane has a bag, so that
+ *  neighbours store side by side. */
+__device__ __forceinline__ void clear_empty(const cut &c)
+{
+    enum { FEW_BAGS = 4 };
+    for (int64_t chunk = peri_grid_thread() / 32; chunk * 32 < c.a.bags; chunk += peri_grid_threads() / 32) {
+        const int64_t bag = chunk * 32 + peri_lane();
+        const bool mine = bag < c.a.bags && c.offset(bag) >= c.offset(bag + 1);
+        unsigned those = __ballot_sync(0xffffffffu, mine);
+        const bool few = __popc(those) <= FEW_BAGS;
+        for (int64_t b = 0; mine && !few && b < c.a.buckets; b++)
             peri_set_index(c.a.lengths, b * c.a.bags + bag, c.a.lengths_dtype, 0);
+        for (; few && those; those &= those - 1)
+            for (int64_t b = peri_lane(); b < c.a.buckets; b += 32)
+                peri_set_index(c.a.lengths, b * c.a.bags + chunk * 32 + __ffs((int)those) - 1, c.a.lengths_dtype, 0);
     }
-    __device__ void operator()(int64_t chunk, int lane, unsigned mask) const
-    {
-        enum { FEW_BAGS = 4 };
-        const int64_t bag = chunk * 32 + lane;
-        bool mine = bag < c.a.bags;
-        if (mine) {
-            const int64_t from = c.offset(bag), to = c.offset(bag + 1);
-            mine = from >= to || from / TILE != (to - 1) / TILE || c.a.buckets > MOST_BUCKETS;
-        }
-        unsigned those = __ballot_sync(mask, mine);
-        if (__popc(those) > FEW_BAGS) {
-            if (mine) clear(bag, 0, 1);
-            return;
-        }
-        for (; those; those &= those - 1) clear(chunk * 32 + __ffs((int)those) - 1, lane, 32);
-    }
+}
+
+/** Every length, for more than MOST_BUCKETS. */
+struct clear_lengths {
+    cut c;
+    __device__ void operator()(int64_t i) const { peri_set_index(c.a.lengths, i, c.a.lengths_dtype, 0); }
 };
 
 struct clear_sums {
@@ -224,28 +238,28 @@ template <class T>
 __device__ __forceinline__ void find_buckets(const cut &c, int64_t first, int n, uint16_t *codes, uint32_t *histogram)
 {
     const common part(c, first, first + n);
-    for (int from = 0; from < n; from += 32 * FEW) {
-        uint64_t u[FEW];
+    for (int from = 0; from < n; from += 32 * MANY) {
+        uint64_t u[MANY];
         PERI_UNROLL
-        for (int k = 0; k < FEW; k++) {
+        for (int k = 0; k < MANY; k++) {
             u[k] = 0;
             if (from + k * 32 + peri_lane() < n) u[k] = c.id<T>(first + from + k * 32 + peri_lane());
         }
-        const int kind = part.kind(u, from + 32 * FEW <= n);
+        const int kind = part.kind(u, from + 32 * MANY <= n);
         if (kind == 1) {
             PERI_UNROLL
-            for (int k = 0; k < FEW; k++)
+            for (int k = 0; k < MANY; k++)
                 note(part.place_for<false>(u[k]).bucket, from + k * 32 + peri_lane(), codes, histogram);
             continue;
         }
         if (kind == 2) {
             PERI_UNROLL
-            for (int k = 0; k < FEW; k++)
+            for (int k = 0; k < MANY; k++)
                 note(part.place_for<true>(u[k]).bucket, from + k * 32 + peri_lane(), codes, histogram);
             continue;
         }
         PERI_ROLLED
-        for (int i = from + peri_lane(); i < n && i < from + 32 * FEW; i += 32)
+        for (int i = from + peri_lane(); i < n && i < from + 32 * MANY; i += 32)
             note(place_of(c, c.id<T>(first + i), first + i, part.feature).bucket, i, codes, histogram);
     }
 }
@@ -317,29 +331,36 @@ __device__ __forceinline__ void write_lengths(const cut &c, const uint16_t *code
     }
 }
 
+/** The offset of this lane's first bag of [begin, end) on its way to the second-level cache, while ids are counted. */
+__device__ __forceinline__ void fetch_offset(const cut &c, int64_t begin, int64_t end)
+{
+#if !defined(PERI_CUDA_HOST)
+    const int64_t bag = begin + threadIdx.x, bytes = c.a.offsets_dtype == PERI_I32 ? 4 : 8;
+    if ((int)threadIdx.x < c.bags && bag < end)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)c.a.offsets + bag * bytes));
+#else
+    (void)c, (void)begin, (void)end;
+#endif
+}
+
 template <class T, int BITS>
-__global__ void __launch_bounds__(PERI_BLOCK, 5) count_tiles(const PERI_GRID_CONSTANT cut c)
+__global__ void __launch_bounds__(PERI_BLOCK, 4) count_tiles(const PERI_GRID_CONSTANT cut c)
 {
     PERI_SHARED(uint16_t, codes, TILE);
-    PERI_SHARED(int64_t, range, 2);
     PERI_SHARED_DYNAMIC(uint32_t, histograms); /* warps x buckets; then counters of 16 bits: buckets x bags */
     const int p = (int)c.a.buckets, warp = (int)(threadIdx.x / 32);
-    const int64_t tiles = (c.parts + PERI_WARPS - 1) / PERI_WARPS;
     uint16_t *counters = (uint16_t *)(histograms + p * PERI_WARPS);
-    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    for (int64_t tile = blockIdx.x; tile < c.tiles; tile += gridDim.x) {
         const int64_t first = tile * TILE, left = c.a.n - first, left_here = left - warp * PART;
         const int n = left < TILE ? (int)left : (int)TILE;
-        if (warp < 2) { /* the bags that have a part here: [range[0], range[1]) */
-            int64_t bag = warp > 0 && n == left ? c.a.bags : bag_by_warp(c, warp == 0 ? first : first + n);
-            if (warp == 0 && bag > 0 && c.offset(bag) > first) bag--; /* it begins in a tile before */
-            if (peri_lane() == 0) range[warp] = bag;
-        }
+        fetch_offset(c, c.begin_of(tile), c.edges[tile + 1] >> 1);
         for (int b = peri_lane(); b < p; b += 32) histograms[warp * p + b] = 0;
         __syncwarp();
         if (left_here > 0)
             find_buckets<T>(c, first + warp * PART, left_here < PART ? (int)left_here : (int)PART, codes + warp * PART,
                             histograms + warp * p);
         __syncthreads();
+        const int64_t begin = c.begin_of(tile), end = c.edges[tile + 1] >> 1; /* anew: registers are few */
         PERI_ROLLED
         for (int i = (int)threadIdx.x; i < p * PERI_WARPS; i += PERI_BLOCK) {
             const int64_t part = tile * PERI_WARPS + i % PERI_WARPS;
@@ -347,10 +368,11 @@ __global__ void __launch_bounds__(PERI_BLOCK, 5) count_tiles(const PERI_GRID_CON
                 c.sums[i / PERI_WARPS * c.parts + part] = histograms[i % PERI_WARPS * p + i / PERI_WARPS];
         }
         if (c.a.lengths_dtype == PERI_I32)
-            write_lengths<int32_t, BITS>(c, codes, histograms, first, n, counters, range[0], range[1]);
-        else write_lengths<int64_t, BITS>(c, codes, histograms, first, n, counters, range[0], range[1]);
+            write_lengths<int32_t, BITS>(c, codes, histograms, first, n, counters, begin, end);
+        else write_lengths<int64_t, BITS>(c, codes, histograms, first, n, counters, begin, end);
         __syncthreads(); /* the next tile's */
     }
+    clear_empty(c);
 }
 
 /** The same for more than MOST_BUCKETS. */
@@ -515,6 +537,7 @@ template <class T> __global__ void __launch_bounds__(PERI_BLOCK) place_long_part
     }
 }
 
+int64_t tiles_of(int64_t parts) { return (parts + PERI_WARPS - 1) / PERI_WARPS; }
 int64_t parts_of(const peri_k_bucketize_args *a)
 {
     const int64_t part = a->buckets > MOST_BUCKETS ? (int)LONG_PART : (int)PART;
@@ -531,14 +554,17 @@ size_t sum_bytes(int64_t n)
 
 template <class T> cudaError_t count(const cut &k, const peri_cuda_call *c)
 {
-    const int64_t p = k.a.buckets, tiles = (k.parts + PERI_WARPS - 1) / PERI_WARPS;
-    PERI_CUDA_TRY(each_warp(0, (k.a.bags + 31) / 32, c, begin_lengths{k}));
+    const int64_t p = k.a.buckets;
     PERI_CUDA_TRY(each(p > MOST_BUCKETS ? 0 : p * k.parts, p * k.parts + 1, c, clear_sums{k.sums}));
-    if (p > MOST_BUCKETS) return each(0, k.a.n, c, count_one<T>{k});
+    if (p > MOST_BUCKETS) {
+        PERI_CUDA_TRY(each(0, p * k.a.bags, c, clear_lengths{k}));
+        return each(0, k.a.n, c, count_one<T>{k});
+    }
+    PERI_CUDA_TRY(each_warp(0, k.tiles + 1, c, find_edges{k}));
     return peri_cuda_launch(p <= 8    ? count_tiles<T, 3>
                             : p <= 64 ? count_tiles<T, 6>
                                       : count_tiles<T, 0>,
-                            peri_cuda_grid(tiles, 1, c), PERI_BLOCK, (size_t)(4 * p * PERI_WARPS + 2 * p * k.bags), c,
+                            peri_cuda_grid(k.tiles, 1, c), PERI_BLOCK, (size_t)(4 * p * PERI_WARPS + 2 * p * k.bags), c,
                             k);
 }
 
@@ -559,7 +585,7 @@ template <class T> cudaError_t bucketize(const cut &k, const peri_cuda_call *c)
 {
     const peri_k_bucketize_args *a = &k.a;
     const int64_t slots = a->buckets * a->bags, sums = a->buckets * k.parts + 1;
-    char *rest = c->scratch + peri_part(8 * sums);
+    char *rest = (char *)k.edges + peri_part(8 * (k.tiles + 1));
     size_t bytes = (size_t)(c->scratch + c->bytes - rest);
     PERI_CUDA_TRY(count<T>(k, c));
     if (a->starts)
@@ -573,12 +599,12 @@ template <class T> cudaError_t bucketize(const cut &k, const peri_cuda_call *c)
 
 } // namespace
 
-/** Sums; then CUB's scratch, or that of the cumulative sum of the lengths. */
+/** Sums and edges; then CUB's scratch, or that of the cumulative sum of the lengths. */
 PERI_CUDA_SCRATCH(bucketize)
 {
-    const int64_t n = a->buckets * parts_of(a) + 1, cub = (int64_t)sum_bytes(n);
+    const int64_t parts = parts_of(a), n = a->buckets * parts + 1, cub = (int64_t)sum_bytes(n);
     const int64_t lengths = a->starts ? peri_cumsum_scratch(1, a->buckets * a->bags) : 0;
-    return peri_part(8 * n) + peri_part(cub > lengths ? cub : lengths);
+    return peri_part(8 * n) + peri_part(8 * (tiles_of(parts) + 1)) + peri_part(cub > lengths ? cub : lengths);
 }
 
 PERI_CUDA_OP(bucketize)
@@ -586,6 +612,8 @@ PERI_CUDA_OP(bucketize)
     const int64_t fit = COUNTERS / a->buckets;
     const bool more = a->weights || a->positions || a->unbucketize || a->mapping;
     const int32_t bags = fit < PERI_BLOCK ? (int32_t)fit : (int32_t)PERI_BLOCK;
-    const cut k = {*a, peri_k_divisor_of(a->buckets), (int64_t *)c->scratch, parts_of(a), bags, more};
+    const int64_t parts = parts_of(a);
+    int64_t *sums = (int64_t *)c->scratch, *edges = (int64_t *)(c->scratch + peri_part(8 * (a->buckets * parts + 1)));
+    const cut k = {*a, peri_k_divisor_of(a->buckets), sums, edges, parts, tiles_of(parts), bags, more};
     return a->ids_dtype == PERI_I32 ? bucketize<uint32_t>(k, c) : bucketize<uint64_t>(k, c);
 }
