@@ -70,19 +70,33 @@ enum {
     PERI_UNARY_CLAMP = 17,     /* x below a: a, above b: b (NaN stays) 1 where a < x < b, else 0; infinite bounds are
                                   none */
     PERI_UNARY_ROOT = 18,      /* sqrt x                               1 / (2 sqrt x), 0 at 0 */
-    PERI_UNARY_COUNT = 19
+    PERI_UNARY_LOG1P = 19,     /* log(1 + x)                           1 / (1 + x) */
+    PERI_UNARY_EXPM1 = 20,     /* exp(x) - 1                           exp x */
+    PERI_UNARY_RSQRT = 21,     /* 1 / sqrt x                           -1 / (2 x sqrt x) */
+    PERI_UNARY_SIN = 22,       /* sin x                                cos x */
+    PERI_UNARY_COS = 23,       /* cos x                                -sin x */
+    PERI_UNARY_ERF = 24,       /* the error function                   2 / sqrt(pi) exp(-x^2) */
+    PERI_UNARY_FLOOR = 25,     /* x rounded down                       0 */
+    PERI_UNARY_CEIL = 26,      /* x rounded up                         0 */
+    PERI_UNARY_ROUND = 27,     /* the nearest whole number, the even one of two      0 */
+    PERI_UNARY_TRUNC = 28,     /* x rounded towards 0                  0 */
+    PERI_UNARY_SIGN = 29,      /* 1, -1, or 0 (of NaN too)             0 */
+    PERI_UNARY_COUNT = 30
 };
 /** Their names, in this order: what model files call them. */
 #define PERI_UNARY_NAMES                                                                                               \
     {                                                                                                                  \
         "identity", "relu", "sigmoid", "tanh", "exp", "sqrt", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu",  \
-            "log", "abs", "square", "pow", "affine", "reciprocal", "clamp", "root"                                     \
+            "log", "abs", "square", "pow", "affine", "reciprocal", "clamp", "root", "log1p", "expm1", "rsqrt", "sin",  \
+            "cos", "erf", "floor", "ceil", "round", "trunc", "sign"                                                    \
     }
 /** X(NAME, name) for those of x alone, which are operations on tensors: peri_op_<name>(x, out). */
 #define PERI_UNARY_PLAIN(X)                                                                                            \
     X(RELU, relu)                                                                                                      \
     X(SIGMOID, sigmoid) X(TANH, tanh) X(EXP, exp) X(SQRT, sqrt) X(SILU, silu) X(GELU, gelu) X(SOFTPLUS, softplus)      \
-        X(LOGSIGMOID, logsigmoid) X(LOG, log) X(ABS, abs) X(SQUARE, square) X(ROOT, root)
+        X(LOGSIGMOID, logsigmoid) X(LOG, log) X(ABS, abs) X(SQUARE, square) X(ROOT, root) X(LOG1P, log1p)              \
+            X(EXPM1, expm1) X(RSQRT, rsqrt) X(SIN, sin) X(COS, cos) X(ERF, erf) X(FLOOR, floor) X(CEIL, ceil)          \
+                X(ROUND, round) X(TRUNC, trunc) X(SIGN, sign)
 /** The last function whose derivative is a function of y alone. */
 enum { PERI_UNARY_FROM_OUTPUT = PERI_UNARY_SQRT };
 

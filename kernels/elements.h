@@ -109,13 +109,15 @@ typedef struct peri_k_take_args {
 } peri_k_take_args;
 
 /** The adjoint of take: for each line u along the dimension `dim` of shape (lines in row-major order of the other
- *  dimensions), and j from 0 up to shape[dim] - 1: dst[.., index[.., j, ..], ..] += src[.., j, ..]. Strides of all
- *  three; no two lines share elements of dst. f32 and f64. range: lines. */
+ *  dimensions), and j from 0 up to shape[dim] - 1: dst[.., index[.., j, ..], ..] += src[.., j, ..]; `put`: = instead of
+ *  +=, so that of several the last one stays. Strides of all three; no two lines share elements of dst. f32, f64, and
+ *  i64, which wraps. range: lines. */
 typedef struct peri_k_take_add_args {
     void *dst;
     const void *src;
     const int64_t *index;
     int32_t dtype, ndim, dim;
+    bool put;
     int64_t shape[PERI_MAX_DIMS], dst_stride[PERI_MAX_DIMS], src_stride[PERI_MAX_DIMS], index_stride[PERI_MAX_DIMS];
 } peri_k_take_add_args;
 
@@ -128,6 +130,36 @@ typedef struct peri_k_running_sum_args {
     bool backwards;
     int64_t n, inner;
 } peri_k_running_sum_args;
+
+/** x and y are [outer][n][inner]: y[o][r][i] = x[o][0][i] * ... * x[o][r][i]. f32 and f64 are multiplied in f64, each
+ *  result rounded once; i64 wraps. range: outer * inner. */
+typedef struct peri_k_running_product_args {
+    void *y;
+    const void *x;
+    int32_t dtype;
+    int64_t n, inner;
+} peri_k_running_product_args;
+
+/** dx[o][r][i] = the sum over q >= r of dy[o][q][i] times the product of x[o][p][i] over p <= q but r, without a
+ *  division: x may be 0. f32 and f64, in f64; dx keeps what stands before r meanwhile, rounded. range: outer *
+ *  inner. */
+typedef struct peri_k_running_product_grad_args {
+    void *dx;
+    const void *dy, *x;
+    int32_t dtype;
+    int64_t n, inner;
+} peri_k_running_product_grad_args;
+
+/** dst[i] = how many elements of a line of `sorted` are smaller than x[i] (`right`: not larger), that is where x[i]
+ *  goes among them. sorted is [lines][n], or [n] for all if `one`; x and dst are [lines][per_line]. Lines rise, as
+ *  sort_lines has them; NaN is larger than all numbers. Any dtype that is not complex. range: elements. */
+typedef struct peri_k_search_args {
+    int64_t *dst;
+    const void *sorted, *x;
+    int32_t dtype;
+    bool right, one;
+    int64_t n, per_line;
+} peri_k_search_args;
 
 /** dst[i] = start + i * step, in f64 for f32 and f64, in i64 for i32 and i64. range: elements. */
 typedef struct peri_k_iota_args {

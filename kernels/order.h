@@ -50,4 +50,20 @@ K_INLINE uint64_t k_sort_key(const void *x, int64_t i, int32_t dtype, bool desce
     return k_sort_bits(dtype) == 64 ? ~key : (uint32_t)~key;
 }
 
+/** How many of the rising elements sorted[begin], ..., sorted[begin + n - 1] are smaller than x[i]; @right: not
+ *  larger. */
+K_INLINE int64_t k_search(const void *sorted, int64_t begin, int64_t n, const void *x, int64_t i, int32_t dtype,
+                          bool right)
+{
+    const uint64_t key = k_sort_key(x, i, dtype, false);
+    int64_t low = 0, high = n;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        const uint64_t other = k_sort_key(sorted, begin + middle, dtype, false);
+        if (right ? other <= key : other < key) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
 #endif

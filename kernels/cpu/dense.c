@@ -85,6 +85,10 @@ static void cpu_unary(const void *args, int64_t begin, int64_t end)
     case PERI_UNARY_RECIPROCAL: K_MAP(dst, x, pa / v); break;
     case PERI_UNARY_CLAMP: K_MAP(dst, x, k_select(k_max(pa, v) > pb, pb, k_max(pa, v))); break;
     case PERI_UNARY_ROOT: K_MAP(dst, x, k_sqrt(v)); break;
+    case PERI_UNARY_LOG1P: K_MAP(dst, x, k_select(v < k_set(INFINITY), k_log1p(v), v)); break;
+    case PERI_UNARY_EXPM1: K_MAP(dst, x, k_select(k_abs(v) < k_set(0.34f), k_exp_small(v), k_exp(v) - 1)); break;
+    case PERI_UNARY_RSQRT: K_MAP(dst, x, 1 / k_sqrt(v)); break;
+    case PERI_UNARY_SIGN: K_MAP(dst, x, k_select(v > zero, k_set(1), k_select(v < zero, k_set(-1), zero))); break;
     default: ref_unary(args, begin, end); break;
     }
 }
@@ -123,6 +127,9 @@ static void cpu_unary_grad(const void *args, int64_t begin, int64_t end)
         break;
     }
     case PERI_UNARY_ROOT: K_MAP2(dx, dy, s, k_select(w == zero, zero, v * (half / k_sqrt(w)))); break;
+    case PERI_UNARY_LOG1P: K_MAP2(dx, dy, s, v / (w + 1)); break;
+    case PERI_UNARY_EXPM1: K_MAP2(dx, dy, s, v * k_exp(w)); break;
+    case PERI_UNARY_RSQRT: K_MAP2(dx, dy, s, v * (-half / (w * k_sqrt(w)))); break;
     default: ref_unary_grad(args, begin, end); break;
     }
 }

@@ -65,7 +65,7 @@ static inline k_vec k_log(k_vec x)
     return k_select(x < k_set(1) / k_set(0), result, x); /* infinity and NaN: themselves */
 }
 
-/** ln(1 + x) for 0 <= x <= 1: the quotient undoes the rounding of 1 + x. */
+/** ln(1 + x) for finite x: the quotient undoes the rounding of 1 + x. */
 static inline k_vec k_log1p(k_vec x)
 {
     k_vec u = x + 1, d = u - 1;

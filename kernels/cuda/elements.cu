@@ -104,7 +104,7 @@ template <class T> struct take_one {
     }
 };
 
-template <class T> struct take_add_line {
+template <class T, class Sum> struct take_add_line {
     peri_k_take_add_args a;
     __device__ void operator()(int64_t u) const
     {
@@ -119,7 +119,8 @@ template <class T> struct take_add_line {
         }
         for (int64_t j = 0; j < a.shape[a.dim]; j++) {
             const int64_t at = dst + a.index[index + j * a.index_stride[a.dim]] * a.dst_stride[a.dim];
-            ((T *)a.dst)[at] += ((const T *)a.src)[src + j * a.src_stride[a.dim]];
+            const T x = ((const T *)a.src)[src + j * a.src_stride[a.dim]];
+            ((T *)a.dst)[at] = a.put ? x : (T)((Sum)((T *)a.dst)[at] + (Sum)x);
         }
     }
 };
@@ -157,6 +158,49 @@ cudaError_t running(const peri_k_running_sum_args *a, int64_t begin, int64_t end
     default: return each_group<LANES>(begin, end, c, running_line<LANES, float, double>{*a});
     }
 }
+
+/** Line u. */
+template <class T, class Product> struct running_product_line {
+    peri_k_running_product_args a;
+    __device__ void operator()(int64_t u) const
+    {
+        const int64_t base = u / a.inner * a.n * a.inner + u % a.inner;
+        Product product = 1;
+        for (int64_t r = 0; r < a.n; r++) {
+            product *= (Product)((const T *)a.x)[base + r * a.inner];
+            ((T *)a.y)[base + r * a.inner] = (T)product;
+        }
+    }
+};
+
+/** Line u: what stands before each element on the way down, and, on the way up, the sum of what stands behind it. */
+template <class T> struct running_product_grad_line {
+    peri_k_running_product_grad_args a;
+    __device__ void operator()(int64_t u) const
+    {
+        const int64_t base = u / a.inner * a.n * a.inner + u % a.inner;
+        const T *x = (const T *)a.x + base, *dy = (const T *)a.dy + base;
+        T *dx = (T *)a.dx + base;
+        double before = 1, behind = 0;
+        for (int64_t r = 0; r < a.n; r++) {
+            dx[r * a.inner] = (T)before;
+            before *= (double)x[r * a.inner];
+        }
+        for (int64_t r = a.n - 1; r >= 0; r--) {
+            behind += (double)dy[r * a.inner];
+            dx[r * a.inner] = (T)((double)dx[r * a.inner] * behind);
+            behind *= (double)x[r * a.inner];
+        }
+    }
+};
+
+struct search_one {
+    peri_k_search_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        a.dst[i] = k_search(a.sorted, a.one ? 0 : i / a.per_line * a.n, a.n, a.x, i, a.dtype, a.right);
+    }
+};
 
 struct iota_one {
     peri_k_iota_args a;
@@ -223,8 +267,9 @@ PERI_CUDA_KERNEL(take) { return PERI_BY_WORD(a->width, TAKE); }
 
 PERI_CUDA_KERNEL(take_add)
 {
-    return a->dtype == PERI_F64 ? each(begin, end, c, take_add_line<double>{*a})
-                                : each(begin, end, c, take_add_line<float>{*a});
+    return a->dtype == PERI_F64   ? each(begin, end, c, take_add_line<double, double>{*a})
+           : a->dtype == PERI_I64 ? each(begin, end, c, take_add_line<int64_t, uint64_t>{*a})
+                                  : each(begin, end, c, take_add_line<float, float>{*a});
 }
 
 PERI_CUDA_KERNEL(running_sum) { return a->inner < 8 ? running<32>(a, begin, end, c) : running<1>(a, begin, end, c); }
@@ -238,6 +283,20 @@ PERI_CUDA_KERNEL(running_sum) { return a->inner < 8 ? running<32>(a, begin, end,
                             : each(begin, end, c, name<uint8_t>{*a}))
 PERI_CUDA_KERNEL(whole) { return BY_WHOLE(whole_one, begin, end); }
 PERI_CUDA_KERNEL(whole_product) { return BY_WHOLE(whole_product_one, begin * a->cols, end * a->cols); }
+PERI_CUDA_KERNEL(running_product)
+{
+    switch (a->dtype) {
+    case PERI_F64: return each(begin, end, c, running_product_line<double, double>{*a});
+    case PERI_I64: return each(begin, end, c, running_product_line<int64_t, uint64_t>{*a});
+    default: return each(begin, end, c, running_product_line<float, double>{*a});
+    }
+}
+PERI_CUDA_KERNEL(running_product_grad)
+{
+    return a->dtype == PERI_F64 ? each(begin, end, c, running_product_grad_line<double>{*a})
+                                : each(begin, end, c, running_product_grad_line<float>{*a});
+}
+PERI_CUDA_KERNEL(search) { return each(begin, end, c, search_one{*a}); }
 PERI_CUDA_KERNEL(iota) { return each(begin, end, c, iota_one{*a}); }
 
 /** Keys and sorted keys, places and sorted places, and CUB's. */

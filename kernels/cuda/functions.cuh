@@ -28,6 +28,22 @@ static __device__ __forceinline__ float peri_pow(float x, float y) { return powf
 static __device__ __forceinline__ double peri_pow(double x, double y) { return pow(x, y); }
 static __device__ __forceinline__ float peri_abs(float x) { return fabsf(x); }
 static __device__ __forceinline__ double peri_abs(double x) { return fabs(x); }
+static __device__ __forceinline__ float peri_expm1(float x) { return expm1f(x); }
+static __device__ __forceinline__ double peri_expm1(double x) { return expm1(x); }
+static __device__ __forceinline__ float peri_sin(float x) { return sinf(x); }
+static __device__ __forceinline__ double peri_sin(double x) { return sin(x); }
+static __device__ __forceinline__ float peri_cos(float x) { return cosf(x); }
+static __device__ __forceinline__ double peri_cos(double x) { return cos(x); }
+static __device__ __forceinline__ float peri_erf(float x) { return erff(x); }
+static __device__ __forceinline__ double peri_erf(double x) { return erf(x); }
+static __device__ __forceinline__ float peri_floor(float x) { return floorf(x); }
+static __device__ __forceinline__ double peri_floor(double x) { return floor(x); }
+static __device__ __forceinline__ float peri_ceil(float x) { return ceilf(x); }
+static __device__ __forceinline__ double peri_ceil(double x) { return ceil(x); }
+static __device__ __forceinline__ float peri_rint(float x) { return rintf(x); }
+static __device__ __forceinline__ double peri_rint(double x) { return rint(x); }
+static __device__ __forceinline__ float peri_trunc(float x) { return truncf(x); }
+static __device__ __forceinline__ double peri_trunc(double x) { return trunc(x); }
 static __device__ __forceinline__ float peri_fma(float a, float b, float c) { return fmaf(a, b, c); }
 static __device__ __forceinline__ double peri_fma(double a, double b, double c) { return fma(a, b, c); }
 
@@ -70,6 +86,17 @@ template <class T> static __device__ __forceinline__ T peri_f(int32_t op, T x, T
     case PERI_UNARY_RECIPROCAL: return a / x;
     case PERI_UNARY_CLAMP: x = x < a ? a : x; return x > b ? b : x;
     case PERI_UNARY_ROOT: return peri_sqrt(x);
+    case PERI_UNARY_LOG1P: return peri_log1p(x);
+    case PERI_UNARY_EXPM1: return peri_expm1(x);
+    case PERI_UNARY_RSQRT: return T(1) / peri_sqrt(x);
+    case PERI_UNARY_SIN: return peri_sin(x);
+    case PERI_UNARY_COS: return peri_cos(x);
+    case PERI_UNARY_ERF: return peri_erf(x);
+    case PERI_UNARY_FLOOR: return peri_floor(x);
+    case PERI_UNARY_CEIL: return peri_ceil(x);
+    case PERI_UNARY_ROUND: return peri_rint(x);
+    case PERI_UNARY_TRUNC: return peri_trunc(x);
+    case PERI_UNARY_SIGN: return x > 0 ? T(1) : x < 0 ? T(-1) : T(0);
     default: return x;
     }
 }
@@ -97,6 +124,17 @@ template <class T> static __device__ __forceinline__ T peri_df(int32_t op, T s, 
     case PERI_UNARY_RECIPROCAL: return -a / (s * s);
     case PERI_UNARY_CLAMP: return (s > a || a == -(T)INFINITY) && (s < b || b == (T)INFINITY) ? T(1) : T(0);
     case PERI_UNARY_ROOT: return s == 0 ? T(0) : T(0.5) / peri_sqrt(s);
+    case PERI_UNARY_LOG1P: return T(1) / (T(1) + s);
+    case PERI_UNARY_EXPM1: return peri_exp(s);
+    case PERI_UNARY_RSQRT: return T(-0.5) / (s * peri_sqrt(s));
+    case PERI_UNARY_SIN: return peri_cos(s);
+    case PERI_UNARY_COS: return -peri_sin(s);
+    case PERI_UNARY_ERF: return T(1.12837916709551257390) * peri_exp(-s * s);
+    case PERI_UNARY_FLOOR:
+    case PERI_UNARY_CEIL:
+    case PERI_UNARY_ROUND:
+    case PERI_UNARY_TRUNC:
+    case PERI_UNARY_SIGN: return T(0);
     default: return T(1);
     }
 }

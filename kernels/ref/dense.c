@@ -63,6 +63,17 @@ static double ref_f(int32_t op, double x, double a, double b)
     case PERI_UNARY_RECIPROCAL: return a / x;
     case PERI_UNARY_CLAMP: x = x < a ? a : x; return x > b ? b : x;
     case PERI_UNARY_ROOT: return sqrt(x);
+    case PERI_UNARY_LOG1P: return log1p(x);
+    case PERI_UNARY_EXPM1: return expm1(x);
+    case PERI_UNARY_RSQRT: return 1 / sqrt(x);
+    case PERI_UNARY_SIN: return sin(x);
+    case PERI_UNARY_COS: return cos(x);
+    case PERI_UNARY_ERF: return erf(x);
+    case PERI_UNARY_FLOOR: return floor(x);
+    case PERI_UNARY_CEIL: return ceil(x);
+    case PERI_UNARY_ROUND: return rint(x);
+    case PERI_UNARY_TRUNC: return trunc(x);
+    case PERI_UNARY_SIGN: return x > 0 ? 1 : x < 0 ? -1 : 0;
     default: return x;
     }
 }
@@ -90,6 +101,17 @@ static double ref_df(int32_t op, double s, double a, double b)
     case PERI_UNARY_RECIPROCAL: return -a / (s * s);
     case PERI_UNARY_CLAMP: return (s > a || a == -INFINITY) && (s < b || b == INFINITY);
     case PERI_UNARY_ROOT: return s == 0 ? 0 : 0.5 / sqrt(s);
+    case PERI_UNARY_LOG1P: return 1 / (1 + s);
+    case PERI_UNARY_EXPM1: return exp(s);
+    case PERI_UNARY_RSQRT: return -0.5 / (s * sqrt(s));
+    case PERI_UNARY_SIN: return cos(s);
+    case PERI_UNARY_COS: return -sin(s);
+    case PERI_UNARY_ERF: return 1.12837916709551257390 * exp(-s * s);
+    case PERI_UNARY_FLOOR:
+    case PERI_UNARY_CEIL:
+    case PERI_UNARY_ROUND:
+    case PERI_UNARY_TRUNC:
+    case PERI_UNARY_SIGN: return 0;
     default: return 1;
     }
 }

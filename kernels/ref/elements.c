@@ -195,6 +195,13 @@ static void ref_take(const void *args, int64_t begin, int64_t end)
     }
 }
 
+#define REF_ADD_OR_PUT(T, Sum)                                                                                         \
+    do {                                                                                                               \
+        T *to_ = (T *)a->dst + at;                                                                                     \
+        const T x_ = ((const T *)a->src)[src + j * from];                                                              \
+        *to_ = a->put ? x_ : (T)((Sum)*to_ + (Sum)x_);                                                                 \
+    } while (0)
+
 static void ref_take_add(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_take_add_args *a = args;
@@ -211,8 +218,11 @@ static void ref_take_add(const void *args, int64_t begin, int64_t end)
         }
         for (int64_t j = 0; j < a->shape[a->dim]; j++) {
             const int64_t at = dst + a->index[index + j * by] * to;
-            if (a->dtype == PERI_F64) ((double *)a->dst)[at] += ((const double *)a->src)[src + j * from];
-            else ((float *)a->dst)[at] += ((const float *)a->src)[src + j * from];
+            switch (a->dtype) {
+            case PERI_F64: REF_ADD_OR_PUT(double, double); break;
+            case PERI_I64: REF_ADD_OR_PUT(int64_t, uint64_t); break;
+            default: REF_ADD_OR_PUT(float, float); break;
+            }
         }
     }
 }
@@ -238,6 +248,62 @@ static void ref_running_sum(const void *args, int64_t begin, int64_t end)
         default: REF_RUNNING(float, double); break;
         }
     }
+}
+
+#define REF_RUNNING_PRODUCT(T, Product)                                                                                \
+    do {                                                                                                               \
+        const T *x = (const T *)a->x + at;                                                                             \
+        T *y = (T *)a->y + at;                                                                                         \
+        Product product = 1;                                                                                           \
+        for (int64_t r = 0; r < a->n; r++) y[r * a->inner] = (T)(product *= (Product)x[r * a->inner]);                 \
+    } while (0)
+
+static void ref_running_product(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_running_product_args *a = args;
+    for (int64_t u = begin; u < end; u++) {
+        const int64_t at = u / a->inner * a->n * a->inner + u % a->inner;
+        switch (a->dtype) {
+        case PERI_F64: REF_RUNNING_PRODUCT(double, double); break;
+        case PERI_I64: REF_RUNNING_PRODUCT(int64_t, uint64_t); break;
+        default: REF_RUNNING_PRODUCT(float, double); break;
+        }
+    }
+}
+
+/** On the way down dx gets what stands before each element; on the way up `behind` is the sum of what stands after it,
+ *  each with its gradient. */
+#define REF_RUNNING_PRODUCT_GRAD(T)                                                                                    \
+    do {                                                                                                               \
+        const T *x = (const T *)a->x + at, *dy = (const T *)a->dy + at;                                                \
+        T *dx = (T *)a->dx + at;                                                                                       \
+        double before = 1, behind = 0;                                                                                 \
+        for (int64_t r = 0; r < a->n; r++) {                                                                           \
+            dx[r * a->inner] = (T)before;                                                                              \
+            before *= (double)x[r * a->inner];                                                                         \
+        }                                                                                                              \
+        for (int64_t r = a->n - 1; r >= 0; r--) {                                                                      \
+            behind += (double)dy[r * a->inner];                                                                        \
+            dx[r * a->inner] = (T)((double)dx[r * a->inner] * behind);                                                 \
+            behind *= (double)x[r * a->inner];                                                                         \
+        }                                                                                                              \
+    } while (0)
+
+static void ref_running_product_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_running_product_grad_args *a = args;
+    for (int64_t u = begin; u < end; u++) {
+        const int64_t at = u / a->inner * a->n * a->inner + u % a->inner;
+        if (a->dtype == PERI_F64) REF_RUNNING_PRODUCT_GRAD(double);
+        else REF_RUNNING_PRODUCT_GRAD(float);
+    }
+}
+
+static void ref_search(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_search_args *a = args;
+    for (int64_t i = begin; i < end; i++)
+        a->dst[i] = k_search(a->sorted, a->one ? 0 : i / a->per_line * a->n, a->n, a->x, i, a->dtype, a->right);
 }
 
 static void ref_iota(const void *args, int64_t begin, int64_t end)

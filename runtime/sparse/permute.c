@@ -19,17 +19,18 @@ typedef struct moves {
 enum { SAVED_PERMUTE, SAVED_IN, SAVED_OUT };
 enum { KEPT_SEGMENTS, KEPT_ROWS }; /* of the source */
 
-/** The gradient of each row of the source: the sum of those of its copies, in the order of the result. */
-static peri_status move_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+/** *out (new) = the sums of rows of @src that have one number in @permute, those of @parts segments, @rows in all;
+ *  @in, @out_offsets: as in moves, NULL: segments of one row. In the order of src. */
+static peri_status summed_rows(peri_tensor *src, peri_tensor *permute, peri_tensor *in, peri_tensor *out_offsets,
+                               int64_t parts, int64_t rows, peri_tensor **out)
 {
-    int64_t parts = node->kept[KEPT_SEGMENTS], rows = node->kept[KEPT_ROWS];
-    peri_tensor **saved = node->saved, *flat = NULL, *grad = NULL, *list = NULL, *first = NULL;
+    peri_tensor *flat = NULL, *grad = NULL, *list = NULL, *first = NULL;
     peri_status status;
-    PERI_TRY_GOTO(peri__summands(grad_out[0], &flat), out);
+    PERI_TRY_GOTO(peri__summands(src, &flat), out);
     PERI_TRY_GOTO(peri__rows_like(flat, rows, &grad), out);
     int64_t width = peri__row_bytes(flat);
     if (width && rows) {
-        PERI_TRY_GOTO(peri__lists_of(saved[SAVED_PERMUTE], parts, &list, &first), out);
+        PERI_TRY_GOTO(peri__lists_of(permute, parts, &list, &first), out);
         peri_k_jagged_sum_args args = {.dst = peri__data(grad),
                                        .src = peri__data(flat),
                                        .list_offsets = peri__data(first),
@@ -37,17 +38,24 @@ static peri_status move_backward(peri__node *node, peri_tensor *const *grad_out,
                                        .columns = width / peri_dtype_size(flat->dtype),
                                        .segments = parts,
                                        .dtype = flat->dtype};
-        if (saved[SAVED_IN]) args.in_offsets = peri__data(saved[SAVED_IN]);
-        if (saved[SAVED_OUT]) args.out_offsets = peri__data(saved[SAVED_OUT]);
+        if (in) args.in_offsets = peri__data(in);
+        if (out_offsets) args.out_offsets = peri__data(out_offsets);
         PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), jagged_sum, &args, rows, peri__row_grain(width)), out);
     }
-    PERI_TRY_GOTO(peri__cast(grad, grad_out[0]->dtype, &grad_in[0]), out);
+    status = peri__cast(grad, src->dtype, out);
 out:
     peri_tensor_release(flat);
     peri_tensor_release(grad);
     peri_tensor_release(list);
     peri_tensor_release(first);
     return status;
+}
+
+/** The gradient of each row of the source: the sum of those of its copies, in the order of the result. */
+static peri_status move_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    return summed_rows(grad_out[0], node->saved[SAVED_PERMUTE], node->saved[SAVED_IN], node->saved[SAVED_OUT],
+                       node->kept[KEPT_SEGMENTS], node->kept[KEPT_ROWS], &grad_in[0]);
 }
 
 static const peri__node_vtab move_vtab = {.name = "sparse_permute", .backward = move_backward};
@@ -157,6 +165,44 @@ peri_status peri_sparse_index_select(peri_tensor *values, peri_tensor *indices, 
 out:
     peri_tensor_release(m.permute);
     peri_tensor_release(src);
+    return status;
+}
+
+/** saved: the ids. */
+static peri_status sum_by_id_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    peri_tensor *rows;
+    PERI_TRY(peri_tensor_contiguous(grad_out[0], &rows));
+    peri_status status = peri_sparse_index_select(rows, node->saved[SAVED_PERMUTE], &grad_in[0]);
+    peri_tensor_release(rows);
+    return status;
+}
+
+static const peri__node_vtab sum_by_id_vtab = {.name = "sum_by_id", .backward = sum_by_id_backward};
+
+peri_status peri_sparse_sum_by_id(peri_tensor *values, peri_tensor *ids, int64_t rows, peri_tensor **out)
+{
+    static const char f[] = "peri_sparse_sum_by_id";
+    char text[128];
+    PERI_TRY(peri__check_tensor(f, "values", values, -1, -1));
+    PERI_TRY(peri__check_real(f, "values", values));
+    PERI_TRY(peri__check_ints(f, "ids", ids, 1, values));
+    if (values->ndim < 1 || values->shape[0] != ids->shape[0])
+        return peri__fail(PERI_EINVAL, "%s: values are %s, wanted a row for each of %lld ids", f,
+                          peri__tensor_text(values, text, sizeof text), (long long)ids->shape[0]);
+    if (rows < 0) return peri__fail(PERI_ERANGE, "%s: %lld rows, allowed: 0 and more", f, (long long)rows);
+    peri_tensor *to = NULL, *sums = NULL;
+    peri__node *node;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_contiguous(ids, &to), out);
+    PERI_TRY_GOTO(peri__check_indices(f, "ids", to, rows), out);
+    PERI_TRY_GOTO(summed_rows(values, to, NULL, NULL, rows, rows, &sums), out);
+    PERI_TRY_GOTO(peri__attach(&sum_by_id_vtab, &values, 1, &sums, 1, &node), out);
+    if (node) peri__node_save(node, SAVED_PERMUTE, to);
+out:
+    peri_tensor_release(to);
+    if (status < 0) peri_tensor_release(sums);
+    else *out = sums;
     return status;
 }
 

@@ -185,16 +185,17 @@ peri_status peri_op_where(peri_tensor *condition, peri_tensor *a, peri_tensor *b
 
 /* -- picking ------------------------------------------------------------------------------------------------------- */
 
-/** dst[.., index[.., j, ..], ..] += src[.., j, ..] along @dim; @dst contiguous zeros, f32 or f64; @src and @index of
- *  one shape. */
-static peri_status take_add(peri_tensor *dst, const peri_tensor *src, const peri_tensor *index, int32_t dim)
+/** dst[.., index[.., j, ..], ..] += src[.., j, ..] along @dim, or = if @put; @dst contiguous, f32, f64 or i64; @src
+ *  and @index of one shape. */
+static peri_status take_add(peri_tensor *dst, const peri_tensor *src, const peri_tensor *index, int32_t dim, bool put)
 {
     peri_k_take_add_args k = {.dst = peri__data(dst),
                               .src = peri__data(src),
                               .index = peri__data(index),
                               .dtype = dst->dtype,
                               .ndim = src->ndim,
-                              .dim = dim};
+                              .dim = dim,
+                              .put = put};
     memcpy(k.shape, src->shape, sizeof k.shape);
     memcpy(k.dst_stride, dst->stride, sizeof k.dst_stride);
     memcpy(k.src_stride, src->stride, sizeof k.src_stride);
@@ -214,7 +215,7 @@ static peri_status gather_backward(peri__node *node, peri_tensor *const *grad_ou
     PERI_TRY(peri__cast(grad_out[0], peri__is_16(dtype) ? PERI_F32 : dtype, &g));
     PERI_TRY_GOTO(peri__tensor_like(g, node->shape[0].ndim, node->shape[0].size, &sum), out);
     PERI_TRY_GOTO(peri__tensor_zero(sum), out);
-    PERI_TRY_GOTO(take_add(sum, g, node->saved[0], (int32_t)node->kept[KEPT_DIM]), out);
+    PERI_TRY_GOTO(take_add(sum, g, node->saved[0], (int32_t)node->kept[KEPT_DIM], false), out);
     status = peri__cast(sum, dtype, &grad_in[0]);
 out:
     peri_tensor_release(g);
@@ -224,6 +225,7 @@ out:
 
 static const peri__node_vtab gather_vtab = {.name = "gather", .backward = gather_backward};
 
+/** @index fits @x, of which it names elements along @dim. */
 static peri_status check_gather(const char *function, const peri_tensor *x, int32_t dim, const peri_tensor *index)
 {
     char text[300];
@@ -265,21 +267,43 @@ static peri_status check_places(const char *function, peri_tensor *index, int64_
                       (long long)bad, (long long)n - 1);
 }
 
-static peri_status gather(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor **out)
+/** *places (new) = @index as contiguous i64, which waits: its numbers are below x's size along @dim. */
+static peri_status checked_places(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index,
+                                  peri_tensor **places)
 {
-    peri_tensor *wide, *places = NULL, *y = NULL;
-    peri__node *node;
-    peri_status status;
+    peri_tensor *wide;
     PERI_TRY(peri__cast(index, PERI_I64, &wide));
-    PERI_TRY_GOTO(peri__contiguous_of(wide, &places), out);
-    PERI_TRY_GOTO(check_places(function, places, x->shape[dim]), out);
-    PERI_TRY_GOTO(peri__tensor_like(x, index->ndim, index->shape, &y), out);
+    peri_status status = peri__contiguous_of(wide, places);
+    peri_tensor_release(wide);
+    PERI_TRY(status);
+    status = check_places(function, *places, x->shape[dim]);
+    if (status < 0) peri_tensor_release(*places);
+    return status;
+}
+
+/** *out (new) = the elements of @x that @places picks: gather without a tape. */
+static peri_status taken(peri_tensor *x, int32_t dim, peri_tensor *places, peri_tensor **out)
+{
+    peri_tensor *y;
+    PERI_TRY(peri__tensor_like(x, places->ndim, places->shape, &y));
     peri_k_take_args k = {.dst = peri__data(y), .src = peri__data(x), .index = peri__data(places),
                           .width = (int32_t)peri_dtype_size(x->dtype), .ndim = x->ndim, .dim = dim};
-    memcpy(k.shape, index->shape, sizeof k.shape);
+    memcpy(k.shape, places->shape, sizeof k.shape);
     memcpy(k.src_stride, x->stride, sizeof k.src_stride);
     memcpy(k.index_stride, places->stride, sizeof k.index_stride);
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), take, &k, peri__numel(y), PERI_ELEMENT_GRAIN), out);
+    peri_status status = PERI_LAUNCH(peri__device(x), take, &k, peri__numel(y), PERI_ELEMENT_GRAIN);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+static peri_status gather(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor **out)
+{
+    peri_tensor *places, *y = NULL;
+    peri__node *node;
+    peri_status status;
+    PERI_TRY(checked_places(function, x, dim, index, &places));
+    PERI_TRY_GOTO(taken(x, dim, places, &y), out);
     PERI_TRY_GOTO(peri__attach(&gather_vtab, &x, 1, &y, 1, &node), out);
     if (node) {
         peri__node_save(node, 0, places);
@@ -287,7 +311,6 @@ static peri_status gather(const char *function, peri_tensor *x, int32_t dim, per
         node->shape[0] = peri__shape_of(x);
     }
 out:
-    peri_tensor_release(wide);
     peri_tensor_release(places);
     if (status < 0) peri_tensor_release(y);
     else *out = y;
@@ -304,6 +327,140 @@ peri_status peri_op_gather(peri_tensor *x, int32_t dim, peri_tensor *index, peri
     PERI_TRY(peri__dim(function, x, dim, &d));
     PERI_TRY(check_gather(function, x, d, index));
     return gather(function, x, d, index, out);
+}
+
+/* -- scattering ---------------------------------------------------------------------------------------------------- */
+
+enum { KEPT_ADD = KEPT_DIM + 1 };
+
+/** *out (new) = @x, contiguous, in memory of its own, of the dtype @dtype. */
+static peri_status copied(peri_tensor *x, int32_t dtype, peri_tensor **out)
+{
+    peri_tensor *y;
+    PERI_TRY(peri_tensor_new(peri__device(x), dtype, x->ndim, x->shape, &y));
+    peri_status status = peri_tensor_copy(y, x);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+/** saved: the places. The gradient of x is the result's, but where something was put: 0; that of src is picked. */
+static peri_status scatter_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    peri_tensor *g = grad_out[0], *places = node->saved[0], *zeros = NULL, *kept = NULL;
+    const int32_t dim = (int32_t)node->kept[KEPT_DIM];
+    peri_status status = PERI_OK;
+    if (peri__needs(node, 0) && node->kept[KEPT_ADD]) peri_tensor_retain(grad_in[0] = g);
+    else if (peri__needs(node, 0)) {
+        PERI_TRY_GOTO(copied(g, peri__is_16(g->dtype) ? PERI_F32 : g->dtype, &kept), out);
+        PERI_TRY_GOTO(peri__tensor_like(kept, places->ndim, places->shape, &zeros), out);
+        PERI_TRY_GOTO(peri__tensor_zero(zeros), out);
+        PERI_TRY_GOTO(take_add(kept, zeros, places, dim, true), out);
+        PERI_TRY_GOTO(peri__cast(kept, g->dtype, &grad_in[0]), out);
+    }
+    if (peri__needs(node, 1)) status = taken(g, dim, places, &grad_in[1]);
+out:
+    peri_tensor_release(zeros);
+    peri_tensor_release(kept);
+    return status;
+}
+
+static const peri__node_vtab scatter_vtab = {.name = "scatter", .backward = scatter_backward};
+
+/** The dtype that elements of @dtype are added and put in: i64 holds all integers and bool, f32 all 16-bit floats. */
+static int32_t summed_in(int32_t dtype) { return peri__is_16(dtype) ? PERI_F32 : is_float(dtype) ? dtype : PERI_I64; }
+
+static peri_status scatter(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor *src,
+                           bool add, peri_tensor **out)
+{
+    peri_tensor *places = NULL, *sum = NULL, *from = NULL, *y = NULL, *in[2] = {x, src};
+    peri__node *node;
+    peri_status status;
+    PERI_TRY(checked_places(function, x, dim, index, &places));
+    PERI_TRY_GOTO(copied(x, summed_in(x->dtype), &sum), out);
+    PERI_TRY_GOTO(peri__cast(src, summed_in(x->dtype), &from), out);
+    PERI_TRY_GOTO(take_add(sum, from, places, dim, !add), out);
+    PERI_TRY_GOTO(peri__cast(sum, x->dtype, &y), out);
+    PERI_TRY_GOTO(peri__attach(&scatter_vtab, in, 2, &y, 1, &node), out);
+    if (node) {
+        peri__node_save(node, 0, places);
+        node->kept[KEPT_DIM] = dim;
+        node->kept[KEPT_ADD] = add;
+    }
+out:
+    peri_tensor_release(places);
+    peri_tensor_release(sum);
+    peri_tensor_release(from);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+peri_status peri_op_scatter(peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor *src, bool add,
+                            peri_tensor **out)
+{
+    static const char *const function = "peri_op_scatter";
+    char text[300];
+    int32_t d;
+    PERI_NEED(out);
+    PERI_TRY(check_order(function, "x", x));
+    PERI_TRY(check_order(function, "src", src));
+    PERI_TRY(peri__check_tensor(function, "index", index, -1, -1));
+    PERI_TRY(peri__dim(function, x, dim, &d));
+    PERI_TRY(check_gather(function, x, d, index));
+    PERI_TRY(check_alike(function, x, src));
+    bool alike = src->ndim == index->ndim;
+    for (int32_t k = 0; k < index->ndim && alike; k++) alike = src->shape[k] == index->shape[k];
+    if (!alike)
+        return peri__fail(PERI_EINVAL, "%s: src and the index are %s, wanted one shape", function,
+                          peri__pair_text(src, index, text, sizeof text));
+    return scatter(function, x, d, index, src, add, out);
+}
+
+/* -- searching ----------------------------------------------------------------------------------------------------- */
+
+static peri_status searched(const char *function, peri_tensor *sorted, peri_tensor *x, bool right, peri_tensor **out)
+{
+    char text[300];
+    bool alike = sorted->ndim == 1 || sorted->ndim == x->ndim;
+    for (int32_t d = 0; d + 1 < sorted->ndim && alike; d++) alike = sorted->shape[d] == x->shape[d];
+    if (!alike)
+        return peri__fail(PERI_EINVAL, "%s: sorted and x are %s; sorted has one dimension, or all sizes of x but the "
+                          "last", function, peri__pair_text(sorted, x, text, sizeof text));
+    peri_tensor *lines = NULL, *flat = NULL, *y = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri__contiguous_of(sorted, &lines), out);
+    PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, x->ndim, x->shape, &y), out);
+    peri_k_search_args k = {.dst = peri__data(y), .sorted = peri__data(lines), .x = peri__data(flat),
+                            .dtype = x->dtype, .right = right, .one = sorted->ndim == 1,
+                            .n = sorted->shape[sorted->ndim - 1], .per_line = x->ndim ? x->shape[x->ndim - 1] : 1};
+    status = PERI_LAUNCH(peri__device(x), search, &k, peri__numel(y), PERI_ELEMENT_GRAIN);
+out:
+    peri_tensor_release(lines);
+    peri_tensor_release(flat);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+peri_status peri_op_searchsorted(peri_tensor *sorted, peri_tensor *x, bool right, peri_tensor **out)
+{
+    static const char *const function = "peri_op_searchsorted";
+    char text[128];
+    PERI_NEED(out);
+    PERI_TRY(check_order(function, "sorted", sorted));
+    PERI_TRY(check_order(function, "x", x));
+    if (sorted->ndim == 0)
+        return peri__fail(PERI_EINVAL, "%s: sorted is %s, wanted one dimension or more", function,
+                          peri__tensor_text(sorted, text, sizeof text));
+    peri_tensor *in[2] = {sorted, x};
+    peri__operands o;
+    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    o.back = -1; /* places are not cast */
+    peri_status status = check_alike(function, o.in[0], o.in[1]);
+    if (status >= 0) status = searched(function, o.in[0], o.in[1], right, &o.out);
+    return peri__narrow(&o, status, out);
 }
 
 /* -- sorting ------------------------------------------------------------------------------------------------------- */

@@ -67,7 +67,8 @@ static peri_status unary_wide(const char *function, int32_t op, peri_tensor *x, 
 static bool in_f32(int32_t op)
 {
     return op == PERI_UNARY_EXP || op == PERI_UNARY_LOG || op == PERI_UNARY_POW || op == PERI_UNARY_SQUARE ||
-        op == PERI_UNARY_RECIPROCAL || op == PERI_UNARY_SOFTPLUS;
+        op == PERI_UNARY_RECIPROCAL || op == PERI_UNARY_SOFTPLUS || op == PERI_UNARY_LOG1P ||
+        op == PERI_UNARY_EXPM1 || op == PERI_UNARY_RSQRT;
 }
 
 static peri_status unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)

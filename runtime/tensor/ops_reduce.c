@@ -498,6 +498,70 @@ peri_status peri_op_prod(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor 
     return status < 0 ? status : restored(y, peri__is_16(x->dtype) ? x->dtype : -1, out);
 }
 
+/* -- running products ---------------------------------------------------------------------------------------------- */
+
+/** saved: x. */
+static peri_status cumprod_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    peri_tensor *g = NULL, *x = NULL, *dx = NULL;
+    int64_t outer, n, inner;
+    peri_status status;
+    PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &g), out);
+    PERI_TRY_GOTO(peri__contiguous_of(node->saved[0], &x), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &dx), out);
+    peri__around(x, (int32_t)node->kept[KEPT_DIM], &outer, &n, &inner);
+    peri_k_running_product_grad_args args = {.dx = peri__data(dx), .dy = peri__data(g), .x = peri__data(x),
+                                             .dtype = x->dtype, .n = n, .inner = inner};
+    status = PERI_LAUNCH(peri__device(x), running_product_grad, &args, outer * inner,
+                         peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1)));
+out:
+    peri_tensor_release(g);
+    peri_tensor_release(x);
+    if (status < 0) peri_tensor_release(dx);
+    else grad_in[0] = dx;
+    return status;
+}
+
+static const peri__node_vtab cumprod_vtab = {.name = "cumprod", .backward = cumprod_backward};
+
+static peri_status run_products(peri_tensor *x, int32_t d, peri_tensor **out)
+{
+    peri_tensor *flat, *y = NULL;
+    peri__node *node;
+    int64_t outer, n, inner;
+    peri_status status;
+    PERI_TRY(peri__contiguous_of(x, &flat));
+    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &y), out);
+    peri__around(flat, d, &outer, &n, &inner);
+    peri_k_running_product_args args = {
+        .y = peri__data(y), .x = peri__data(flat), .dtype = x->dtype, .n = n, .inner = inner};
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), running_product, &args, outer * inner,
+                              peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1))), out);
+    PERI_TRY_GOTO(peri__attach(&cumprod_vtab, &x, 1, &y, 1, &node), out);
+    if (node) {
+        peri__node_save(node, 0, x);
+        node->kept[KEPT_DIM] = d;
+    }
+out:
+    peri_tensor_release(flat);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+peri_status peri_op_running_product(peri_tensor *x, int32_t dim, peri_tensor **out)
+{
+    static const char *const function = "peri_op_running_product";
+    peri_tensor *wide, *y;
+    int32_t d, back;
+    PERI_NEED(out);
+    PERI_TRY(ordered(function, x, &wide, &back));
+    peri_status status = peri__dim(function, wide, dim, &d);
+    if (status >= 0) status = run_products(wide, d, &y);
+    peri_tensor_release(wide);
+    return status < 0 ? status : restored(y, peri__is_16(x->dtype) ? x->dtype : -1, out);
+}
+
 /* -- running sums -------------------------------------------------------------------------------------------------- */
 
 static peri_status run_sums(peri_tensor *x, int32_t d, bool backwards, peri_tensor **out)

@@ -64,6 +64,12 @@ bool peri__becomes_float(int32_t op, double a, double b)
     case PERI_UNARY_SQRT:
     case PERI_UNARY_SIGMOID:
     case PERI_UNARY_TANH:
+    case PERI_UNARY_LOG1P:
+    case PERI_UNARY_EXPM1:
+    case PERI_UNARY_RSQRT:
+    case PERI_UNARY_SIN:
+    case PERI_UNARY_COS:
+    case PERI_UNARY_ERF:
     case PERI_UNARY_RECIPROCAL: return true;
     case PERI_UNARY_AFFINE: return is_fraction(a) || is_fraction(b);
     case PERI_UNARY_POW: return is_fraction(a);
@@ -174,6 +180,11 @@ static peri_status one_operand(const char *function, int32_t op, peri_tensor *x,
     case PERI_UNARY_ABS: return magnitude(function, x, out);
     case PERI_UNARY_RELU: return peri__whole_by(function, PERI_WHOLE_MAX, x, 0, out);
     case PERI_UNARY_CLAMP: return clamp(function, x, a, b, out);
+    case PERI_UNARY_SIGN: return clamp(function, x, -1, 1, out);
+    case PERI_UNARY_FLOOR:
+    case PERI_UNARY_CEIL:
+    case PERI_UNARY_ROUND:
+    case PERI_UNARY_TRUNC: return peri__whole_by(function, PERI_WHOLE_MUL, x, 1, out);
     default: return peri__check_real(function, "x", x); /* which it is not */
     }
 }

@@ -102,10 +102,13 @@ static inline void dense_elementwise(int64_t n, int32_t dtype, dense_visit visit
 {
     static const char *const unary[] = {"identity", "relu",     "sigmoid",    "tanh",       "exp", "sqrt", "silu",
                                         "gelu",     "softplus", "logsigmoid", "leaky_relu", "log", "abs",  "square",
-                                        "pow",      "affine",   "reciprocal", "clamp",      "root"};
+                                        "pow",      "affine",   "reciprocal", "clamp",      "root", "log1p", "expm1",
+                                        "rsqrt",    "sin",      "cos",        "erf",        "floor", "ceil", "round",
+                                        "trunc",    "sign"};
     for (int32_t op = 0; op < PERI_UNARY_COUNT; op++) {
         bool positive = op == PERI_UNARY_SQRT || op == PERI_UNARY_LOG || op == PERI_UNARY_POW ||
-                        op == PERI_UNARY_RECIPROCAL || op == PERI_UNARY_ROOT;
+                        op == PERI_UNARY_RECIPROCAL || op == PERI_UNARY_ROOT || op == PERI_UNARY_LOG1P ||
+                        op == PERI_UNARY_RSQRT;
         double low = positive ? 0.01 : -9, a = op == PERI_UNARY_POW ? 2.5 : 0.3;
         dense_case c = dense_begin(unary[op], PERI_K_unary, dtype, n, 1);
         peri_k_unary_args u = {.x = dense_numbers(&c, n, dtype, low, 9), .dtype = dtype, .op = op, .a = a, .b = 0.7};

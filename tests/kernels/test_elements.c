@@ -194,7 +194,14 @@ static void picks(void **unused)
         add.src = few;
         add.dst = room(span * size);
         memset(add.dst, 0, (size_t)(span * size));
+        void *dst = add.dst;
         compare("take_add", PERI_K_take_add, &add, n / a.shape[dim], (output[]){OUTPUT(add.dst, span * size)}, 1);
+        add.dst = dst, add.put = true;
+        compare("put", PERI_K_take_add, &add, n / a.shape[dim], (output[]){OUTPUT(add.dst, span * size)}, 1);
+        if (size == 8) { /* numbers that fit both */
+            add.dst = dst, add.put = draw(2), add.dtype = PERI_I64;
+            compare("whole", PERI_K_take_add, &add, n / a.shape[dim], (output[]){OUTPUT(add.dst, span * size)}, 1);
+        }
         drop_all(NULL);
     }
 }
@@ -218,6 +225,78 @@ static void running_sums(void **unused)
         a.x = x;
         a.y = room(all * size);
         compare("running sum", PERI_K_running_sum, &a, outer * inner, (output[]){OUTPUT(a.y, all * size)}, 1);
+        drop_all(NULL);
+    }
+}
+
+/** Running products and their gradients against sums of products written down; some factors are 0. */
+static void running_products(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 60; variant++) {
+        const int64_t n = 1 + (int64_t)draw(6), inner = 1 + (int64_t)draw(3), outer = 1 + (int64_t)draw(3),
+                      all = outer * n * inner;
+        double *x = room(8 * all), *dy = room(8 * all);
+        for (int64_t i = 0; i < all; i++) x[i] = (double)draw(5) - 2, dy[i] = (double)draw(7) - 3;
+        peri_k_running_product_args a = {.x = x, .y = room(8 * all), .dtype = PERI_F64, .n = n, .inner = inner};
+        double *y = a.y;
+        compare("running product", PERI_K_running_product, &a, outer * inner, (output[]){OUTPUT(a.y, 8 * all)}, 1);
+        a.y = y;
+        peri_kernels_ref.fn[PERI_K_running_product](&a, 0, outer * inner);
+        peri_k_running_product_grad_args g = {
+            .x = x, .dy = dy, .dx = room(8 * all), .dtype = PERI_F64, .n = n, .inner = inner};
+        double *dx = g.dx;
+        compare("its gradient", PERI_K_running_product_grad, &g, outer * inner, (output[]){OUTPUT(g.dx, 8 * all)}, 1);
+        g.dx = dx;
+        peri_kernels_ref.fn[PERI_K_running_product_grad](&g, 0, outer * inner);
+        for (int64_t u = 0; u < all; u++) {
+            const int64_t r = u / inner % n, base = u - r * inner;
+            double product = 1, sum = 0;
+            for (int64_t q = 0; q <= r; q++) product *= x[base + q * inner];
+            for (int64_t q = r; q < n; q++) {
+                double rest = dy[base + q * inner];
+                for (int64_t p = 0; p <= q; p++) rest *= p == r ? 1 : x[base + p * inner];
+                sum += rest;
+            }
+            assert_true(y[u] == product && dx[u] == sum);
+        }
+        int64_t *whole = numbers(all, 9, -4);
+        peri_k_running_product_args w = {.x = whole, .y = room(8 * all), .dtype = PERI_I64, .n = n, .inner = inner};
+        compare("of integers", PERI_K_running_product, &w, outer * inner, (output[]){OUTPUT(w.y, 8 * all)}, 1);
+        drop_all(NULL);
+    }
+}
+
+/** Places among sorted elements against counts of smaller ones, of every dtype. */
+static void searches(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 120; variant++) {
+        const int32_t which = variant % 10, dtype = real_dtypes[which];
+        const int64_t lines = 1 + (int64_t)draw(3), n = (int64_t)draw(20), each = 1 + (int64_t)draw(9);
+        peri_k_search_args a = {.dtype = dtype, .right = variant & 1, .one = draw(2), .n = n, .per_line = each};
+        const int64_t sets = a.one ? 1 : lines;
+        peri_k_sort_line_args s = {.sort = {.dtype = dtype, .lines = sets, .n = n, .k = n}};
+        s.sort.x = elements(sets * n, dtype);
+        s.sort.values = room(sets * n * widths[which]);
+        s.sort.indices = room(8 * sets * n);
+        s.room = room((int64_t)sizeof(peri_k_sort_entry) * 2 * sets * n);
+        peri_kernels_ref.fn[PERI_K_sort_line](&s, 0, sets);
+        a.sorted = s.sort.values;
+        a.x = elements(lines * each, dtype);
+        int64_t *dst = a.dst = room(8 * lines * each);
+        compare("search", PERI_K_search, &a, lines * each, (output[]){OUTPUT(a.dst, 8 * lines * each)}, 1);
+        a.dst = dst;
+        peri_kernels_ref.fn[PERI_K_search](&a, 0, lines * each);
+        for (int64_t i = 0; i < lines * each; i++) {
+            const uint64_t key = k_sort_key(a.x, i, dtype, false);
+            int64_t before = 0;
+            for (int64_t r = 0; r < n; r++) {
+                const uint64_t other = k_sort_key(a.sorted, (a.one ? 0 : i / each) * n + r, dtype, false);
+                before += other < key || (a.right && other == key);
+            }
+            assert_int_equal(dst[i], before);
+        }
         drop_all(NULL);
     }
 }
@@ -295,6 +374,7 @@ int main(void)
         cmocka_unit_test_teardown(whole_numbers, drop_all), cmocka_unit_test_teardown(whole_division, drop_all),
         cmocka_unit_test(whole_powers),                   cmocka_unit_test_teardown(whole_products, drop_all),
         cmocka_unit_test_teardown(picks, drop_all),       cmocka_unit_test_teardown(running_sums, drop_all),
+        cmocka_unit_test_teardown(running_products, drop_all), cmocka_unit_test_teardown(searches, drop_all),
         cmocka_unit_test_teardown(rows_of_numbers, drop_all), cmocka_unit_test_teardown(sorts, drop_all),
         cmocka_unit_test_teardown(keys, drop_all),
     };

@@ -43,6 +43,22 @@ PERI_API peri_status peri_op_abs(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_square(peri_tensor *x, peri_tensor **out);
 /** x to the power of @exponent */
 PERI_API peri_status peri_op_pow(peri_tensor *x, double exponent, peri_tensor **out);
+/** log(1 + x) and exp(x) - 1, also where x is so small that 1 + x is 1 */
+PERI_API peri_status peri_op_log1p(peri_tensor *x, peri_tensor **out);
+PERI_API peri_status peri_op_expm1(peri_tensor *x, peri_tensor **out);
+/** 1 / sqrt x */
+PERI_API peri_status peri_op_rsqrt(peri_tensor *x, peri_tensor **out);
+PERI_API peri_status peri_op_sin(peri_tensor *x, peri_tensor **out);
+PERI_API peri_status peri_op_cos(peri_tensor *x, peri_tensor **out);
+/** The error function, 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x */
+PERI_API peri_status peri_op_erf(peri_tensor *x, peri_tensor **out);
+/** x rounded down, up, to the nearest whole number (of two the even one), and towards 0. Their gradient is 0, as that
+ *  of sign is: 1, -1, or 0 where x is 0 or NaN. Integers stay what they are. */
+PERI_API peri_status peri_op_floor(peri_tensor *x, peri_tensor **out);
+PERI_API peri_status peri_op_ceil(peri_tensor *x, peri_tensor **out);
+PERI_API peri_status peri_op_round(peri_tensor *x, peri_tensor **out);
+PERI_API peri_status peri_op_trunc(peri_tensor *x, peri_tensor **out);
+PERI_API peri_status peri_op_sign(peri_tensor *x, peri_tensor **out);
 /** scale x + shift */
 PERI_API peri_status peri_op_affine(peri_tensor *x, double scale, double shift, peri_tensor **out);
 /** numerator / x */
@@ -124,6 +140,8 @@ PERI_API peri_status peri_op_amax(peri_tensor *x, const int32_t *dims, int32_t n
 PERI_API peri_status peri_op_prod(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **out);
 /** x[0] + ... + x[i] along @dim. Integers and bool: i64, which wraps. */
 PERI_API peri_status peri_op_running_sum(peri_tensor *x, int32_t dim, peri_tensor **out);
+/** x[0] * ... * x[i] along @dim. Integers and bool: i64, which wraps. */
+PERI_API peri_status peri_op_running_product(peri_tensor *x, int32_t dim, peri_tensor **out);
 PERI_API peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
 PERI_API peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
 /** Normalise over the last @dims dimensions (1..ndim): (x - mean) / sqrt(variance + eps) * weight + bias; @weight and
@@ -142,6 +160,16 @@ PERI_API peri_status peri_op_where(peri_tensor *condition, peri_tensor *a, peri_
  *  (i32 or i64) has as many dimensions as x, and is no larger in any but @dim. Waits: PERI_ERANGE names the first index
  *  that x has not. */
 PERI_API peri_status peri_op_gather(peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor **out);
+/** @x with src[i][j][k] put, or added if @add, at element [index[i][j][k]][j][k] for @dim 0, [i][index[i][j][k]][k] for
+ *  1, and so on: the way back of gather. @index (i32 or i64) is as there, and has the shape of @src, which has x's
+ *  dtype. Of several that are put at one place the last along @dim stays; sums are in their order. A line along @dim is
+ *  one processor's (a GPU's thread's) work. Waits: PERI_ERANGE names the first index that x has not. */
+PERI_API peri_status peri_op_scatter(peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor *src, bool add,
+                                     peri_tensor **out);
+/** How many elements along the last dimension of @sorted, which rise there, are smaller than each of @x (@right: not
+ *  larger): where it goes among them. @sorted has one dimension, or all sizes of x but the last. NaN is larger than all
+ *  numbers. Operands of two dtypes become one, as in peri_op_add. @out: i64 of the shape of x. */
+PERI_API peri_status peri_op_searchsorted(peri_tensor *sorted, peri_tensor *x, bool right, peri_tensor **out);
 /** The first @k elements along @dim in rising (@descending: falling) order, and their places (i64; @indices may be
  *  NULL). NaN is larger than all numbers; equal ones keep their order. @k < 0: all. Any dtype that is not complex. */
 PERI_API peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k, peri_tensor **values,

@@ -214,6 +214,10 @@ typedef struct peri_murmur_args {
  *  all 64 bits of the hashes: half of them are negative. */
 PERI_API peri_status peri_sparse_murmur_hash3(peri_tensor *input, const peri_murmur_args *args, peri_tensor **out);
 
+/** Row r of @out [rows, ...] is the sum of those rows of @values [n, ...] (f32, f64, f16, bf16) whose number in @ids
+ *  [n] is r, in their order; 0 where there is none. With gradient. Waits for the ids, to check them. */
+PERI_API peri_status peri_sparse_sum_by_id(peri_tensor *values, peri_tensor *ids, int64_t rows, peri_tensor **out);
+
 /* -- segments ------------------------------------------------------------------------------------------------------ */
 
 /** out[s] = sum of values[offsets[s] * step .. offsets[s + 1] * step). @values [n] f32, f64, i32 or i64 (modulo
