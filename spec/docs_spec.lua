@@ -19,6 +19,27 @@ describe("the examples of", function()
     end)
   end
 
+  it("docs/tensors.md: names of PyTorch that are here, and those that are not", function()
+    local F, Tensor = peri.nn.functional, peri.Tensor
+    local function has(table, name) return (pcall(function() return assert(table[name]) end)) end
+    local function is_here(name)
+      local class, loss = name:match "^nn%.(.*)", name:match "^F%.(.*)"
+      if class then return has(peri.nn, class) end
+      return has(F, loss or name) or not loss and (has(peri, name) or rawget(Tensor.methods, name) ~= nil)
+    end
+    local text, wrong, n = shell.read "docs/tensors.md", {}, { [true] = 0, [false] = 0 }
+    for line in text:match "## Names of PyTorch, here\n(.-)\n## ":gmatch "[^\n]+" do
+      local there, here = line:match "^| (.-) | ?(.-) ?|$"
+      for name in (there or ""):gmatch "`([%a.][%w_.]*)`" do
+        local wanted = here == ""
+        n[wanted] = n[wanted] + 1
+        if is_here(name) ~= wanted then wrong[#wrong + 1] = name .. (wanted and " is not here" or " is here") end
+      end
+    end
+    assert.same({}, wrong)
+    assert.is_true(n[true] > 180 and n[false] > 50)
+  end)
+
   --- The examples of a page from number `first` on as one program of n ranks, run in an empty folder; what it prints.
   local function program(document, first, examples, n)
     local blocks, folder, clean = {}, shell.temporary()

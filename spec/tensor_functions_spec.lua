@@ -137,12 +137,21 @@ local function compare(name, entry, got)
     name)
 end
 
+--- What a case's name says behind `= `: the call in Lua, of the inputs a, b, c.
+local function call_of(name, device)
+  local text = name:match "^= (.*)"
+  if not text then return end
+  return assert(loadstring("local peri, F, device = ... return function(a, b, c) return " .. text .. " end"))(peri, F,
+    device)
+end
+
 local function check(case, device)
   local equation = case.name:match "^einsum (.*)"
   local numbers_of_range = { case.name:match "^arange (%S+) ?(%S*) ?(%S*)" }
   local start, stop, step = tonumber(numbers_of_range[1]), tonumber(numbers_of_range[2]), tonumber(numbers_of_range[3])
-  local f = functions[case.name] or equation and function(...) return F.einsum(equation, ...) end or start
-    and function() return peri.arange(start, stop, step, nil, device) end
+  local f = functions[case.name] or call_of(case.name, device)
+    or equation and function(...) return F.einsum(equation, ...) end
+    or start and function() return peri.arange(start, stop, step, nil, device) end
   assert.is_truthy(f, "no function for the case " .. case.name)
   local inputs = {}
   for i, entry in ipairs(case["in"]) do
@@ -235,6 +244,18 @@ for _, device in ipairs(devices) do
         { function(x) return x:var { 1, 2 } end, { { 2, 3, 4 } } }, { function(x) return x:std(2) end, { { 2, 4 } } },
         { function(x) return x:norm() end, { { 2, 3 } } }, { function(x) return x:norm(3, -1) end, { { 2, 3 } } },
         { function(x) return x:cumsum(1) end, { { 5, 3 } } }, { function(x) return x:cumsum(-1) end, { { 2, 40 } } },
+        { function(x) return x:cumprod(1) end, { { 4, 3 } } }, { function(x) return x:cumprod(-1) end, { { 2, 5 } } },
+        { function(x) return x:masked_fill(mask, 0):cumprod(2) end, { { 2, 3 } } },
+        { function(x, y) return x:scatter_add(1, places, y) end, { { 2, 3 }, { 2, 3 } } },
+        { function(x, y) return x:scatter(2, ids:reshape(3, 1), y) end, { { 3, 2 }, { 3, 1 } } },
+        { function(x, y) return x:index_add(2, ids, y) end, { { 2, 3 }, { 2, 3 } } },
+        { function(x) return (x * 3):sin() + x:cos() + x:erf() + x:expm1() + (x * x):log1p() end, { { 2, 3 } } },
+        { function(x) return (x * x + 0.5):rsqrt() + x:elu(0.5) + (x * 0.4 + 0.5):logit() end, { { 2, 3 } } },
+        { F.cdist, { { 2, 3 }, { 4, 3 } } }, { F.cdist, { { 27, 2 }, { 2, 2 } } },
+        { function(x, w) return F.rms_norm(x, 1, w, 0.1) end, { { 2, 4 }, { 4 } } },
+        { function(q, k, v) return F.scaled_dot_product_attention(q, k, v, nil, true) end,
+          { { 2, 3, 2 }, { 2, 3, 2 }, { 2, 3, 2 } } },
+        { function(x) return x:median() + x:quantile(0.3, 2):sum() + x:roll(1):flip(1)[mask]:sum() end, { { 2, 3 } } },
         { function(x) return x[{ 1, { 0, 3, 2 } }] * x[0][1] end, { { 2, 3 } } },
         { function(x) return x:clone():squeeze():unsqueeze(1) end,
           { { 2, 1, 3 } } },
@@ -256,6 +277,17 @@ for _, device in ipairs(devices) do
       assert.same({ 3, 4 }, x:amax(2):to_list())
       assert.same({ 1, 0, 1, 1, 1, 0 }, x:gt(0):to_list())
       assert.same({ 1, -1, 3, 0.5, 4, -1 }, x:clamp(-1):to_list())
+      assert.same({ { 1, -2, -6 }, { 0.5, 2, -2 } }, x:cumprod(2):to_table())
+      local at = peri.tensor({ { 2, 2, 0 }, { 1, 0, 1 } }, "i32", device)
+      local zeros = peri.zeros_like(x)
+      assert.same({ { 3, 0, -1 }, { 4, -0.5, 0 } }, zeros:scatter_add(2, at, x):to_table())
+      assert.same({ { 3, 0, -2 }, { 4, -1, 0 } }, zeros:scatter(2, at, x):to_table())
+      assert.same({ "bf16", "bf16" }, { zeros:scatter(2, at, x):dtype(), x:unique():dtype() })
+      assert.same({ -2, -1, 0.5, 1, 3, 4 }, x:unique():to_list())
+      assert.same({ 0, 1, 3 }, F.searchsorted(x:unique(), peri.tensor({ -2, -1.5, 0.75 }, "bf16", device)):to_list())
+      assert.same({ 1, -2, 3, 1, 4, -1 }, x:ceil():to_list())
+      assert.same({ { 4.5, -3, 0 }, { 0.5, 4, -1 } }, x:index_add(1, peri.tensor({ 0, 0 }, "i64", device),
+        peri.tensor({ { 0, 0, 0 }, { 3.5, -1, -3 } }, "bf16", device)):to_table())
     end)
 
     it("take empty tensors", function()
@@ -266,6 +298,16 @@ for _, device in ipairs(devices) do
       assert.same({ 0, 3 }, x:cumsum(1):shape())
       assert.same({ 0, 0, 0 }, x:gt(0):sum(1):to_list())
       assert.same({}, peri.arange(3, 3, 1, nil, device):to_list())
+      local none = peri.empty({ 0 }, "i64", device)
+      assert.same({ 0, 3 }, x:cumprod(1):shape())
+      assert.same({ 0, 3 }, x:scatter_add(1, none:reshape(0, 3), x):shape())
+      assert.same({ { 1, 1 } }, peri.ones({ 1, 2 }, "f32", device):index_add(1, none, x:slice(2, 0, 2)):to_table())
+      assert.same({ 0, 0 }, F.searchsorted(none, peri.tensor({ 1, 2 }, "i64", device)):to_list())
+      assert.same({ {}, { 0, 0 }, { 0, 2 }, { 0, 3 }, { 0, 3 }, {} }, { none:bincount():to_list(),
+        none:bincount(nil, 2):to_list(), x:nonzero():shape(), x:roll(1):shape(), x:flip(1):shape(),
+        none:unique():to_list() })
+      assert.same({ {}, {}, { 0, 0 }, {} }, { x[x:gt(0)]:to_list(), none:isin(none):to_list(),
+        peri.tensor({ 1, 2 }, "i64", device):isin(none):to_list(), peri.randperm(0, device):to_list() })
     end)
 
     it("are set by index", function()
@@ -293,7 +335,7 @@ for _, device in ipairs(devices) do
       refuses("3 indices, allowed: 2", function() return x[{ 0, 0, 0 }] end)
       refuses("index 0.5, wanted a whole number", function() return x[0.5] end)
       refuses("no method 'foo'", function() return x.foo end)
-      refuses("an index of bool", function() return x[x:gt(0)] end)
+      refuses("a mask tensor bool %[3%] on .*, wanted the first sizes of it", function() return x[x[0]:gt(0)] end)
       refuses("index 3 at flat position 1, allowed: 0%.%.2", x.gather, x, 2, peri.tensor({ { 0, 3 } }, "i64", device))
       refuses("may not be larger in the 1st dimension", x.gather, x, 2, peri.zeros({ 3, 1 }, "i64", device))
       refuses("the first 4 of the 2nd dimension of f32 %[2, 3%], allowed: 0%.%.3", x.topk, x, 4)
@@ -329,6 +371,23 @@ for _, device in ipairs(devices) do
       refuses("'ii' has 'i' twice", F.einsum, "ii->i", x)
       refuses("norm: p is %-1, allowed", x.norm, x, -1)
       refuses("step is 0, allowed", peri.arange, 0, 5, 0)
+      refuses("index 3 at flat position 0, allowed: 0%.%.2", x.scatter, x, 2, peri.tensor({ { 3 } }, "i64", device), 1)
+      refuses("src and the index are f32 %[2, 3%] and i64 %[1, 1%], wanted one shape", x.scatter_add, x, 2,
+        peri.zeros({ 1, 1 }, "i64", device), x)
+      refuses("sorted and x are f32 %[3, 1%] and f32 %[2, 3%]", F.searchsorted, peri.zeros({ 3, 1 }, "f32", device), x)
+      refuses("a row for each of 3 ids", x.index_add, x, 1, ids, x)
+      refuses("the number %-1, allowed: 0 and more", F.bincount, peri.tensor({ 2, -1 }, "i64", device))
+      refuses("k is 4 of .*, allowed: 1%.%.3", x.kthvalue, x, 4)
+      refuses("q is 1.5, allowed: 0%.%.1", x.quantile, x, 1.5)
+      refuses("dimension 1 of .* is empty", F.median, peri.empty({ 0, 3 }, "f32", device), 1)
+      refuses("2 shifts of 1 dimensions", x.roll, x, { 1, 2 }, 1)
+      refuses("5 numbers, wanted two for each of at most 2", x.pad, x, { 1, 1, 1, 1, 1 })
+      refuses("from 3 to below 3, wanted 1 to 2%^53", peri.randint, 3, 3, { 2 })
+      refuses("a row with 0 above 0, wanted finite ones, 1 of them", F.multinomial, x, 1, true)
+      refuses("a row with 2 above 0, wanted finite ones, 3 of them", F.multinomial,
+        peri.tensor({ 1, 0, 2 }, "f32", device), 3)
+      refuses("dtype is 'i64', allowed: f32, f64", peri.linspace, 0, 1, 5, "i64")
+      refuses("wanted rows of one size", F.cdist, x, peri.zeros({ 2, 2 }, "f32", device))
       refuses("%-9007199254740992%.%.9007199254740992", peri.arange, 2 ^ 53 - 1, 2 ^ 53 + 9, 1, "i64")
     end)
 
@@ -383,6 +442,47 @@ for _, device in ipairs(devices) do
         peri.arange(4, nil, nil, nil, device):reshape(2, 2, 1))
       assert.equal(9, select(2, tostring(peri.zeros({ 500, 500 }, "f32", device)):gsub("\n", "\n")) + 2)
       shows("tensor f32 [0, 3] on " .. peri.zeros({ 1 }, "f32", device):device(), peri.empty({ 0, 3 }, "f32", device))
+    end)
+  end)
+end
+
+for _, device in ipairs(devices) do
+  describe("numbers by chance on " .. device, function()
+    it("are as likely as they should be", function()
+      peri.scope(function()
+        peri.nn.manual_seed(5)
+        local n = 4000
+        local whole = peri.randint(-3, 5, { n }, "i64", device)
+        local counts = (whole + 3):bincount():to_list()
+        assert.equal(8, #counts)
+        for _, c in ipairs(counts) do assert.is_true(math.abs(c - n / 8) < 5 * math.sqrt(n / 8)) end
+        local order = peri.randperm(100, device)
+        assert.is_true(F.equal(order:sort(), peri.arange(0, 100, 1, "i64", device)))
+        assert.is_false(F.equal(order, peri.arange(0, 100, 1, "i64", device)))
+        local share = peri.full({ n }, 0.3, "f32", device):bernoulli():mean():item()
+        assert.is_true(math.abs(share - 0.3) < 5 * math.sqrt(0.21 / n))
+        local weights = peri.tensor({ { 0, 1, 2, 5 }, { 4, 0, 0, 4 } }, "f32", device)
+        for _, drawn in ipairs { weights:multinomial(n, true), weights:tile({ n, 1 }):multinomial(1):reshape(n,
+          2):transpose(1, 2) } do
+          for row, wanted in ipairs { { 0, 1 / 8, 2 / 8, 5 / 8 }, { 1 / 2, 0, 0, 1 / 2 } } do
+            local seen = drawn:select(1, row - 1):contiguous():bincount(nil, 4):to_list()
+            for k = 1, 4 do
+              assert.is_true(math.abs(seen[k] - n * wanted[k]) <= 5 * math.sqrt(n * wanted[k]), device .. k)
+            end
+          end
+        end
+        local two = weights:multinomial(2):sort(2):to_table() -- without replacement: others each time
+        assert.is_true(two[1][1] >= 1 and two[1][1] < two[1][2])
+        assert.same({ 0, 3 }, two[2])
+        local logits = peri.tensor({ 0, 1, 2 }, "f32", device):expand { n, 3 }:clone():requires_grad()
+        local hard = logits:gumbel_softmax(0.5, true)
+        local chosen, soft = hard:sum(1):to_list(), F.softmax(peri.tensor { 0, 1, 2 }, 1):to_list()
+        for k = 1, 3 do assert.is_true(math.abs(chosen[k] - n * soft[k]) < 5 * math.sqrt(n * soft[k])) end
+        assert.is_true(F.allclose(hard:max(2), peri.ones({ n }, "f32", device)))
+        hard:select(2, 0):sum():backward()
+        assert.is_true(logits:grad():abs():sum():item() > 0)
+        peri.nn.manual_seed(0)
+      end)
     end)
   end)
 end

@@ -27,7 +27,9 @@ local modules = {
 local names = {
   Error = "ffi", scope = "ffi", keep = "ffi", no_grad = "ffi",
   tensor = "Tensor", empty = "Tensor", zeros = "Tensor", ones = "Tensor", full = "Tensor", arange = "Tensor",
-  rand = "Tensor", randn = "Tensor", backward = "Tensor",
+  rand = "Tensor", randn = "Tensor", backward = "Tensor", linspace = "Tensor", eye = "Tensor", randint = "Tensor",
+  randperm = "Tensor", zeros_like = "Tensor", ones_like = "Tensor", full_like = "Tensor", rand_like = "Tensor",
+  randn_like = "Tensor",
   autocast = "Tensor", set_float32_matmul_precision = "Tensor", get_float32_matmul_precision = "Tensor",
   JaggedTensor = "jagged", KeyedJaggedTensor = "jagged", KeyedTensor = "jagged",
   on_stop = "stop", stopping = "stop", stopped = "stop", request_stop = "stop",

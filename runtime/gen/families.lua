@@ -2,7 +2,8 @@
 -- are listed.
 return {
   { "Models", "modules", "dense_layers", "layers", "models", "parameters" },
-  { "Tensors", "tensors", "tensor_arithmetic", "tensor_functions", "tensor_reductions", "dense_functions", "runtime" },
+  { "Tensors", "tensors", "tensor_making", "tensor_arithmetic", "tensor_math", "tensor_functions", "tensor_places",
+    "tensor_counts", "tensor_reductions", "dense_functions", "runtime" },
   { "Ids and tables", "jagged", "jagged_parts", "jagged_exchange", "tables", "tables_more", "feature_processors",
     "managed_collision", "managed_collections", "quantized" },
   { "Training", "training", "optimizers", "optimizer_parts", "checkpoints_more", "metrics", "session_metrics", "data",

@@ -110,6 +110,21 @@ def in_batch(u, i, q, n):
 case("InBatchSoftmaxLoss", lambda u, i: F.cross_entropy(u @ i.T, torch.arange(4)), [queries, items])
 case("InBatchSoftmaxLoss corrected", in_batch, [queries, items, log_q, ids], {"temperature": 0.5}, extra=(2,))
 
+layer("RMSNorm", torch.nn.RMSNorm(4), [torch.randn(3, 4)], {"normalized_shape": 4})
+layer("RMSNorm of two dimensions", torch.nn.RMSNorm((3, 4), eps=0.1), [torch.randn(2, 3, 4)], {"normalized_shape": [3, 4], "eps": 0.1})
+case("ELU", lambda t: F.elu(t, 0.5), [torch.randn(4)], {"alpha": 0.5})
+case("LogSoftmax", lambda t: F.log_softmax(t, 0), [torch.randn(3, 2)], {"dim": 1})
+case("Flatten", lambda t: torch.nn.Flatten()(t) * 1, [torch.randn(2, 3, 2)])
+for reduction in ("mean", "sum", "none"):
+    args = {"reduction": reduction}
+    case("L1Loss " + reduction, torch.nn.L1Loss(reduction=reduction), [torch.randn(4), torch.randn(4)], args)
+    case("HuberLoss " + reduction, torch.nn.HuberLoss(reduction, 0.7), [torch.randn(4), torch.randn(4)], {"delta": 0.7, **args})
+    case("SmoothL1Loss " + reduction, torch.nn.SmoothL1Loss(reduction=reduction, beta=0.6), [torch.randn(4), torch.randn(4)],
+         {"beta": 0.6, **args})
+    case("NLLLoss " + reduction, torch.nn.NLLLoss(reduction=reduction), [torch.randn(4, 3), torch.tensor([2, 0, 1, 1])], args)
+    case("TripletMarginLoss " + reduction, torch.nn.TripletMarginLoss(0.5, 3, reduction=reduction), [torch.randn(4, 3) for _ in range(3)],
+         {"margin": 0.5, "p": 3, **args})
+
 print('{"format": 1, "kind": "tensor", "library": "torch %s", "tolerance": {"abs": 2e-6, "rel": 2e-5}, "cases": [' % torch.__version__)
 print(",\n".join(json.dumps(c) for c in cases))
 print("]}")

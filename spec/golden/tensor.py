@@ -2,7 +2,7 @@
 
     python spec/golden/tensor.py > spec/golden/ops/tensor/everyday.json
 
-A case: its name; `in`: tensors; `out`: the results; `up`: the gradient fed to the first result; `grad`: that of each input, null where it
+A case: its name (after `= `: the same in Lua, of the inputs a, b, c); `in`: tensors; `out`: the results; `up`: the gradient fed to the first result; `grad`: that of each input, null where it
 has none. A tensor is [dtype, shape, flat list]; numbers that JSON lacks, or a double cannot hold, are texts.
 """
 import json
@@ -206,6 +206,143 @@ for reduction in ("mean", "sum", "none"):
     case("huber_loss " + reduction, lambda a, b, r=reduction: F.huber_loss(a, b, reduction=r, delta=1.5), far, zeros)
     case("smooth_l1_loss " + reduction, lambda a, b, r=reduction: F.smooth_l1_loss(a, b, reduction=r, beta=0.5), far, zeros)
 case("smooth_l1_loss 0", lambda a, b: F.smooth_l1_loss(a, b, beta=0.0), far, zeros)
+
+
+# -- whose names are the calls in Lua ---------------------------------------------------------------------------------------------------
+
+def same(call, *inputs):
+    """A function of one name there and here: `a:name()`."""
+    case("= a:%s()" % call, getattr(torch, call), *inputs)
+
+
+halves = torch.tensor([[-2.5, -1.5, -0.5, 0.5], [1.5, 2.5, -3.7, 3.2], [0.0, -0.2, 7.0, -7.0]])
+small = torch.tensor([[1e-7, -1e-7, 0.0, 1e-3], [-0.5, 0.3, -0.36, 2.0], [5.0, 0.75, -0.999, 30.0]])
+places = torch.tensor([[0, 2, 0, 1], [2, 2, 1, 0]])
+few = torch.tensor([2, 0, 2])
+for name in ("floor", "ceil", "round", "trunc", "sign"):
+    same(name, halves)
+    same(name, odd)
+    same(name, whole)
+for name in ("sin", "cos", "erf"):
+    same(name, 3 * x)
+for name in ("log1p", "expm1"):
+    same(name, small)
+same("rsqrt", small.abs() + 0.01)
+same("isinf", odd)
+case("= a:nan_to_num()", torch.nan_to_num, odd)
+case("= a:nan_to_num(1, 2, -3)", lambda t: torch.nan_to_num(t, 1.0, 2.0, -3.0), odd)
+case("= a:logit()", torch.logit, torch.rand(3, 4))
+case("= a:logit(0.2)", lambda t: torch.logit(t, 0.2), torch.rand(3, 4))
+case("= a:elu(0.5)", lambda t: F.elu(t, 0.5), torch.tensor([-100.0, -1.0, 0.0, 0.5, 200.0]))
+for name in ("logical_and", "logical_or", "logical_xor"):
+    case("= F.%s(a, b)" % name, getattr(torch, name), mask, odd)
+same("logical_not", whole)
+case("= F.isclose(a, b)", torch.isclose, torch.tensor([1.0, 1.0, inf, nan, 0.0]), torch.tensor([1.000001, 1.1, inf, nan, 1e-9]))
+case("= F.isclose(a, a, 0, 0, true)", lambda t: torch.isclose(t, t, 0, 0, True), odd)
+case("= F.lerp(a, b, 0.25)", lambda a, b: torch.lerp(a, b, 0.25), x, y)
+case("= F.lerp(a, b, c)", torch.lerp, x, y, torch.rand(4))
+case("= F.addmm(a, b, c, 0.5, 2)", lambda a, b, c: torch.addmm(a, b, c, beta=0.5, alpha=2), row, x, torch.randn(4, 4))
+case("= F.baddbmm(a, b, c)", torch.baddbmm, torch.randn(2, 3, 3), cube, torch.randn(2, 4, 3))
+case("= a:diff()", torch.diff, x)
+case("= a:diff(2, 1)", lambda t: torch.diff(t, 2, 0), x)
+case("= a:cumprod(1)", lambda t: t.cumprod(0), holes)
+case("= a:cumprod(-1)", lambda t: t.cumprod(-1), holes)
+case("= a:cumprod(2)", lambda t: t.cumprod(1), cube)
+case("= a:cumprod(2)", lambda t: t.cumprod(1), whole)
+case("= F.pairwise_distance(a, b)", F.pairwise_distance, x, y)
+case("= F.pairwise_distance(a, b, 3, 0.1, true)", lambda a, b: F.pairwise_distance(a, b, 3, 0.1, True), x, y)
+case("= F.triplet_margin_loss(a, b, c)", F.triplet_margin_loss, x, y, far)
+case("= F.nll_loss(a, b, 'sum')", lambda a, b: F.nll_loss(a, b, reduction="sum"), x, few)
+case("= F.cdist(a, b)", torch.cdist, x, y)
+case("= F.cdist(a, b, 1)", lambda a, b: torch.cdist(a, b, 1), cube, torch.randn(2, 2, 4))
+case("= F.cdist(a, b)", torch.cdist, torch.randn(30, 3), torch.randn(2, 3))
+case("= F.rms_norm(a)", lambda t: F.rms_norm(t, (4,)), x)
+case("= F.rms_norm(a, 2, b, 0.1)", lambda t, w: F.rms_norm(t, (3, 4), w, 0.1), cube, torch.randn(3, 4))
+q, k = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+case("= F.scaled_dot_product_attention(a, b, c)", F.scaled_dot_product_attention, q, k, cube)
+case("= F.scaled_dot_product_attention(a, b, c, nil, true)", lambda *t: F.scaled_dot_product_attention(*t, is_causal=True), q, k, cube)
+case("= F.scaled_dot_product_attention(a, b, b, c, false, 0.3)", lambda a, b, m: F.scaled_dot_product_attention(a, b, b, m, scale=0.3), q, k,
+     torch.tensor([[True, False, True], [True, True, True], [False, False, True]]))
+case("= F.scaled_dot_product_attention(a, b, b, c)", lambda a, b, m: F.scaled_dot_product_attention(a, b, b, m), q, k, torch.randn(3, 3))
+
+case("= a:roll(1)", lambda t: torch.roll(t, 1), x)
+case("= a:roll(-1, 2)", lambda t: torch.roll(t, -1, 1), x)
+case("= a:roll({ 2, 5 }, { 1, -1 })", lambda t: torch.roll(t, (2, 5), (0, -1)), cube)
+case("= a:flip(2)", lambda t: torch.flip(t, (1,)), x)
+case("= a:flip { 1, -1 }", lambda t: torch.flip(t, (0, -1)), cube)
+case("= a:tile { 2 }", lambda t: torch.tile(t, (2,)), x)
+case("= a:tile { 2, 1, 3 }", lambda t: torch.tile(t, (2, 1, 3)), x)
+case("= a:repeat_interleave(2)", lambda t: torch.repeat_interleave(t, 2), x)
+case("= a:repeat_interleave(3, -2)", lambda t: torch.repeat_interleave(t, 3, -2), x)
+case("= a:repeat_interleave(b, 1)", lambda t, n: torch.repeat_interleave(t, n, 0), x, few)
+for name in ("triu", "tril"):
+    for k in (0, 1, -2):
+        case("= a:%s(%d)" % (name, k), lambda t, n=name, k=k: getattr(torch, n)(t, k), cube)
+    same(name, mask)
+for k in (0, 2, -1, 7):
+    case("= a:diag(%d)" % k, lambda t, k=k: torch.diag(t, k), x)
+for k in (0, 2, -1):
+    case("= a:diag(%d)" % k, lambda t, k=k: torch.diag(t, k), row)
+same("trace", x)
+case("= F.outer(a, b)", torch.outer, row, torch.randn(3))
+case("= F.pad(a, { 1, 2 })", lambda t: F.pad(t, (1, 2)), x)
+case("= F.pad(a, { 0, -1, 2, 0 }, 0.5)", lambda t: F.pad(t, (0, -1, 2, 0), value=0.5), cube)
+case("= unpack(a:unbind(2))", lambda t: torch.unbind(t, 1), x)
+case("= F.meshgrid { a, b }", lambda a, b: torch.meshgrid(a, b, indexing="ij"), row, torch.randn(3))
+case("= a:scatter_add(1, b, c)", lambda t, i, s: t.scatter_add(0, i, s), x, places, torch.randn(2, 4))
+case("= a:scatter_add(2, b, c)", lambda t, i, s: t.scatter_add(1, i, s), torch.randn(2, 3), places, torch.randn(2, 4))
+case("= a:scatter_add(2, b, c)", lambda t, i, s: t.scatter_add(1, i, s), whole[:2], places, whole[:2])
+case("= a:scatter(2, b, c)", lambda t, i, s: t.scatter(1, i, s), x, torch.tensor([[1, 0], [3, 2], [0, 1]]), torch.randn(3, 2))
+case("= a:scatter(2, b, 5)", lambda t, i: t.scatter(1, i, 5), x, torch.tensor([[1], [3], [0]]))
+case("= a:scatter(1, b, a)", lambda t, i: t.scatter(0, i, t), mask, torch.tensor([[2, 1, 0, 0], [0, 2, 1, 2], [1, 0, 2, 1]]))
+case("= a:index_add(1, b, c)", lambda t, i, s: t.index_add(0, i, s), x, few, y)
+case("= a:index_add(2, b, c, 2)", lambda t, i, s: t.index_add(1, i, s, alpha=2), x, few, torch.randn(3, 3))
+case("= a:take_along_dim(b, 2)", lambda t, i: torch.take_along_dim(t, i, 1), cube, torch.tensor([[[2, 0, 1, 1]]]))
+case("= a:take_along_dim(b)", torch.take_along_dim, x, few)
+case("= a:masked_select(b)", torch.masked_select, x, mask)
+case("= a:masked_select(b)", torch.masked_select, x, torch.tensor([True, False, True, True]))
+case("= a[b]", lambda t, m: t[m], cube[0], torch.tensor([True, False, True]))
+case("= a[b]", lambda t, m: t[m], x, mask)
+same("nonzero", holes)
+same("nonzero", mask)
+
+for name in ("searchsorted", "searchsorted right"):
+    right = name != "searchsorted"
+    lua = "= F.searchsorted(a, b%s)" % (", true" if right else "")
+    case(lua, lambda a, b, r=right: torch.searchsorted(a, b, right=r), torch.tensor([-1.0, 0.0, 0.0, 2.5]), odd)
+    case(lua, lambda a, b, r=right: torch.searchsorted(a, b, right=r), whole.sort(1)[0], whole)
+    case(lua, lambda a, b, r=right: torch.searchsorted(a, b, right=r), torch.tensor([1, 3, 3, 9]), torch.tensor([3, 0, 10]))
+case("= a:bucketize(b)", torch.bucketize, x, torch.tensor([-1.0, 0.0, 1.0]))
+for t in (whole, ties, mask, torch.tensor([3, 1, 3, 0], dtype=torch.uint8)):
+    case("= a:unique(true, true)", lambda t: torch.unique(t.detach(), return_inverse=True, return_counts=True), t)
+case("= (a:unique())", lambda t: torch.unique(t.detach()), odd)
+case("= a:bincount()", torch.bincount, torch.tensor([3, 1, 3, 0, 1, 3]))
+case("= a:bincount(nil, 6)", lambda t: torch.bincount(t, minlength=6), torch.tensor([3, 1], dtype=torch.int32))
+case("= a:bincount(b)", lambda t, w: torch.bincount(t, w.detach()), torch.tensor([3, 1, 3, 0]), row)
+case("= a:histc(4)", lambda t: torch.histc(t.detach(), 4), x)
+case("= a:histc(5, -1, 1)", lambda t: torch.histc(t.detach(), 5, -1, 1), torch.tensor([-1.0, -0.6, -2.0, 1.0, 0.0, 0.99, 3.0]))
+case("= a:count_nonzero()", torch.count_nonzero, holes)
+case("= a:count_nonzero(2)", lambda t: torch.count_nonzero(t, 1), holes)
+case("= a:isin(b)", torch.isin, whole, torch.tensor([2, 9007199254740993, -5]))
+case("= a:isin(b)", torch.isin, odd, torch.tensor([2.5, nan, inf]))
+case("= a:kthvalue(2)", lambda t: torch.kthvalue(t, 2), x)
+case("= a:kthvalue(3, 1, true)", lambda t: torch.kthvalue(t, 3, 0, True), x)
+case("= a:median()", torch.median, x)
+case("= a:median(1)", lambda t: torch.median(t, 0), x)
+case("= a:median(2, true)", lambda t: torch.median(t, 1, True), x)
+case("= (a:median(2))", lambda t: torch.median(t, 1)[0], odd)
+case("= a:median(1)", lambda t: torch.median(t, 0), whole[:, :2])
+case("= a:quantile(0.3)", lambda t: torch.quantile(t, 0.3), x)
+case("= a:quantile({ 0, 0.5, 0.9, 1 }, 2)", lambda t: torch.quantile(t, torch.tensor([0, 0.5, 0.9, 1.0]), 1), x)
+case("= a:quantile(0.25, 1, true)", lambda t: torch.quantile(t, 0.25, 0, True), cube)
+case("= a:quantile(0.25, 2)", lambda t: torch.quantile(t, 0.25, 1), torch.tensor([[1.0, nan, 2.0], [3.0, 1.0, 2.0]]))
+case("= peri.linspace(-1, 2, 7, nil, device)", lambda: torch.linspace(-1, 2, 7))
+case("= peri.linspace(3, 0.1, 4, 'f64', device)", lambda: torch.linspace(3, 0.1, 4, dtype=torch.float64))
+case("= peri.linspace(3, 5, 1, nil, device)", lambda: torch.linspace(3, 5, 1))
+case("= peri.linspace(3, 5, 0, nil, device)", lambda: torch.linspace(3, 5, 0))
+case("= peri.eye(2, 3, nil, device)", lambda: torch.eye(2, 3))
+case("= peri.ones_like(a)", torch.ones_like, whole)
+case("= peri.full_like(a, 2.5, 'f64')", lambda t: torch.full_like(t.detach(), 2.5, dtype=torch.float64), x)
 
 print('{"format": 1, "kind": "tensor", "library": "torch %s", "tolerance": {"abs": 1e-6, "rel": 1e-5}, "cases": [' % torch.__version__)
 print(",\n".join(json.dumps(c) for c in cases))

@@ -157,6 +157,24 @@ describe("Module", function()
     assert.error_matches(function() net:get_module "blocks.0.third" end, "'Block' has second, first")
   end)
 
+  it("has dicts of modules, in the order of their names", function()
+    local towers = nn.ModuleDict { user = nn.Linear { in_features = 2, out_features = 1 }, item = nn.ReLU() }
+    assert.same({ "item", "user" }, towers:keys())
+    assert.same({ "user.weight", "user.bias" }, names(towers:named_parameters()))
+    local other = nn.Sigmoid()
+    assert.equal(towers, towers:update { item = other, also = nn.Tanh() })
+    assert.same({ "item", "user", "also" }, towers:keys())
+    assert.equal(other, towers.item)
+    assert.equal(other, towers:get_module "item")
+    assert.matches("^ModuleDict%(\n  %(item%): Sigmoid%(%)\n  %(user%)", tostring(towers))
+    for wanted, bad in peri.util.ordered { ["a table of modules is wanted, .* not 3"] = 3,
+      ["the name 'forward', which all modules have"] = { forward = nn.ReLU() },
+      ["the name 'a.b', wanted a string without points"] = { ["a.b"] = nn.ReLU() },
+      ["the name 1, wanted a string"] = { nn.ReLU() }, ["must be a Module, not a number"] = { x = 3 } } do
+      assert.error_matches(function() nn.ModuleDict(bad) end, wanted)
+    end
+  end)
+
   it("switches modes below it", function()
     local net = Net()
     assert.is_true(net.blocks[1].first.training)

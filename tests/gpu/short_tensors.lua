@@ -3,6 +3,29 @@
 local peri = require "perilune"
 local nn, F = peri.nn, peri.nn.functional
 
+local function more(same, ids_on)
+  same("more tensor functions", function(d)
+    local x = ids_on(d, 60, 5, 204):to("f32"):reshape(5, 12)
+    local ids, places = ids_on(d, 5, 5, 205), ids_on(d, 5 * 6, 12, 206):reshape(5, 6)
+    local leaf, other = x:clone():detach():requires_grad(), x:slice(2, 0, 6):clone():detach():requires_grad()
+    local sum = leaf:slice(2, 0, 4):cumprod(2):sum() + leaf:scatter_add(2, places, other):square():sum()
+      + leaf:scatter(2, places:slice(2, 0, 1), other:slice(2, 0, 1)):square():sum()
+      + leaf:index_add(1, ids, leaf * 2):square():sum()
+    sum:backward()
+    local values, inverse, counts = (x / 2):unique(true, true)
+    return { leaf:grad(), other:grad(), values, inverse, counts, x:median(2), x[x:gt(2)], x:nonzero(), x:roll(3, 2),
+      x:flip(1), (x / 2):floor() + (x / 2):ceil() + (x / 4):round() + (x / 4):trunc() + (x - 2):sign(), x:triu(1),
+      F.searchsorted(x:sort(2), x, true), ids:bincount(nil, 9), ids:isin(places), places:cumprod(1),
+      places:scatter_add(1, places % 5, places), places:scatter(1, places % 5, places) }
+  end)
+  same("logarithms and circles", function(d)
+    local x = ids_on(d, 40, 9, 207):to("f32"):requires_grad()
+    local sum = (x / 9):log1p() + (x / 9):expm1() + (x + 1):rsqrt() + x:sin() + x:cos() + (x / 4):erf()
+    sum:sum():backward()
+    return { sum:detach(), x:grad() }
+  end, 1e-6)
+end
+
 return function(same, ids_on)
   same("tensor functions", function(d)
     local x = ids_on(d, 60, 9, 201):to("f32"):reshape(5, 12)
@@ -19,6 +42,8 @@ return function(same, ids_on)
       ids:floor_divide(2) * ids - 1, places * x:slice(2, 0, 6), places:to("i32"):clamp(2, 7), leaf:grad(),
       ids:to("f32") % 3, ids:fmod(3), (x + 1):floor_divide(2), ids ^ (ids % 3), places:transpose(1, 2):matmul(places) }
   end)
+
+  more(same, ids_on)
 
   -- What the host would queue in dozens of launches, captured and replayed; on cpu as ever.
   same("graphs", function(d)

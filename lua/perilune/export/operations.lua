@@ -17,7 +17,7 @@ local function unary(l, x, name, a, b)
 end
 
 for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt",
-  "abs", "square" } do
+  "abs", "square", "log1p", "expm1", "rsqrt", "sin", "cos", "erf", "floor", "ceil", "round", "trunc", "sign" } do
   M[name] = function(l) unary(l, l:arguments()[1], name) end
 end
 function M.leaky_relu(l) local a = l:arguments() unary(l, a[1], "leaky_relu", a[2] or 0.01) end

@@ -23,10 +23,12 @@ local modules = {
 
 local names = {
   Parameter = "parameter", manual_seed = "parameter",
-  Sequential = "layers", ModuleList = "layers", ParameterList = "layers", Linear = "layers", Perceptron = "layers",
+  Sequential = "layers", ModuleList = "layers", ModuleDict = "layers",
+  ParameterList = "layers", Linear = "layers", Perceptron = "layers",
   MLP = "layers", LayerNorm = "layers", SwishLayerNorm = "layers", BatchNorm1d = "layers", Dropout = "layers",
   Identity = "layers", ReLU = "layers", Sigmoid = "layers", Tanh = "layers", SiLU = "layers", GELU = "layers",
   Softplus = "layers", LogSigmoid = "layers", LeakyReLU = "layers", Softmax = "layers", PReLU = "layers",
+  ELU = "layers", LogSoftmax = "layers", Flatten = "layers", RMSNorm = "layers",
   MultiheadAttention = "attention", GRU = "attention",
   Embedding = "embedding", EmbeddingBag = "embedding",
   InteractionArch = "interaction", InteractionDCNArch = "interaction", InteractionProjectionArch = "interaction",
@@ -35,6 +37,7 @@ local names = {
   global_mean = "_ranks", BCEWithLogitsLoss = "losses", BCELoss = "losses", MSELoss = "losses",
   Loss = "losses", CrossEntropyLoss = "losses", BPRLoss = "losses", FocalLoss = "losses", MarginRankingLoss = "losses",
   HingeEmbeddingLoss = "losses", CosineEmbeddingLoss = "losses", KLDivLoss = "losses", InBatchSoftmaxLoss = "losses",
+  L1Loss = "losses", HuberLoss = "losses", SmoothL1Loss = "losses", NLLLoss = "losses", TripletMarginLoss = "losses",
   graphed = "_graphed", Graphed = "_graphed", detect_anomaly = "anomaly", extra_state = "extra",
   load_extra_state = "extra",
   DenseArch = "models", SparseArch = "models", OverArch = "models", DLRM = "models", DLRM_DCN = "models",

@@ -43,6 +43,30 @@ function ModuleList:replace(name, module)
   rawset(self, tonumber(name) + 1, module)
 end
 
+--- Modules by name: dict.name is one; they run through paths, state dicts and named_children in the order of their
+--- names, or, of those that `update` and `add_module` bring, in which they came.
+local ModuleDict = Module:extend "ModuleDict"
+M.ModuleDict = ModuleDict
+function ModuleDict:init(modules) self:update(modules or {}) end
+--- Add the modules of a table, or put them in the place of those that have their names.
+function ModuleDict:update(modules)
+  if type(modules) ~= "table" or Module.is(modules) then
+    P.fail(("ModuleDict: a table of modules is wanted, { name = module }, not %s"):format(errors.kind(modules)))
+  end
+  for name, module in util.ordered(modules) do
+    if type(name) ~= "string" or name:find(".", 1, true) then
+      P.fail(("ModuleDict: the name %s, wanted a string without points"):format(errors.kind(name)))
+    end
+    if rawget(self, name) == nil and self[name] ~= nil then
+      P.fail(("ModuleDict: the name '%s', which all modules have for something else"):format(name))
+    end
+    self:add_module(name, module)
+  end
+  return self
+end
+--- The names, in order.
+function ModuleDict:keys() return util.map(self._children, function(name) return name end) end
+
 --- A list of modules, each called with what the one before returned.
 local Sequential = ModuleList:extend "Sequential"
 M.Sequential = Sequential
@@ -79,6 +103,22 @@ activation("SiLU", F.silu)
 activation("GELU", F.gelu)
 activation("Softplus", F.softplus)
 activation("LogSigmoid", F.logsigmoid)
+
+M.ELU = Module:extend "ELU"
+function M.ELU:init(args) self.alpha = util.named("ELU", args or {}, { alpha = 1 }).alpha end
+function M.ELU:forward(x) return F.elu(x, self.alpha) end
+
+M.LogSoftmax = Module:extend "LogSoftmax"
+function M.LogSoftmax:init(args) self.dim = util.named("LogSoftmax", args, { dim = util.required.number }).dim end
+function M.LogSoftmax:forward(x) return F.log_softmax(x, self.dim) end
+
+--- The dimensions from start_dim (2) to end_dim (-1) as one.
+M.Flatten = Module:extend "Flatten"
+function M.Flatten:init(args)
+  local a = util.named("Flatten", args or {}, { start_dim = 2, end_dim = -1 })
+  self.start_dim, self.end_dim = a.start_dim, a.end_dim
+end
+function M.Flatten:forward(x) return F.flatten(x, self.start_dim, self.end_dim) end
 
 M.LeakyReLU = Module:extend "LeakyReLU"
 function M.LeakyReLU:init(args)
@@ -151,6 +191,19 @@ function LayerNorm:init(args)
   self.bias = a.elementwise_affine and a.bias and parameter.zeros(self.normalized_shape, a.dtype, a.device)
 end
 function LayerNorm:forward(x) return F.layer_norm(x, #self.normalized_shape, self.weight, self.bias, self.eps) end
+
+--- x divided by the root of the mean of its squares, times the weight. eps: as in functional.rms_norm.
+local RMSNorm = Module:extend "RMSNorm"
+M.RMSNorm = RMSNorm
+function RMSNorm:init(args)
+  local a = util.named("RMSNorm", args, { normalized_shape = util.required, eps = util.optional,
+    elementwise_affine = true, dtype = "f32", device = util.optional })
+  self.normalized_shape, self.eps = shape_of("RMSNorm", a.normalized_shape), a.eps or false
+  self.weight = a.elementwise_affine and parameter.ones(self.normalized_shape, a.dtype, a.device)
+end
+function RMSNorm:forward(x)
+  return F.rms_norm(x, #self.normalized_shape, self.weight or nil, self.eps or nil)
+end
 
 --- x * sigmoid(LayerNorm(x)); input_dims: a size or a list of sizes.
 local SwishLayerNorm = Module:extend "SwishLayerNorm"

@@ -69,6 +69,17 @@ end)
 
 define("MSELoss", {}, function(_, reduction, input, target) return F.mse_loss(input, target, reduction) end)
 
+define("L1Loss", {}, function(_, reduction, input, target) return F.l1_loss(input, target, reduction) end)
+define("HuberLoss", {}, function(self, reduction, input, target)
+  return F.huber_loss(input, target, self.delta, reduction)
+end, { delta = 1 })
+define("SmoothL1Loss", {}, function(self, reduction, input, target)
+  return F.smooth_l1_loss(input, target, self.beta, reduction)
+end, { beta = 1 })
+
+--- Of logarithms of probabilities [B, C] and class numbers (i64 [B], from 0).
+define("NLLLoss", {}, function(_, reduction, input, target) return F.nll_loss(input, target, reduction) end)
+
 --- Of logits [B, C] and class numbers (i64 [B], from 0).
 define("CrossEntropyLoss", {}, function(_, reduction, input, target)
   return F.cross_entropy(input, target, reduction)
@@ -99,6 +110,11 @@ end, { margin = 1 })
 define("CosineEmbeddingLoss", {}, function(self, reduction, a, b, target)
   return F.cosine_embedding_loss(a, b, target, self.margin, reduction)
 end, { margin = 0 }, third)
+
+--- Called with rows, rows that should be near them, and rows that should not.
+define("TripletMarginLoss", {}, function(self, reduction, anchor, positive, negative)
+  return F.triplet_margin_loss(anchor, positive, negative, self.margin, self.p, self.eps, reduction)
+end, { margin = 1, p = 2, eps = 1e-6 }, function(anchor) return anchor:numel() / math.max(1, anchor:size(-1)) end)
 
 --- Of logarithms of probabilities and probabilities (log_target: their logarithms, too).
 define("KLDivLoss", {}, function(self, reduction, input, target)

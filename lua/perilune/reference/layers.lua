@@ -119,6 +119,169 @@ nn.PReLU = {}
 ---@return peri.Tensor # Of the shape of x.
 function nn.PReLU:forward(x) end
 
+---Divide by the root of the mean of the squares over the last dimensions; then multiply by `weight`, which has the
+---shape `normalized_shape` and starts with ones.
+---
+---Errors: a normalized_shape that is empty; an input whose last sizes are others.
+---
+---```lua
+---print(("%.3f"):format(nn.RMSNorm { normalized_shape = 2 }(peri.tensor { 3, 4 }):item(1))) --> 1.131
+---```
+---@class peri.nn.RMSNorm: peri.nn.Module
+---@overload fun(args: peri.nn.RMSNorm.args): peri.nn.RMSNorm
+nn.RMSNorm = {}
+
+---@class peri.nn.RMSNorm.args
+---@field normalized_shape integer|integer[] The last sizes of the input.
+---@field eps? number Added to the mean (default: 2^-23; of f64 2^-52).
+---@field elementwise_affine? boolean Whether there is a weight (default: true).
+---@field dtype? string dtype of the weight (default: f32).
+---@field device? string Where it is (default: that of the rank).
+
+---Compute it. Calling the module calls it.
+---@param x peri.Tensor `[..., sizes of normalized_shape]`.
+---@return peri.Tensor # Of the shape of x.
+function nn.RMSNorm:forward(x) end
+
+---x where it is above 0, else `alpha (exp(x) - 1)`.
+---
+---Errors: an unknown argument.
+---
+---```lua
+---print(("%.4f"):format(nn.ELU {}(peri.tensor { -1 }):item())) --> -0.6321
+---```
+---@class peri.nn.ELU: peri.nn.Module
+---@overload fun(args: peri.nn.ELU.args): peri.nn.ELU
+nn.ELU = {}
+
+---@class peri.nn.ELU.args
+---@field alpha? number The factor of the negative side (default: 1).
+
+---Compute it. Calling the module calls it.
+---@param x peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of x.
+function nn.ELU:forward(x) end
+
+---The logarithm of `Softmax`, which is exact also where that is 0.
+---
+---Errors: a dimension that x does not have.
+---
+---```lua
+---print(("%.4f"):format(nn.LogSoftmax { dim = 1 }(peri.zeros { 2 }):item(0))) --> -0.6931
+---```
+---@class peri.nn.LogSoftmax: peri.nn.Module
+---@overload fun(args: peri.nn.LogSoftmax.args): peri.nn.LogSoftmax
+nn.LogSoftmax = {}
+
+---@class peri.nn.LogSoftmax.args
+---@field dim integer The dimension; 1 is the first, -1 the last.
+
+---Compute it. Calling the module calls it.
+---@param x peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of x.
+function nn.LogSoftmax:forward(x) end
+
+---Some dimensions as one.
+---
+---Errors: dimensions that x does not have.
+---
+---```lua
+---print(nn.Flatten {}(peri.zeros { 2, 3, 4 }):size(2)) --> 12
+---```
+---@class peri.nn.Flatten: peri.nn.Module
+---@overload fun(args: peri.nn.Flatten.args): peri.nn.Flatten
+nn.Flatten = {}
+
+---@class peri.nn.Flatten.args
+---@field start_dim? integer The first of them (default: 2).
+---@field end_dim? integer The last of them (default: -1).
+
+---Compute it. Calling the module calls it.
+---@param x peri.Tensor Any shape.
+---@return peri.Tensor # The shape of x with the product of these sizes in their place.
+function nn.Flatten:forward(x) end
+
+---`functional.l1_loss`. Called with values and targets.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---print(peri.nn.L1Loss {}(peri.tensor { 2 }, peri.tensor { 5 }):item()) --> 3
+---```
+---@class peri.nn.L1Loss: peri.nn.Loss
+---@overload fun(args: peri.nn.L1Loss.args): peri.nn.L1Loss
+nn.L1Loss = {}
+
+---@class peri.nn.L1Loss.args
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---`functional.huber_loss`. Called with values and targets.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---print(peri.nn.HuberLoss {}(peri.tensor { 2 }, peri.tensor { 5 }):item()) --> 2.5
+---```
+---@class peri.nn.HuberLoss: peri.nn.Loss
+---@overload fun(args: peri.nn.HuberLoss.args): peri.nn.HuberLoss
+nn.HuberLoss = {}
+
+---@class peri.nn.HuberLoss.args
+---@field delta? number Up to which difference it is a square (default: 1).
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---`functional.smooth_l1_loss`. Called with values and targets.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---print(peri.nn.SmoothL1Loss {}(peri.tensor { 2 }, peri.tensor { 5 }):item()) --> 2.5
+---```
+---@class peri.nn.SmoothL1Loss: peri.nn.Loss
+---@overload fun(args: peri.nn.SmoothL1Loss.args): peri.nn.SmoothL1Loss
+nn.SmoothL1Loss = {}
+
+---@class peri.nn.SmoothL1Loss.args
+---@field beta? number Up to which difference it is a square (default: 1).
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---`functional.nll_loss`. Called with logarithms of probabilities `[B, C]` and class numbers `[B]`.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---print(peri.nn.NLLLoss {}(peri.tensor { { -1, -2 } }, peri.tensor({ 1 }, "i64")):item()) --> 2
+---```
+---@class peri.nn.NLLLoss: peri.nn.Loss
+---@overload fun(args: peri.nn.NLLLoss.args): peri.nn.NLLLoss
+nn.NLLLoss = {}
+
+---@class peri.nn.NLLLoss.args
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---`functional.triplet_margin_loss`. Called with rows, rows that should be near them, and rows that should not.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---local x = peri.zeros { 1, 2 }
+---print(peri.nn.TripletMarginLoss {}(x, x, x):item()) --> 1
+---```
+---@class peri.nn.TripletMarginLoss: peri.nn.Loss
+---@overload fun(args: peri.nn.TripletMarginLoss.args): peri.nn.TripletMarginLoss
+nn.TripletMarginLoss = {}
+
+---@class peri.nn.TripletMarginLoss.args
+---@field margin? number By how much the last should be farther (default: 1).
+---@field p? number Which norm (default: 2).
+---@field eps? number Of pairwise_distance (default: 1e-6).
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
 ---Bayesian personalised ranking: `functional.bpr_loss`. Called with the scores of items that were taken and of others.
 ---
 ---Errors: an unknown argument or reduction; shapes that do not fit.

@@ -277,6 +277,31 @@ nn.ModuleList = {}
 ---@return peri.nn.ModuleList # The list itself.
 function nn.ModuleList:append(module) end
 
+---Modules by name: `dict.name` is one. They are in the order of their names; those that `update` brings later come
+---behind them. In paths they have their names.
+---
+---Errors: what is no table of Modules; a name with a point in it, or one that all modules have for something else
+---(`forward`, `eval`).
+---
+---```lua
+---local dict = nn.ModuleDict { b = nn.ReLU(), a = nn.Sigmoid() }
+---dict:update { c = nn.Tanh() }
+---print(table.concat(dict:keys(), " "), dict.a(peri.zeros { 1 }):item()) --> a b c 0.5
+---```
+---@class peri.nn.ModuleDict: peri.nn.Module
+---@param modules? table<string, peri.nn.Module> The modules (default: none).
+---@overload fun(modules?: table<string, peri.nn.Module>): peri.nn.ModuleDict
+nn.ModuleDict = {}
+
+---Add modules, or put them in the place of those that have their names.
+---@param modules table<string, peri.nn.Module> The modules.
+---@return peri.nn.ModuleDict # The dict itself.
+function nn.ModuleDict:update(modules) end
+
+---The names of the modules.
+---@return string[] # A list of them, in order.
+function nn.ModuleDict:keys() end
+
 ---A list of modules, each of which is called with what the one before returned.
 ---
 ---Errors: what is no list of Modules.

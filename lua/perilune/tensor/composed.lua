@@ -67,13 +67,155 @@ function F.one_hot(ids, classes)
   return F.eq(F.unsqueeze(ids, -1), Tensor.arange(0, classes, 1, "i64", ids:device())):to "i64"
 end
 
+-- -- of one number ----------------------------------------------------------------------------------------------------
+
+--- Where an element is an infinity: bool.
+function F.isinf(t) return F.eq(F.abs(t), math.huge) end
+--- t with `nan` (0) for NaN, and for infinities posinf and neginf: where they are nil the largest and the least number
+--- of the dtype.
+function F.nan_to_num(t, nan, posinf, neginf)
+  if not Tensor._is_float(t) then return F.clone(t) end
+  local most = ({ f16 = 65504, bf16 = 0x1.fep127, f64 = 0x1.fffffffffffffp1023 })[t:dtype()] or 0x1.fffffep127
+  t = F.masked_fill(t, F.isnan(t), nan or 0)
+  t = F.masked_fill(t, F.eq(t, math.huge), posinf or most)
+  return F.masked_fill(t, F.eq(t, -math.huge), neginf or -most)
+end
+--- log(t / (1 - t)); eps: of t not below eps nor above 1 - eps.
+function F.logit(t, eps)
+  if eps then t = F.clamp(t, eps, 1 - eps) end
+  return F.sub(F.log(t), F.log1p(F.neg(t)))
+end
+--- t where it is above 0, else alpha (1) times exp(t) - 1.
+function F.elu(t, alpha)
+  -- of large t, which is not chosen, the exponential would leave NaN in the gradient
+  return F.where(F.gt(t, 0), t, F.affine(F.expm1(F.clamp(t, nil, 1)), alpha or 1, 0))
+end
+
+-- -- of truth ---------------------------------------------------------------------------------------------------------
+
+--- Where t is 0 or false: bool.
+function F.logical_not(t) return F.eq(t, 0) end
+--- Where both, one of both, or exactly one of both are not 0: bool.
+function F.logical_and(a, b) return F.mul(F.ne(a, 0), F.ne(b, 0)) end
+function F.logical_or(a, b) return F.add(F.ne(a, 0), F.ne(b, 0)) end
+function F.logical_xor(a, b) return F.ne(F.ne(a, 0), F.ne(b, 0)) end
+
+--- Where |a - b| <= atol (1e-8) + rtol (1e-5) |b|; equal infinities are close, and with equal_nan NaN and NaN.
+function F.isclose(a, b, rtol, atol, equal_nan)
+  if not (Tensor._is_float(a) and Tensor._is_float(b)) then a, b = a:to "f64", b:to "f64" end
+  local bound = F.affine(F.abs(b), rtol or 1e-5, atol or 1e-8)
+  local close = F.logical_and(F.le(F.abs(F.sub(a, b)), bound), F.lt(F.abs(b), math.huge))
+  close = F.logical_or(close, F.eq(a, b))
+  return equal_nan and F.logical_or(close, F.logical_and(F.isnan(a), F.isnan(b))) or close
+end
+--- Whether isclose holds everywhere: true or false. Waits.
+function F.allclose(a, b, rtol, atol, equal_nan)
+  return F.all(F.isclose(a:detach(), b:detach(), rtol, atol, equal_nan)):item() ~= 0
+end
+--- Whether a and b have one shape and equal elements: true or false. Waits.
+function F.equal(a, b)
+  local x, y = a:shape(), b:shape()
+  if #x ~= #y then return false end
+  for d = 1, #x do
+    if x[d] ~= y[d] then return false end
+  end
+  return F.all(F.eq(a, b)):item() ~= 0
+end
+
+-- -- of two and more --------------------------------------------------------------------------------------------------
+
+--- a + weight (b - a); weight: a number or a tensor.
+function F.lerp(a, b, weight) return F.add(a, F.mul(F.sub(b, a), weight)) end
+--- beta (1) t + alpha (1) a b, of matrices.
+function F.addmm(t, a, b, beta, alpha)
+  if a:dim() ~= 2 or b:dim() ~= 2 then
+    P.fail(("addmm: %s and %s, wanted two dimensions each"):format(Tensor._text(a), Tensor._text(b)))
+  end
+  return F.add(F.affine(t, beta or 1, 0), F.affine(F.matmul(a, b), alpha or 1, 0))
+end
+--- The same of batches of matrices.
+function F.baddbmm(t, a, b, beta, alpha)
+  return F.add(F.affine(t, beta or 1, 0), F.affine(F.bmm(a, b), alpha or 1, 0))
+end
+--- Each element minus the one before it along dim (-1), n (1) times over.
+function F.diff(t, n, dim)
+  dim = dim or -1
+  for _ = 1, n or 1 do
+    local size = t:size(dim)
+    t = F.sub(t:slice(dim, math.min(1, size), size), t:slice(dim, 0, math.max(0, size - 1)))
+  end
+  return t
+end
+--- The p-norm (2) of a - b + eps (1e-6) along the last dimension.
+function F.pairwise_distance(a, b, p, eps, keepdim)
+  return F.norm(F.affine(F.sub(a, b), 1, eps or 1e-6), p or 2, -1, keepdim)
+end
+local MOST_PAIRS = 25 -- rows, up to which cdist subtracts them, as PyTorch does
+--- The p-norm (2) of the difference of each row of a [..., n, D] and each of b [..., m, D]: [..., n, m]. Of more than
+--- 25 rows squares and products are added up for p = 2, which is faster, and less exact where rows are near each other.
+function F.cdist(a, b, p)
+  p = p or 2
+  if a:dim() < 2 or b:dim() < 2 or a:size(-1) ~= b:size(-1) then
+    P.fail(("cdist: %s and %s, wanted rows of one size"):format(Tensor._text(a), Tensor._text(b)))
+  end
+  if p ~= 2 or a:size(-2) <= MOST_PAIRS and b:size(-2) <= MOST_PAIRS then
+    return F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1)
+  end
+  local squares = F.add(F.sum(F.square(a), -1, true), F.unsqueeze(F.sum(F.square(b), -1), -2))
+  return F._root(F.clamp(F.sub(squares, F.affine(F.matmul(a, b:transpose(-1, -2)), 2, 0)), 0))
+end
+
+--- t divided by the root of the mean of its squares plus eps over the last n (1) dimensions, times weight (nil: 1).
+--- eps: that of f32 (2^-23) or f64 (2^-52) if not given.
+function F.rms_norm(t, n, weight, eps)
+  local dims = {}
+  for i = 1, n or 1 do dims[i] = -i end
+  eps = eps or (t:dtype() == "f64" and 2 ^ -52 or 2 ^ -23)
+  local y = F.mul(t, F.rsqrt(F.affine(F.mean(F.square(t), dims, true), 1, eps)))
+  return weight and F.mul(y, weight) or y
+end
+
+--- softmax(scale q k^T + mask) v: q [..., n, D], k [..., m, D], v [..., m, V]. attn_mask: bool (true: may be seen) or
+--- numbers that are added, broadcast to [..., n, m]; is_causal: row i sees columns 0..i; scale: 1 / sqrt(D) if not
+--- given.
+function F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, scale)
+  local scores = F.affine(F.matmul(q, k:transpose(-1, -2)), scale or 1 / math.sqrt(q:size(-1)), 0)
+  if is_causal then
+    local rows = Tensor.arange(0, q:size(-2), 1, "i64", q:device())
+    local columns = Tensor.arange(0, k:size(-2), 1, "i64", q:device())
+    scores = F.masked_fill(scores, F.gt(columns, F.unsqueeze(rows, 2)), -math.huge)
+  end
+  if attn_mask then
+    scores = attn_mask:dtype() == "bool" and F.masked_fill(scores, F.logical_not(attn_mask), -math.huge)
+      or F.add(scores, attn_mask)
+  end
+  return F.matmul(F.softmax(scores, -1), v)
+end
+
+signature.check_each("", F, { "isinf", "logical_not" }, "t: tensor")
+signature.check_each("", F, { "logical_and", "logical_or", "logical_xor", "equal" }, "a: tensor, b: tensor")
+signature.check_each("", F, { "isclose", "allclose" },
+  "a: tensor, b: tensor, rtol: number?, atol: number?, equal_nan: boolean?")
+signature.check_each("", F, { "addmm", "baddbmm" }, "t: tensor, a: tensor, b: tensor, beta: number?, alpha: number?")
+signature.check("", F, {
+  nan_to_num = "t: tensor, nan: number?, posinf: number?, neginf: number?", logit = "t: tensor, eps: number?",
+  elu = "t: tensor, alpha: number?", lerp = "a: tensor, b: tensor, weight: operand",
+  diff = "t: tensor, n: count?, dim: dim?",
+  pairwise_distance = "a: tensor, b: tensor, p: number?, eps: number?, keepdim: boolean?",
+  cdist = "a: tensor, b: tensor, p: number?", rms_norm = "t: tensor, n: count?, weight: tensor?, eps: number?",
+  scaled_dot_product_attention =
+  "q: tensor, k: tensor, v: tensor, attn_mask: tensor?, is_causal: boolean?, scale: number?",
+})
+
 signature.check("", F, {
   normalize = "t: tensor, p: number?, dim: dims?, eps: number?", logsumexp = "t: tensor, dim: dims?, keepdim: boolean?",
   any = "t: tensor, dim: dims?, keepdim: boolean?", all = "t: tensor, dim: dims?, keepdim: boolean?",
   chunk = "t: tensor, n: count, dim: dim?", flatten = "t: tensor, first: dim?, last: dim?",
   one_hot = "ids: tensor, classes: count",
 })
-for _, name in ipairs { "normalize", "logsumexp", "any", "all", "chunk", "flatten", "one_hot" } do
+for _, name in ipairs { "normalize", "logsumexp", "any", "all", "chunk", "flatten", "one_hot", "isinf", "nan_to_num",
+  "logit", "elu", "logical_not", "logical_and", "logical_or", "logical_xor", "isclose", "allclose", "equal", "lerp",
+  "addmm", "baddbmm", "diff" } do
   Tensor.methods[name] = F[name]
 end
 

@@ -107,6 +107,16 @@ function M.clone(t)
   return wrap(out[0])
 end
 
+--- The shape that two tensors broadcast to. Sizes that do not fit are left to `expand` to refuse.
+function Tensor._broadcast(a, b)
+  local x, y, shape = a:shape(), b:shape(), {}
+  for i = 1, math.max(#x, #y) do
+    local own, other = x[#x - i + 1] or 1, y[#y - i + 1] or 1
+    table.insert(shape, 1, own == 1 and other or own)
+  end
+  return shape
+end
+
 -- -- picking ----------------------------------------------------------------------------------------------------------
 
 --- Element (i, j) of the result is t[index[i][j]][j] for dim 1, t[i][index[i][j]] for dim 2, and so on.
@@ -244,10 +254,13 @@ local function variance(t, dim, keepdim, correction)
   local squares = M.square(M.sub(t, M.mean(t, dim, true)))
   return M.affine(M.sum(squares, dim, keepdim), 1 / math.max(0, count(t, dim) - (correction or 1)), 0)
 end
-local function deviation(t, dim, keepdim, correction)
-  check(C.peri_op_root(ptr(variance(t, dim, keepdim, correction)), out))
+--- The square root, whose gradient is 0 where it is 0.
+local function root(t)
+  check(C.peri_op_root(ptr(t), out))
   return wrap(out[0])
 end
+M._root = root -- of this layer
+local function deviation(t, dim, keepdim, correction) return root(variance(t, dim, keepdim, correction)) end
 --- The sum of squared distances from the mean over dim (as in sum), divided by n - correction (1).
 function M.var(t, dim, keepdim, correction) return in_f32(variance, t, dim, keepdim, correction) end
 --- The square root of var.
@@ -259,10 +272,7 @@ local function power_norm(t, p, dim, keepdim)
   return M.masked_fill(M.pow(M.masked_fill(sum, zero, 1), 1 / p), zero, 0)
 end
 local function norm(t, p, dim, keepdim)
-  if p == 2 then
-    check(C.peri_op_root(ptr(M.sum(M.square(t), dim, keepdim)), out))
-    return wrap(out[0])
-  end
+  if p == 2 then return root(M.sum(M.square(t), dim, keepdim)) end
   if p == 1 then return M.sum(M.abs(t), dim, keepdim) end
   if p == math.huge then return M.amax(M.abs(t), dim, keepdim) end
   if p == -math.huge then return M.amin(M.abs(t), dim, keepdim) end
@@ -281,6 +291,12 @@ end
 --- t[1] + ... + t[i] along dim; of integers and bool in i64.
 function M.cumsum(t, dim)
   check(C.peri_op_running_sum(ptr(t), dimension(dim), out))
+  return wrap(out[0])
+end
+
+--- t[1] * ... * t[i] along dim; of integers and bool in i64.
+function M.cumprod(t, dim)
+  check(C.peri_op_running_product(ptr(t), dimension(dim), out))
   return wrap(out[0])
 end
 
@@ -342,6 +358,7 @@ signature.check("", M, {
   squeeze = "t: tensor, dim: dim?", unsqueeze = "t: tensor, dim: dim", permute = "t: tensor, order: order",
   topk = "t: tensor, k: count, dim: dim?, largest: boolean?",
   norm = "t: tensor, p: number?, dim: dims?, keepdim: boolean?", cumsum = "t: tensor, dim: dim",
+  cumprod = "t: tensor, dim: dim",
 })
 signature.check("", Tensor, {
   arange = "start: number, stop: number?, step: number?, dtype: dtype?, device: device?",
@@ -350,7 +367,7 @@ signature.check("", Tensor, {
 
 for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "masked_fill", "clamp", "maximum",
   "minimum", "clone", "gather", "index_select", "select", "squeeze", "unsqueeze", "permute", "sort", "argsort", "topk",
-  "amax", "amin", "max", "min", "argmax", "argmin", "var", "std", "norm", "cumsum" } do
+  "amax", "amin", "max", "min", "argmax", "argmin", "var", "std", "norm", "cumsum", "cumprod" } do
   Tensor.methods[name] = M[name]
 end
 

@@ -53,10 +53,7 @@ end
 
 local function by_ids(t, ids)
   if t:dim() == 0 then P.fail(("%s: it has no dimension to index"):format(Tensor._text(t))) end
-  if ids:dtype() == "bool" then
-    P.fail(("%s: an index of bool; where(condition, a, b) and masked_fill(mask, value) choose by a condition"):format(
-      Tensor._text(t)))
-  end
+  if ids:dtype() == "bool" then return Tensor._by_mask(t, ids) end
   local shape, rest = ids:shape(), t:shape()
   local rows = methods.index_select(t, 1, #shape == 1 and ids or ids:reshape(-1))
   if #shape == 1 then return rows end
@@ -95,7 +92,8 @@ function Tensor.meta.__newindex(t, i, value)
       Tensor._text(t), errors.kind(i)))
   end
   if Tensor.is(i) then
-    P.fail(("%s: [ids] = ... is not there; t[{ i, j }] and slices can be set"):format(Tensor._text(t)))
+    P.fail(("%s: [ids] = ... is not there; t[{ i, j }] and slices can be set; masked_fill, scatter and index_add make "
+      .. "another tensor"):format(Tensor._text(t)))
   end
   local view = at(t, i)
   if tensor then view:copy(value) else view:fill(value) end

@@ -65,20 +65,27 @@ function F.smooth_l1_loss(t, target, beta, reduction)
   return reduce("smooth_l1_loss", F.affine(huber(t, target, beta), 1 / beta, 0), reduction)
 end
 
---- Two tensors as views of the shape that both broadcast to. Sizes that do not fit are left to `expand` to refuse.
-local function of_one_shape(a, b)
-  local x, y, shape = a:shape(), b:shape(), {}
-  for i = 1, math.max(#x, #y) do
-    local own, other = x[#x - i + 1] or 1, y[#y - i + 1] or 1
-    table.insert(shape, 1, own == 1 and other or own)
+
+--- Of logarithms of probabilities [B, C] and class numbers (i64 [B], from 0): minus the one of each row's class.
+function F.nll_loss(t, labels, reduction)
+  if t:dim() ~= 2 or labels:dim() ~= 1 then
+    P.fail(("nll_loss: %s and labels %s, wanted two dimensions and one"):format(Tensor._text(t), Tensor._text(labels)))
   end
-  return a:expand(shape), b:expand(shape)
+  return reduce("nll_loss", F.neg(F.squeeze(F.gather(t, 2, F.unsqueeze(labels, 2)), 2)), reduction)
+end
+
+--- max(0, d(anchor, positive) - d(anchor, negative) + margin), d the p-norm (2) of the difference (pairwise_distance).
+--- margin: 1.
+function F.triplet_margin_loss(anchor, positive, negative, margin, p, eps, reduction)
+  local near, far = F.pairwise_distance(anchor, positive, p, eps), F.pairwise_distance(anchor, negative, p, eps)
+  return reduce("triplet_margin_loss", F.relu(F.affine(F.sub(near, far), 1, margin or 1)), reduction)
 end
 
 --- The cosine of the angle between a and b, which broadcast, along dim (-1); sizes below eps (1e-8) count as eps.
 function F.cosine_similarity(a, b, dim, eps)
   dim, eps = dim or -1, eps or 1e-8
-  a, b = of_one_shape(a, b)
+  local shape = Tensor._broadcast(a, b)
+  a, b = a:expand(shape), b:expand(shape)
   local x, y = F.clamp(F.norm(a, 2, dim, true), eps), F.clamp(F.norm(b, 2, dim, true), eps)
   return F.sum(F.mul(F.div(a, x), F.div(b, y)), dim)
 end
@@ -142,6 +149,9 @@ signature.check("", F, {
   smooth_l1_loss = "t: tensor, target: tensor, beta: number?, reduction: string?",
   cosine_similarity = "a: tensor, b: tensor, dim: dim?, eps: number?",
   cosine_embedding_loss = "a: tensor, b: tensor, target: tensor, margin: number?, reduction: string?",
+  nll_loss = "t: tensor, labels: tensor, reduction: string?",
+  triplet_margin_loss = "anchor: tensor, positive: tensor, negative: tensor, margin: number?, p: number?, "
+    .. "eps: number?, reduction: string?",
   kl_div = "t: tensor, target: tensor, log_target: boolean?, reduction: string?",
   in_batch_softmax_loss = "queries: tensor, items: tensor, options: table?",
 })

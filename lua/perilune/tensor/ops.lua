@@ -32,6 +32,17 @@ function M.exp(t) check(C.peri_op_exp(ptr(t), out)) return wrap(out[0]) end
 function M.log(t) check(C.peri_op_log(ptr(t), out)) return wrap(out[0]) end
 function M.sqrt(t) check(C.peri_op_sqrt(ptr(t), out)) return wrap(out[0]) end
 function M.abs(t) check(C.peri_op_abs(ptr(t), out)) return wrap(out[0]) end
+function M.log1p(t) check(C.peri_op_log1p(ptr(t), out)) return wrap(out[0]) end
+function M.expm1(t) check(C.peri_op_expm1(ptr(t), out)) return wrap(out[0]) end
+function M.rsqrt(t) check(C.peri_op_rsqrt(ptr(t), out)) return wrap(out[0]) end
+function M.sin(t) check(C.peri_op_sin(ptr(t), out)) return wrap(out[0]) end
+function M.cos(t) check(C.peri_op_cos(ptr(t), out)) return wrap(out[0]) end
+function M.erf(t) check(C.peri_op_erf(ptr(t), out)) return wrap(out[0]) end
+function M.floor(t) check(C.peri_op_floor(ptr(t), out)) return wrap(out[0]) end
+function M.ceil(t) check(C.peri_op_ceil(ptr(t), out)) return wrap(out[0]) end
+function M.round(t) check(C.peri_op_round(ptr(t), out)) return wrap(out[0]) end
+function M.trunc(t) check(C.peri_op_trunc(ptr(t), out)) return wrap(out[0]) end
+function M.sign(t) check(C.peri_op_sign(ptr(t), out)) return wrap(out[0]) end
 function M.square(t) check(C.peri_op_square(ptr(t), out)) return wrap(out[0]) end
 --- scale * t + shift
 function M.affine(t, scale, shift) check(C.peri_op_affine(ptr(t), scale, shift or 0, out)) return wrap(out[0]) end
@@ -333,7 +344,8 @@ end, function(x) return Tensor.is(x) and signature.RELEASED end)
 
 signature.list_of("counts", "a list of whole numbers", "count")
 signature.check_each("", M, { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt",
-  "abs", "square", "neg" }, "t: tensor")
+  "abs", "square", "neg", "log1p", "expm1", "rsqrt", "sin", "cos", "erf", "floor", "ceil", "round", "trunc", "sign" },
+  "t: tensor")
 signature.check("", M, {
   leaky_relu = "t: tensor, slope: number?", pow = "t: operand, exponent: operand",
   affine = "t: tensor, scale: number, shift: number?", reciprocal = "t: tensor, numerator: number?",
@@ -359,7 +371,8 @@ signature.check("", M, {
 -- -- methods ----------------------------------------------------------------------------------------------------------
 
 for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "exp", "log",
-  "sqrt", "abs", "square", "pow", "affine", "neg", "reciprocal", "add", "sub", "mul", "div",
+  "sqrt", "abs", "square", "pow", "affine", "neg", "reciprocal", "add", "sub", "mul", "div", "log1p", "expm1", "rsqrt",
+  "sin", "cos", "erf", "floor", "ceil", "round", "trunc", "sign",
   "floor_divide", "remainder", "fmod", "matmul", "bmm", "sum", "prod",
   "mean", "softmax", "log_softmax", "split" } do
   Tensor.methods[name] = M[name]

@@ -1,0 +1,265 @@
+-- arranged.lua: elements in other places: rolled, repeated, cut to a triangle, padded, picked by a mask, added at
+-- places; with PyTorch's names, made of views, joins and picks.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor.core"
+local F = require "perilune.tensor.ops"
+local signature = require "perilune.signature"
+local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
+
+local lengths_out = ffi.new "peri_tensor *[1]"
+
+--- dim as a number from 1 on.
+local function counted(t, dim) return dim < 0 and dim + t:dim() + 1 or dim end
+
+local function roll_one(t, shift, dim)
+  local n = t:size(dim)
+  shift = n > 0 and shift % n or 0
+  if shift == 0 then return t end
+  return F.cat({ t:slice(dim, n - shift, n), t:slice(dim, 0, n - shift) }, dim)
+end
+--- Elements moved `shifts` places up along dim; those that leave at the end come in at the front. Lists of both: one
+--- after the other; no dim: in row-major order.
+function F.roll(t, shifts, dim)
+  if not dim then return roll_one(t:reshape(-1), shifts, 1):reshape(t:shape()) end
+  if type(dim) == "number" then dim = { dim } end
+  if type(shifts) == "number" then shifts = { shifts } end
+  if #shifts ~= #dim then
+    P.fail(("roll: %d shifts of %d dimensions, wanted as many"):format(#shifts, #dim))
+  end
+  local moved = t
+  for i = 1, #dim do moved = roll_one(moved, shifts[i], dim[i]) end
+  return moved == t and F.clone(t) or moved
+end
+
+--- Elements in reverse order along a dimension, or a list of them.
+function F.flip(t, dim)
+  if type(dim) == "number" then dim = { dim } end
+  for i = 1, #dim do
+    t = F.index_select(t, counted(t, dim[i]), Tensor.arange(t:size(dim[i]) - 1, -1, -1, "i64", t:device()))
+  end
+  return t
+end
+
+--- t `times` times over along dimension d.
+local function repeated(t, d, times)
+  local shape = t:shape()
+  local size = shape[d]
+  table.insert(shape, d, times)
+  local view = F.unsqueeze(t, d):expand(shape)
+  table.remove(shape, d)
+  shape[d] = size * times
+  return view:reshape(shape)
+end
+--- t as often as a list says along each dimension: of fewer numbers than dimensions the last ones are meant, for more
+--- the result has more dimensions.
+function F.tile(t, times)
+  local shape = t:shape()
+  while #shape < #times do table.insert(shape, 1, 1) end
+  local first = #shape - #times
+  local tiled = t:reshape(shape)
+  for i = #times, 1, -1 do
+    if times[i] ~= 1 then tiled = repeated(tiled, first + i, times[i]) end
+  end
+  return F.clone(tiled)
+end
+
+--- Each element along dim as often as a number, or for each its own of a tensor of one dimension, says, one beside the
+--- other; no dim: of all elements in row-major order. A tensor is waited for.
+function F.repeat_interleave(t, times, dim)
+  if not dim then t, dim = t:reshape(-1), 1 end
+  local d = counted(t, dim)
+  if type(times) == "number" then
+    local shape = t:shape()
+    table.insert(shape, d + 1, times)
+    local view = t:reshape(t:shape())
+    view = F.unsqueeze(view, d + 1):expand(shape)
+    table.remove(shape, d + 1)
+    shape[d] = shape[d] * times
+    return view:reshape(shape)
+  end
+  if times:dim() ~= 1 or times:size(1) ~= t:size(d) then
+    P.fail(("repeat_interleave: times are %s, wanted one number for each of %d elements"):format(Tensor._text(times),
+      t:size(d)))
+  end
+  local ends = F.cumsum(times, 1)
+  local n = ends:numel()
+  if n > 0 and F.amin(times):item() < 0 then P.fail "repeat_interleave: a negative number of times, allowed: from 0" end
+  local total = n > 0 and ends:item(n - 1) or 0
+  return F.index_select(t, d, F.searchsorted(ends, Tensor.arange(0, total, 1, "i64", t:device()), true))
+end
+
+--- How far right of the diagonal each element of the last two dimensions is.
+local function right_of(func, t)
+  if t:dim() < 2 then P.fail(("%s: %s, wanted two dimensions or more"):format(func, Tensor._text(t))) end
+  local rows, columns = Tensor.arange(0, t:size(-2), 1, "i64", t:device()), Tensor.arange(0, t:size(-1), 1, "i64",
+    t:device())
+  return F.sub(columns, F.unsqueeze(rows, 2))
+end
+--- t with zeros below the diagonal of the last two dimensions, or, with k, the diagonal k places right of it.
+function F.triu(t, k) return F.masked_fill(t, F.lt(right_of("triu", t), k or 0), 0) end
+--- t with zeros above it.
+function F.tril(t, k) return F.masked_fill(t, F.gt(right_of("tril", t), k or 0), 0) end
+
+--- Of a matrix the elements on the diagonal k (0) places right of the main one; of a row the matrix that has it there.
+function F.diag(t, k)
+  k = k or 0
+  if t:dim() == 1 then
+    local n = t:size(1)
+    local square = F.unsqueeze(t, 2):expand { n, n }
+    square = F.masked_fill(square, F.ne(right_of("diag", square), 0), 0)
+    if k == 0 then return square end
+    return F.pad(square, k > 0 and { k, 0, 0, k } or { 0, -k, -k, 0 })
+  end
+  if t:dim() ~= 2 then P.fail(("diag: %s, wanted one or two dimensions"):format(Tensor._text(t))) end
+  local rows, columns = t:size(1), t:size(2)
+  local n = math.max(0, k >= 0 and math.min(rows, columns - k) or math.min(rows + k, columns))
+  local first = k >= 0 and k or -k * columns
+  if n == 0 then return t:reshape(-1):slice(1, 0, 0) end
+  return t:reshape(-1):slice(1, first, first + (n - 1) * (columns + 1) + 1, columns + 1)
+end
+--- The sum of a matrix's diagonal.
+function F.trace(t)
+  if t:dim() ~= 2 then P.fail(("trace: %s, wanted two dimensions"):format(Tensor._text(t))) end
+  return F.sum(F.diag(t))
+end
+
+--- The product of each element of a with each of b, both of one dimension: [size of a, size of b].
+function F.outer(a, b)
+  if a:dim() ~= 1 or b:dim() ~= 1 then
+    P.fail(("outer: %s and %s, wanted one dimension each"):format(Tensor._text(a), Tensor._text(b)))
+  end
+  return F.mul(F.unsqueeze(a, 2), b)
+end
+
+--- t with `value` (0) around it: a list of how many before and behind it along the last dimension, then along the one
+--- before, and so on. Negative: so many elements are cut off.
+function F.pad(t, pads, value)
+  if #pads % 2 ~= 0 or #pads > 2 * t:dim() then
+    P.fail(("pad: %d numbers, wanted two for each of at most %d dimensions"):format(#pads, t:dim()))
+  end
+  for i = 1, #pads, 2 do
+    local d, before, behind = t:dim() - (i - 1) / 2, pads[i], pads[i + 1]
+    local n = t:size(d)
+    if before < 0 or behind < 0 then t = t:slice(d, math.max(0, -before), n + math.min(0, behind)) end
+    local function filled(size)
+      local shape = t:shape()
+      shape[d] = size
+      return Tensor.full(shape, value or 0, t:dtype(), t:device())
+    end
+    local parts = { t }
+    if before > 0 then table.insert(parts, 1, filled(before)) end
+    if behind > 0 then parts[#parts + 1] = filled(behind) end
+    if #parts > 1 then t = F.cat(parts, d) end
+  end
+  return t
+end
+
+--- A list of views, one for each element along dim (1), which they do not have.
+function F.unbind(t, dim)
+  local list = {}
+  for i = 1, t:size(dim or 1) do list[i] = F.select(t, dim or 1, i - 1) end
+  return list
+end
+
+-- -- by places and masks ----------------------------------------------------------------------------------------------
+
+--- A number as a tensor of t's dtype and of the shape of `index`.
+local function spread(src, t, index)
+  if Tensor.is(src) then return src end
+  local one = type(src) == "number" and Tensor._scalar(src, t) or Tensor.tensor({ src }, t:dtype(), t:device(), {})
+  return one:expand(index:shape())
+end
+--- t with src (a number, or a tensor of index's shape) put at the places that index names along dim: the way back of
+--- gather. Of several at one place the last one along dim stays.
+function F.scatter(t, dim, index, src)
+  check(C.peri_op_scatter(ptr(t), dim > 0 and dim - 1 or dim, ptr(index), ptr(spread(src, t, index)), false, out))
+  return wrap(out[0])
+end
+--- The same, added to what is there.
+function F.scatter_add(t, dim, index, src)
+  check(C.peri_op_scatter(ptr(t), dim > 0 and dim - 1 or dim, ptr(index), ptr(spread(src, t, index)), true, out))
+  return wrap(out[0])
+end
+--- t with each slice i of src along dim, times alpha (1), added to its slice ids[i].
+function F.index_add(t, dim, ids, src, alpha)
+  local d = counted(t, dim)
+  if alpha then src = F.affine(src, alpha, 0) end
+  check(C.peri_sparse_sum_by_id(ptr(d == 1 and src or src:transpose(1, d)), ptr(ids), t:size(d), out))
+  local sums = wrap(out[0])
+  return F.add(t, d == 1 and sums or sums:transpose(1, d))
+end
+--- gather of an index whose other sizes broadcast with t's; no dim: of all elements in row-major order.
+function F.take_along_dim(t, index, dim)
+  if not dim then return F.gather(t:reshape(-1), 1, index:reshape(-1)) end
+  local d, own, other = counted(t, dim), t:shape(), index:shape()
+  for k = 1, #own do
+    if k ~= d and other[k] ~= own[k] then
+      if other[k] == 1 then other[k] = own[k] else own[k] = other[k] end
+    end
+  end
+  return F.gather(t:expand(own), d, index:expand(other))
+end
+
+--- The rows of `rows` where the mask of one dimension is true. Waits.
+local function chosen(rows, mask)
+  local n = Tensor.full({ 1 }, mask:numel(), "i64", mask:device())
+  check(C.peri_sparse_masked_select(ptr(rows), ptr(n), ptr(mask), out, lengths_out))
+  wrap(lengths_out[0]):release()
+  return wrap(out[0])
+end
+--- The elements of t where the bool tensor `mask`, which broadcasts with it, is true, in row-major order: one
+--- dimension. Waits for the mask.
+function F.masked_select(t, mask)
+  local shape = Tensor._broadcast(t, mask)
+  return chosen(t:expand(shape):reshape(-1), mask:expand(shape):reshape(-1))
+end
+--- t[mask]: the mask has the first sizes of t; the result has one dimension in their place.
+function Tensor._by_mask(t, mask)
+  local own, given, rest = t:shape(), mask:shape(), { -1 }
+  for d = 1, math.max(#given, 1) do
+    if own[d] ~= given[d] then
+      P.fail(("%s: a mask %s, wanted the first sizes of it"):format(Tensor._text(t), Tensor._text(mask)))
+    end
+  end
+  for d = #given + 1, #own do rest[#rest + 1] = own[d] end
+  rest[1] = mask:numel()
+  return chosen(t:reshape(rest), mask:reshape(-1))
+end
+--- The places of elements that are not 0: i64 [number of them, dimensions], from 0. Waits.
+function F.nonzero(t)
+  local shape = t:shape()
+  local flat = chosen(Tensor.arange(0, t:numel(), 1, "i64", t:device()), F.ne(t, 0):reshape(-1))
+  local columns = {}
+  for d = #shape, 1, -1 do
+    columns[d] = F.remainder(flat, math.max(shape[d], 1))
+    flat = F.floor_divide(flat, math.max(shape[d], 1))
+  end
+  if #shape == 0 then return Tensor.empty({ flat:numel(), 0 }, "i64", t:device()) end
+  return F.stack(columns, 2)
+end
+
+signature.list_of("integers", "a list of whole numbers", "integer")
+signature.kind("integer_or_integers", "a whole number or a list of them", function(x)
+  return signature.is("integer", x) or signature.is("integers", x)
+end)
+signature.kind("count_or_tensor", "a whole number from 0 on, or a tensor", function(x)
+  return Tensor.is_live(x) or signature.is("count", x)
+end)
+signature.check("", F, {
+  roll = "t: tensor, shifts: integer_or_integers, dim: dims?", flip = "t: tensor, dim: dims",
+  tile = "t: tensor, times: counts", repeat_interleave = "t: tensor, times: count_or_tensor, dim: dim?",
+  diag = "t: tensor, k: integer?", trace = "t: tensor", outer = "a: tensor, b: tensor",
+  pad = "t: tensor, pads: integers, value: number?", unbind = "t: tensor, dim: dim?",
+  index_add = "t: tensor, dim: dim, ids: tensor, src: tensor, alpha: number?",
+  take_along_dim = "t: tensor, index: tensor, dim: dim?", masked_select = "t: tensor, mask: tensor",
+  nonzero = "t: tensor",
+})
+signature.check_each("", F, { "triu", "tril" }, "t: tensor, k: integer?")
+signature.check_each("", F, { "scatter", "scatter_add" }, "t: tensor, dim: dim, index: tensor, src: operand")
+for _, name in ipairs { "roll", "flip", "tile", "repeat_interleave", "triu", "tril", "diag", "trace", "outer", "pad",
+  "unbind", "scatter", "scatter_add", "index_add", "take_along_dim", "masked_select", "nonzero" } do
+  Tensor.methods[name] = F[name]
+end
+
+return F

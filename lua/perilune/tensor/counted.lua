@@ -1,0 +1,182 @@
+-- counted.lua: distinct elements, how often they are there, places among sorted ones, and what stands in their middle:
+-- with PyTorch's names.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor.core"
+local F = require "perilune.tensor.ops"
+local signature = require "perilune.signature"
+local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
+
+--- Where each element of t goes among those along the last dimension of `sorted`, which rise: the number of them that
+--- are smaller (`right`: not larger): i64 of t's shape.
+function F.searchsorted(sorted, t, right)
+  check(C.peri_op_searchsorted(ptr(sorted), ptr(t), right or false, out))
+  return wrap(out[0])
+end
+--- The number of the bucket of each element: searchsorted(boundaries, t, right).
+function F.bucketize(t, boundaries, right) return F.searchsorted(boundaries, t, right) end
+
+local found = ffi.new "peri_unique_result"
+
+--- Of ids in one dimension: by the operation that lookups have, too.
+local function unique_ids(ids, inverse, counts)
+  check(C.peri_sparse_unique(ptr(ids), inverse, counts, found))
+  local of, many = found.inverse, found.counts
+  local values = wrap(found.unique)
+  return values, of ~= nil and wrap(of) or nil, many ~= nil and wrap(many) or nil
+end
+
+local function unique_floats(flat, inverse, counts)
+  local n, device = flat:numel(), flat:device()
+  local sorted, places = F.sort(flat)
+  local first = Tensor.full({ n }, 1, "bool", device) -- of equal elements
+  if n > 1 then first = F.cat { first:slice(1, 0, 1), F.ne(sorted:slice(1, 1), sorted:slice(1, 0, n - 1)) } end
+  local values = F.masked_select(sorted, first)
+  if not inverse and not counts then return values end
+  local number = F.add(F.cumsum(first, 1), -1)
+  return values, inverse and F.scatter(number, 1, places, number) or nil,
+    counts and F.bincount(number, nil, values:numel()) or nil
+end
+
+--- The distinct elements of t in rising order; with return_inverse, for each element of t, its number among them (i64,
+--- t's shape), else nil; with return_counts how often each is there (i64), else nil. Waits. Each NaN is one of its own.
+function F.unique(t, return_inverse, return_counts)
+  local inverse, counts, name = return_inverse or false, return_counts or false, t:dtype()
+  local flat = t:detach():reshape(-1)
+  local values, of, many
+  if not Tensor._is_float(t) then
+    values, of, many = unique_ids(name == "i32" and flat or flat:to "i64", inverse, counts)
+  elseif name == "f16" or name == "bf16" then values, of, many = unique_floats(flat:to "f32", inverse, counts)
+  else values, of, many = unique_floats(flat, inverse, counts) end
+  return values:to(name), of and of:reshape(t:shape()), many
+end
+
+--- How often each number 0, 1, ... is there: i64 [the largest + 1, or minlength (0) if that is more]; with weights (f32
+--- or f64, one for each) their sums. Waits.
+function F.bincount(t, weights, minlength)
+  if t:dim() ~= 1 then P.fail(("bincount: %s, wanted one dimension"):format(Tensor._text(t))) end
+  local n = minlength or 0
+  if t:numel() > 0 then
+    local least, most = tonumber(F.amin(t):item()), tonumber(F.amax(t):item())
+    if least < 0 then P.fail(("bincount: the number %d, allowed: 0 and more"):format(least)) end
+    n = math.max(n, most + 1)
+  end
+  local ids = t:dtype() == "i32" and t or t:to "i64"
+  local of = weights or Tensor.full({ t:numel() }, 1, "f64", t:device())
+  check(C.peri_sparse_weights_and_counts(ptr(of), ptr(ids), n, out))
+  local both = wrap(out[0])
+  return weights and both:select(2, 0):contiguous() or both:select(2, 1):to "i64"
+end
+
+--- How many elements of t fall into each of `bins` (100) intervals of one width from min to max, the largest one with
+--- its upper bound; others do not count. Both 0: the smallest and the largest element. Of t's dtype. Waits.
+function F.histc(t, bins, min, max)
+  bins, min, max = bins or 100, min or 0, max or 0
+  local flat = t:detach():reshape(-1)
+  if min == max and min == 0 and t:numel() > 0 then min, max = F.amin(flat):item(), F.amax(flat):item() end
+  if min == max then min, max = min - 1, max + 1 end
+  if not (max > min and max - min < math.huge) or bins < 1 then
+    P.fail(("histc: %d bins from %g to %g, wanted 1 and more, between finite bounds that rise"):format(bins, min, max))
+  end
+  local inside = F.masked_select(flat, F.logical_and(F.ge(flat, min), F.le(flat, max)))
+  local share = F.div(F.sub(inside, min), Tensor._scalar(max - min, inside))
+  local bin = F.clamp(F.affine(share, bins, 0):to "i64", 0, bins - 1)
+  return F.bincount(bin, nil, bins):to(t:dtype())
+end
+
+--- How many elements over dim (as in sum) are not 0: i64.
+function F.count_nonzero(t, dim) return F.sum(F.ne(t, 0), dim) end
+
+--- Whether each element of t is among those of `tests`: bool.
+function F.isin(t, tests)
+  local n = tests:numel()
+  if n == 0 then return Tensor.full(t:shape(), 0, "bool", t:device()) end
+  local sorted = F.sort(tests:detach():reshape(-1))
+  local place = F.clamp(F.searchsorted(sorted, t:detach()), 0, n - 1)
+  return F.eq(F.gather(sorted, 1, place:reshape(-1)):reshape(t:shape()), t:detach())
+end
+
+-- -- in the middle ----------------------------------------------------------------------------------------------------
+
+--- The k-th smallest element (from 1) along dim (-1), and its place (i64).
+function F.kthvalue(t, k, dim, keepdim)
+  dim = dim or -1
+  if k < 1 or k > t:size(dim) then
+    P.fail(("kthvalue: k is %d of %s, allowed: 1..%d"):format(k, Tensor._text(t), t:size(dim)))
+  end
+  local values, places = F.topk(t, k, dim, false)
+  values, places = F.select(values, dim, k - 1), F.select(places, dim, k - 1)
+  if keepdim then return F.unsqueeze(values, dim), F.unsqueeze(places, dim) end
+  return values, places
+end
+
+--- t sorted along dim; and, for floats, where a line has a NaN, which its last element tells.
+local function line_up(func, t, dim)
+  if t:size(dim) == 0 then P.fail(("%s: dimension %d of %s is empty"):format(func, dim, Tensor._text(t))) end
+  local values, places = F.sort(t, dim)
+  local last = Tensor._is_float(t) and F.isnan(F.select(values:detach(), dim, -1))
+  return values, places, last
+end
+
+--- Without dim the middle element of all, along dim that of each line and its place (i64): of two the smaller one; NaN
+--- if there is one.
+function F.median(t, dim, keepdim)
+  if not dim then return (F.median(t:reshape(-1), 1)) end
+  local sorted, order, nan = line_up("median", t, dim)
+  local n = t:size(dim)
+  local at = math.floor((n - 1) / 2)
+  local value, place = F.select(sorted, dim, at), F.select(order, dim, at)
+  if nan then
+    place = F.where(nan, F.argmax(t:detach(), dim), place) -- the first NaN
+    value = F.squeeze(F.gather(t, dim, F.unsqueeze(place, dim)), dim)
+  end
+  if keepdim then return F.unsqueeze(value, dim), F.unsqueeze(place, dim) end
+  return value, place
+end
+
+local function quantile_of(sorted, nan, dim, q)
+  if not (q >= 0 and q <= 1) then P.fail(("quantile: q is %s, allowed: 0..1"):format(tostring(q))) end
+  local at = q * (sorted:size(dim) - 1)
+  local below = math.floor(at)
+  local value = F.select(sorted, dim, below)
+  if below < at then value = F.lerp(value, F.select(sorted, dim, below + 1), at - below) end
+  return nan and F.where(nan, F.select(sorted, dim, -1), value) or value
+end
+--- What a share q (0..1) of the elements along dim, or of all, lies below; between two elements in proportion. A list
+--- of shares: the results along a new first dimension. NaN if there is one.
+function F.quantile(t, q, dim, keepdim)
+  if not Tensor._is_float(t) then
+    P.fail(("quantile: %s, allowed: floats; cast it with t:to \"f32\""):format(Tensor._text(t)))
+  end
+  local shape = {}
+  for d = 1, t:dim() do shape[d] = 1 end
+  local line = dim and t or t:reshape(-1)
+  local along = dim or 1
+  local sorted, _, nan = line_up("quantile", line, along)
+  local list = {}
+  for i, share in ipairs(type(q) == "table" and q or { q }) do
+    local value = quantile_of(sorted, nan, along, share)
+    list[i] = keepdim and (dim and F.unsqueeze(value, dim) or value:reshape(shape)) or value
+  end
+  return type(q) == "table" and F.stack(list, 1) or list[1]
+end
+
+signature.kind("number_or_numbers", "a number or a list of them", function(x)
+  return type(x) == "number" or signature.is("numbers", x)
+end)
+signature.check("", F, {
+  searchsorted = "sorted: tensor, t: tensor, right: boolean?",
+  bucketize = "t: tensor, boundaries: tensor, right: boolean?",
+  unique = "t: tensor, return_inverse: boolean?, return_counts: boolean?",
+  bincount = "t: tensor, weights: tensor?, minlength: count?",
+  histc = "t: tensor, bins: count?, min: number?, max: number?", count_nonzero = "t: tensor, dim: dims?",
+  isin = "t: tensor, tests: tensor", kthvalue = "t: tensor, k: count, dim: dim?, keepdim: boolean?",
+  median = "t: tensor, dim: dim?, keepdim: boolean?",
+  quantile = "t: tensor, q: number_or_numbers, dim: dim?, keepdim: boolean?",
+})
+for _, name in ipairs { "bucketize", "unique", "bincount", "histc", "count_nonzero", "isin", "kthvalue", "median",
+  "quantile" } do
+  Tensor.methods[name] = F[name]
+end
+
+return F

@@ -1,0 +1,128 @@
+-- making.lua: tensors made of numbers in a row, of another tensor's shape, and of random numbers: peri.linspace and
+-- the like, with PyTorch's names. Random ones draw as peri.rand does: the n-th call after nn.manual_seed(s) is a
+-- function of s and n.
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor.core"
+local F = require "perilune.tensor.ops"
+local signature = require "perilune.signature"
+
+--- `steps` numbers from start to stop, both included, at equal distances: f32 if no dtype is given.
+function Tensor.linspace(start, stop, steps, dtype, device)
+  dtype = dtype or "f32"
+  if dtype ~= "f32" and dtype ~= "f64" then
+    P.fail(("linspace: dtype is '%s', allowed: f32, f64"):format(dtype))
+  end
+  local t = Tensor.arange(0, steps, 1, dtype, device)
+  if steps < 2 then return F.affine(t, 1, start) end
+  t = F.affine(t, (stop - start) / (steps - 1), start)
+  t:slice(1, steps - 1, steps):fill(stop)
+  return t
+end
+
+--- Ones where the row's number is the column's, zeros elsewhere: [rows, columns], columns being rows if not given.
+function Tensor.eye(rows, columns, dtype, device)
+  local at, along = Tensor.arange(0, rows, 1, "i64", device), Tensor.arange(0, columns or rows, 1, "i64", device)
+  return F.eq(F.unsqueeze(at, 2), along):to(dtype or "f32")
+end
+
+function Tensor.full_like(t, value, dtype) return Tensor.full(t:shape(), value, dtype or t:dtype(), t:device()) end
+function Tensor.zeros_like(t, dtype) return Tensor.full_like(t, 0, dtype) end
+function Tensor.ones_like(t, dtype) return Tensor.full_like(t, 1, dtype) end
+function Tensor.rand_like(t, dtype) return Tensor.rand(t:shape(), dtype or t:dtype(), t:device()) end
+function Tensor.randn_like(t, dtype) return Tensor.randn(t:shape(), dtype or t:dtype(), t:device()) end
+
+--- Whole numbers, each of low .. high - 1 as likely as the others; i64 if no dtype is given.
+function Tensor.randint(low, high, shape, dtype, device)
+  local range = high - low
+  if not (range >= 1 and range <= 2 ^ 53) then
+    P.fail(("randint: from %d to below %d, wanted 1 to 2^53 numbers"):format(low, high))
+  end
+  local places = F.floor(F.affine(Tensor.rand(shape, "f64", device), range, 0)):to "i64"
+  return F.add(F.clamp(places, 0, range - 1), low):to(dtype or "i64") -- the product may be rounded up to range
+end
+
+--- The numbers 0 .. n - 1 in an order by chance, all orders alike: i64.
+function Tensor.randperm(n, device) return F.argsort(Tensor.rand({ n }, "f64", device)) end
+
+--- 1 with the probability that t has at that place, else 0: of t's dtype.
+function F.bernoulli(t) return F.lt(Tensor.rand(t:shape(), "f64", t:device()), t):to(t:dtype()) end
+
+--- For each row of weights (which need not add up to 1) the numbers of n columns, drawn with probabilities in
+--- proportion to them: i64. Without `replacement` no column twice: as many as n must have a weight.
+function F.multinomial(t, n, replacement)
+  local dims = t:dim()
+  if dims ~= 1 and dims ~= 2 or t:size(-1) == 0 then
+    P.fail(("multinomial: %s, wanted one or two dimensions, the last one not empty"):format(Tensor._text(t)))
+  end
+  local weights = t:detach():to "f64"
+  local good = F.sum(F.gt(weights, 0), -1)
+  local least = F.amin(good):item()
+  if F.any(F.logical_not(F.logical_and(F.ge(weights, 0), F.lt(weights, math.huge)))):item() ~= 0
+    or least < (replacement and 1 or n) then
+    P.fail(("multinomial: weights that are negative, infinite or NaN, or a row with %d above 0, wanted finite ones, "
+      .. "%d of them above 0"):format(least, replacement and 1 or n))
+  end
+  local shape = t:shape()
+  if replacement then
+    shape[dims] = n
+    local sums = F.cumsum(weights, -1)
+    local total = sums:slice(-1, -1)
+    local drawn = F.mul(Tensor.rand(shape, "f64", t:device()), total)
+    return F.minimum(F.searchsorted(sums, drawn, true), F.sum(F.lt(sums, total), -1, true))
+  end
+  -- of exponential waiting times the shortest come first: the same as one draw after the other
+  local waiting = F.div(F.neg(F.log(F.affine(Tensor.rand(shape, "f64", t:device()), -1, 1))), weights)
+  local _, places = F.topk(waiting, n, -1, false)
+  return places
+end
+
+--- Views of each of some tensors of one dimension, of the shape of all their sizes: the i-th one changes along
+--- dimension i ("ij", PyTorch's default) of them.
+function F.meshgrid(tensors)
+  local n, shape, grids = #tensors, {}, {}
+  for i = 1, n do
+    if not Tensor.is(tensors[i]) or tensors[i]:dim() ~= 1 then
+      P.fail(("meshgrid: entry %d is %s, wanted a tensor of one dimension"):format(i, Tensor._text(tensors[i])))
+    end
+    shape[i] = tensors[i]:size(1)
+  end
+  for i = 1, n do
+    local own = {}
+    for d = 1, n do own[d] = d == i and shape[i] or 1 end
+    grids[i] = tensors[i]:reshape(own):expand(shape)
+  end
+  return unpack(grids)
+end
+
+--- softmax((t + noise) / tau) along dim (-1), noise of the Gumbel distribution, so that the largest element is each one
+--- with its probability under softmax(t). hard: 1 for the largest and 0 for the others, with the gradient of the soft
+--- one.
+function F.gumbel_softmax(t, tau, hard, dim)
+  tau, dim = tau or 1, dim or -1
+  if not (tau > 0 and tau < math.huge) then
+    P.fail(("gumbel_softmax: tau is %s, allowed: finite numbers above 0"):format(tau))
+  end
+  local noise = F.neg(F.log(F.neg(F.log(Tensor.rand_like(t)))))
+  local soft = F.softmax(F.affine(F.add(t, noise), 1 / tau, 0), dim)
+  if not hard then return soft end
+  local kept = soft:detach()
+  local _, place = F.max(kept, dim, true)
+  local best = F.scatter(Tensor.zeros_like(kept), dim, place, 1)
+  return F.add(best, F.sub(soft, kept))
+end
+
+signature.check("", Tensor, {
+  linspace = "start: number, stop: number, steps: count, dtype: dtype?, device: device?",
+  eye = "rows: count, columns: count?, dtype: dtype?, device: device?",
+  full_like = "t: tensor, value: number, dtype: dtype?",
+  randint = "low: integer, high: integer, shape: list, dtype: dtype?, device: device?",
+  randperm = "n: count, device: device?",
+})
+signature.check_each("", Tensor, { "zeros_like", "ones_like", "rand_like", "randn_like" }, "t: tensor, dtype: dtype?")
+signature.check("", F, {
+  bernoulli = "t: tensor", multinomial = "t: tensor, n: count, replacement: boolean?", meshgrid = "tensors: list",
+  gumbel_softmax = "t: tensor, tau: number?, hard: boolean?, dim: dim?",
+})
+for _, name in ipairs { "bernoulli", "multinomial", "gumbel_softmax" } do Tensor.methods[name] = F[name] end
+
+return Tensor
