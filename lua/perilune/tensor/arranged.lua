@@ -41,23 +41,22 @@ function F.flip(t, dim)
   return t
 end
 
---- t `times` times over along dimension d.
-local function repeated(t, d, times)
-  local shape = t:shape()
-  local size = shape[d]
-  table.insert(shape, d, times)
-  local view = F.unsqueeze(t, d):expand(shape)
-  table.remove(shape, d)
-  shape[d] = size * times
+--- t `times` times over along dimension d: a new dimension before it, for the whole, or (`each`) behind it, for each of
+--- its elements.
+local function repeated(t, d, times, each)
+  local shape, wide = t:shape(), {}
+  local new = each and d + 1 or d
+  for k = 1, #shape + 1 do wide[k] = k == new and times or shape[k > new and k - 1 or k] end
+  local view = F.unsqueeze(t, new):expand(wide)
+  shape[d] = shape[d] * times
   return view:reshape(shape)
 end
 --- t as often as a list says along each dimension: of fewer numbers than dimensions the last ones are meant, for more
 --- the result has more dimensions.
 function F.tile(t, times)
-  local shape = t:shape()
-  while #shape < #times do table.insert(shape, 1, 1) end
-  local first = #shape - #times
-  local tiled = t:reshape(shape)
+  local tiled = t
+  for _ = t:dim() + 1, #times do tiled = F.unsqueeze(tiled, 1) end
+  local first = tiled:dim() - #times
   for i = #times, 1, -1 do
     if times[i] ~= 1 then tiled = repeated(tiled, first + i, times[i]) end
   end
@@ -69,15 +68,7 @@ end
 function F.repeat_interleave(t, times, dim)
   if not dim then t, dim = t:reshape(-1), 1 end
   local d = counted(t, dim)
-  if type(times) == "number" then
-    local shape = t:shape()
-    table.insert(shape, d + 1, times)
-    local view = t:reshape(t:shape())
-    view = F.unsqueeze(view, d + 1):expand(shape)
-    table.remove(shape, d + 1)
-    shape[d] = shape[d] * times
-    return view:reshape(shape)
-  end
+  if type(times) == "number" then return repeated(t, d, times, true) end
   if times:dim() ~= 1 or times:size(1) ~= t:size(d) then
     P.fail(("repeat_interleave: times are %s, wanted one number for each of %d elements"):format(Tensor._text(times),
       t:size(d)))
@@ -132,6 +123,12 @@ function F.outer(a, b)
   return F.mul(F.unsqueeze(a, 2), b)
 end
 
+--- `size` slices of `value` along dimension d of what has the shape of t elsewhere.
+local function filled(t, d, size, value)
+  local shape = t:shape()
+  shape[d] = size
+  return Tensor.full(shape, value or 0, t:dtype(), t:device())
+end
 --- t with `value` (0) around it: a list of how many before and behind it along the last dimension, then along the one
 --- before, and so on. Negative: so many elements are cut off.
 function F.pad(t, pads, value)
@@ -142,15 +139,8 @@ function F.pad(t, pads, value)
     local d, before, behind = t:dim() - (i - 1) / 2, pads[i], pads[i + 1]
     local n = t:size(d)
     if before < 0 or behind < 0 then t = t:slice(d, math.max(0, -before), n + math.min(0, behind)) end
-    local function filled(size)
-      local shape = t:shape()
-      shape[d] = size
-      return Tensor.full(shape, value or 0, t:dtype(), t:device())
-    end
-    local parts = { t }
-    if before > 0 then table.insert(parts, 1, filled(before)) end
-    if behind > 0 then parts[#parts + 1] = filled(behind) end
-    if #parts > 1 then t = F.cat(parts, d) end
+    if before > 0 then t = F.cat({ filled(t, d, before, value), t }, d) end
+    if behind > 0 then t = F.cat({ t, filled(t, d, behind, value) }, d) end
   end
   return t
 end

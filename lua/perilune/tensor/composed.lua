@@ -10,10 +10,13 @@ function F.normalize(t, p, dim, eps)
   return F.div(t, F.clamp(F.norm(t, p or 2, dim or 2, true), eps or 1e-12))
 end
 
+--- dtype -> its largest finite number.
+local largest = { f16 = 65504, bf16 = 0x1.fep127, f32 = 0x1.fffffep127, f64 = 0x1.fffffffffffffp1023 }
+
 --- The logarithm of the sum of exp(t) over dim (as in sum).
 function F.logsumexp(t, dim, keepdim)
-  local most = F.amax(t:detach(), dim, true)
-  most = F.masked_fill(most, F.eq(F.abs(most), math.huge), 0) -- infinite ones would leave NaN behind
+  local most, bound = F.amax(t:detach(), dim, true), largest[t:dtype()]
+  if bound then most = F.clamp(most, -bound, bound) end -- infinite ones would leave NaN behind
   local sum = F.log(F.sum(F.exp(F.sub(t, most)), dim, keepdim))
   return F.add(sum, most:reshape(sum:shape()))
 end
@@ -75,7 +78,7 @@ function F.isinf(t) return F.eq(F.abs(t), math.huge) end
 --- of the dtype.
 function F.nan_to_num(t, nan, posinf, neginf)
   if not Tensor._is_float(t) then return F.clone(t) end
-  local most = ({ f16 = 65504, bf16 = 0x1.fep127, f64 = 0x1.fffffffffffffp1023 })[t:dtype()] or 0x1.fffffep127
+  local most = largest[t:dtype()]
   t = F.masked_fill(t, F.isnan(t), nan or 0)
   t = F.masked_fill(t, F.eq(t, math.huge), posinf or most)
   return F.masked_fill(t, F.eq(t, -math.huge), neginf or -most)

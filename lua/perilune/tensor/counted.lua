@@ -118,13 +118,9 @@ local function line_up(func, t, dim)
   return values, places, last
 end
 
---- Without dim the middle element of all, along dim that of each line and its place (i64): of two the smaller one; NaN
---- if there is one.
-function F.median(t, dim, keepdim)
-  if not dim then return (F.median(t:reshape(-1), 1)) end
+local function median_along(t, dim, keepdim)
   local sorted, order, nan = line_up("median", t, dim)
-  local n = t:size(dim)
-  local at = math.floor((n - 1) / 2)
+  local at = math.floor((t:size(dim) - 1) / 2)
   local value, place = F.select(sorted, dim, at), F.select(order, dim, at)
   if nan then
     place = F.where(nan, F.argmax(t:detach(), dim), place) -- the first NaN
@@ -132,6 +128,13 @@ function F.median(t, dim, keepdim)
   end
   if keepdim then return F.unsqueeze(value, dim), F.unsqueeze(place, dim) end
   return value, place
+end
+--- Without dim the middle element of all, along dim that of each line and its place (i64): of two the smaller one; NaN
+--- if there is one.
+function F.median(t, dim, keepdim)
+  if dim then return median_along(t, dim, keepdim) end
+  local value = median_along(t:reshape(-1), 1)
+  return value
 end
 
 local function quantile_of(sorted, nan, dim, q)

@@ -110,9 +110,10 @@ end
 --- The shape that two tensors broadcast to. Sizes that do not fit are left to `expand` to refuse.
 function Tensor._broadcast(a, b)
   local x, y, shape = a:shape(), b:shape(), {}
-  for i = 1, math.max(#x, #y) do
-    local own, other = x[#x - i + 1] or 1, y[#y - i + 1] or 1
-    table.insert(shape, 1, own == 1 and other or own)
+  local n = math.max(#x, #y)
+  for d = 1, n do
+    local own, other = x[d + #x - n] or 1, y[d + #y - n] or 1
+    shape[d] = own == 1 and other or own
   end
   return shape
 end

@@ -81,19 +81,31 @@ function F.triplet_margin_loss(anchor, positive, negative, margin, p, eps, reduc
   return reduce("triplet_margin_loss", F.relu(F.affine(F.sub(near, far), 1, margin or 1)), reduction)
 end
 
+--- Whether two tensors have one shape.
+local function alike(a, b)
+  local n = a:dim()
+  if b:dim() ~= n then return false end
+  for d = 1, n do
+    if a:size(d) ~= b:size(d) then return false end
+  end
+  return true
+end
+
 --- The cosine of the angle between a and b, which broadcast, along dim (-1); sizes below eps (1e-8) count as eps.
 function F.cosine_similarity(a, b, dim, eps)
   dim, eps = dim or -1, eps or 1e-8
-  local shape = Tensor._broadcast(a, b)
-  a, b = a:expand(shape), b:expand(shape)
+  if not alike(a, b) then
+    local shape = Tensor._broadcast(a, b)
+    a, b = a:expand(shape), b:expand(shape)
+  end
   local x, y = F.clamp(F.norm(a, 2, dim, true), eps), F.clamp(F.norm(b, 2, dim, true), eps)
   return F.sum(F.mul(F.div(a, x), F.div(b, y)), dim)
 end
 
+local function square_of(x) return F.affine(F.sum(F.square(x), -1), 1, 1e-12) end
 --- Of rows a and b [B, D] and target [B]: 1 - cosine where it is 1, max(0, cosine - margin) where it is -1. margin: 0.
 --- Squares of sizes are 1e-12 larger here than they are, as PyTorch's: gradients of rows of zeros are not infinite.
 function F.cosine_embedding_loss(a, b, target, margin, reduction)
-  local function square_of(x) return F.affine(F.sum(F.square(x), -1), 1, 1e-12) end
   local cosine = F.div(F.sum(F.mul(a, b), -1), F.sqrt(F.mul(square_of(a), square_of(b))))
   local loss = F.where(F.eq(target, 1), F.affine(cosine, -1, 1), F.relu(F.affine(cosine, 1, -(margin or 0))))
   return reduce("cosine_embedding_loss", loss, reduction)
@@ -106,9 +118,8 @@ function F.kl_div(t, target, log_target, reduction)
   local loss
   if log_target then loss = F.mul(F.exp(target), F.sub(target, t))
   else
-    local positive = F.gt(target, 0)
-    local known = F.where(positive, target, 1)
-    loss = F.where(positive, F.mul(target, F.sub(F.log(known), t)), F.mul(target, F.neg(t)))
+    local known = F.where(F.gt(target, 0), target, 1) -- a target of 0 has no logarithm, and counts nothing
+    loss = F.mul(target, F.sub(F.log(known), t))
   end
   if reduction == "batchmean" then return F.affine(F.sum(loss), 1 / t:size(1), 0) end
   return reduce("kl_div", loss, reduction)

@@ -209,12 +209,19 @@ end
 
 local sizes_type = ffi.typeof "int64_t[?]"
 
+--- A list of sizes for C. (An array that is made of the list is not compiled.)
+local function array_of(sizes)
+  local array = sizes_type(#sizes)
+  for i = 1, #sizes do array[i - 1] = sizes[i] end
+  return array
+end
+
 --- Views of `t`, cut along a dimension (1) into parts of the sizes in a list, which add up to its size. Their gradients
 --- become its own at once, so this is faster than slices of them all.
 function M.split(t, sizes, dim)
   local n = #sizes
   reserve(n)
-  check(C.peri_op_split(ptr(t), sizes_type(n, sizes), n, dimension(dim or 1), parts))
+  check(C.peri_op_split(ptr(t), array_of(sizes), n, dimension(dim or 1), parts))
   local list = {}
   for i = 1, n do list[i] = wrap(parts[i - 1]) end
   return list
