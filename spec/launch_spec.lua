@@ -199,7 +199,7 @@ describe_launcher("perilune run, several ranks", function()
     local words = " the script went on to its end after an error that it caught, or that another rank met: group "
       .. "'world' was given up: "
     for i, ending in ipairs { "", "peri.finish()", "os.exit(0)", "", "" } do
-      local waits = i < 4 -- in the last ones rank 0 comes to its end, and has waited for nobody: in the last one, before
+      local waits = i < 4 -- else rank 0 comes to its end: in the last case before the other gives up
       local out, status = run("run -n 2 " .. script([[
         local peri = require "perilune"
         peri.init()
