@@ -21,6 +21,7 @@ typedef struct coll_work {
     const peri_coll_vtab *vtab; /* of the transport that carries it */
     void *request;   /* the transport's; NULL when there is none */
     peri_tensor *send, *recv; /* retained; NULL for host operations */
+    peri_coll_facts facts;    /* the operation's, if it has some */
     void *keep;
     void (*keep_release)(void *keep);
     peri__stage *stage;      /* NULL: direct */
@@ -92,6 +93,7 @@ static void record_post(coll_work *w)
     r->op.fill = NULL;
     r->op.take = NULL;
     r->op.ctx = NULL;
+    r->op.facts = NULL;
 }
 
 static void record_end(coll_work *w, peri_status status)
@@ -379,6 +381,10 @@ static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *
     PERI_TRY(peri__work_new(size, &coll_vtab, g, any ? peri__device(any) : NULL, &base));
     coll_work *w = (coll_work *)base;
     w->op = *op;
+    if (op->facts) {
+        w->facts = *op->facts;
+        w->op.facts = &w->facts;
+    }
     if (op->recv_runs) {
         peri_k_run *runs = (peri_k_run *)(w->counts + 2 * n);
         memcpy(runs, op->recv_runs, sizeof *runs * (size_t)op->n_recv_runs);

@@ -159,8 +159,8 @@ peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void
 peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv,
                             peri_work **out);
 /** The sum over the ranks of gradients of dense parameters, in place, on their channel whatever the group's current one
- *  is. @trained: what the tag says of the parameters, for messages (NULL: nothing). */
-peri_status peri__coll_sum_gradients(peri_group *group, peri_tensor *tensor, uint64_t tag, const peri__trained *trained,
+ *  is. @facts: as in peri_coll_op; copied. */
+peri_status peri__coll_sum_gradients(peri_group *group, peri_tensor *tensor, uint64_t tag, const peri_coll_facts *facts,
                                      peri_work **out);
 
 /* -- codecs -------------------------------------------------------------------------------------------------------- */

@@ -137,18 +137,13 @@ peri_status peri_coll_broadcast(peri_group *group, peri_tensor *tensor, int32_t 
 }
 
 static peri_status all_reduce(peri_group *group, int32_t channel, peri_tensor *tensor, int32_t reduce, uint64_t tag,
-                              const peri__trained *trained, peri_work **out)
+                              const peri_coll_facts *facts, peri_work **out)
 {
     PERI_NEED(out);
     PERI_TRY(check_output("peri_coll_all_reduce", group, tensor));
     PERI_TRY(check_reduce("peri_coll_all_reduce", tensor, reduce));
     peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE, .channel = channel, .dtype = tensor->dtype, .reduce = reduce,
-                       .count = peri__numel(tensor), .tag = tag};
-    if (trained) {
-        _Static_assert(sizeof op.fact == sizeof trained->fact, "the same numbers");
-        op.facts = trained->facts;
-        memcpy(op.fact, trained->fact, sizeof op.fact);
-    }
+                       .count = peri__numel(tensor), .tag = tag, .facts = facts};
     peri__changed(tensor);
     return peri__coll_post(group, &op, NULL, tensor, out);
 }
@@ -158,10 +153,10 @@ peri_status peri_coll_all_reduce(peri_group *group, peri_tensor *tensor, int32_t
     return all_reduce(group, group ? group->channel : 0, tensor, reduce, tag, NULL, out);
 }
 
-peri_status peri__coll_sum_gradients(peri_group *group, peri_tensor *tensor, uint64_t tag, const peri__trained *trained,
+peri_status peri__coll_sum_gradients(peri_group *group, peri_tensor *tensor, uint64_t tag, const peri_coll_facts *facts,
                                      peri_work **out)
 {
-    return all_reduce(group, PERI_CHANNEL_DENSE, tensor, PERI_REDUCE_SUM, tag, trained, out);
+    return all_reduce(group, PERI_CHANNEL_DENSE, tensor, PERI_REDUCE_SUM, tag, facts, out);
 }
 
 /* -- equal parts --------------------------------------------------------------------------------------------------- */

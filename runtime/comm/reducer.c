@@ -36,7 +36,7 @@
 #include <stdio.h>
 
 enum { DEFAULT_BYTES = 25 << 20, LEAST_BYTES = 512 << 10, PARTS = 4, GRAIN = 1 << 15 };
-enum { LAST_FACT = sizeof((peri__trained){0}.fact) / sizeof(double) - 1 };
+enum { LAST_FACT = PERI_COLL_FACTS - 1 };
 
 struct bucket;
 
@@ -175,17 +175,17 @@ static peri_status mark(const peri_reducer *r, bucket *b)
 
 /** What ranks must agree on about a bucket: its number, and what optimizers have done to its parameters. @said: the
  *  same for messages, of the first parameter, with the history of all of them. */
-static uint64_t tag_of(const peri_reducer *r, const bucket *b, peri__trained *said)
+static uint64_t tag_of(const peri_reducer *r, const bucket *b, peri_coll_facts *said)
 {
     uint64_t tag = (uint64_t)r->posted;
-    said->facts = NULL;
+    said->names = NULL;
     for (int64_t i = 0; i < b->count; i++) {
         const peri__trained *t = &r->entries[b->first + i].trained;
-        if (!t->facts) continue;
+        if (!t->step.names) continue;
         tag = peri__hash_mix(tag, t->history);
-        if (!said->facts) *said = *t;
+        if (!said->names) *said = t->step;
     }
-    said->fact[LAST_FACT] = (double)(tag & 0xffff);
+    said->number[LAST_FACT] = (double)(tag & 0xffff);
     return tag;
 }
 
@@ -196,17 +196,18 @@ static peri_status explain(const peri_reducer *r, const bucket *b, peri_status s
 {
     char own[PERI_MESSAGE_MAX] = "", said[PERI_MESSAGE_MAX];
     size_t used = 0;
-    const peri__trained *first = NULL, *last = NULL;
-    const size_t known = LAST_FACT * sizeof last->fact[0]; /* without their histories */
+    const peri_coll_facts *first = NULL, *last = NULL;
+    const size_t known = LAST_FACT * sizeof last->number[0]; /* without their histories */
     for (int64_t i = 0; i < b->count && status == PERI_EMISMATCH; i++) {
-        const peri__trained *t = &r->entries[b->first + i].trained;
-        if (!t->facts || (last && t->facts == last->facts && !memcmp(t->fact, last->fact, known))) continue;
+        const peri_coll_facts *step = &r->entries[b->first + i].trained.step;
+        bool same = last && step->names == last->names && !memcmp(step->number, last->number, known);
+        if (!step->names || same) continue;
         if (last && used < sizeof own)
             used += (size_t)snprintf(own + used, sizeof own - used, "%s parameter %lld", first == last ? "; here" : ";",
                                      (long long)(r->n - 1 - (b->first + i)));
-        if (last) used = peri_coll_facts_text(t->facts, t->fact, own, used, sizeof own);
-        first = first ? first : t;
-        last = t;
+        if (last) used = peri_coll_facts_text(step, own, used, sizeof own);
+        first = first ? first : step;
+        last = step;
     }
     const char *differ = strstr(peri_error_message(), "the ranks disagree: ");
     if (!last || !differ) return status;
@@ -222,10 +223,10 @@ static peri_status post_complete(peri_reducer *r)
 {
     for (; r->posted < r->buckets && r->bucket[r->posted].missing == 0; r->posted++) {
         bucket *b = &r->bucket[r->posted];
-        peri__trained said;
+        peri_coll_facts said;
         uint64_t tag = tag_of(r, b, &said);
         PERI_TRY(mark(r, b));
-        peri_status status = peri__coll_sum_gradients(r->group, b->flat, tag, said.facts ? &said : NULL, &b->work);
+        peri_status status = peri__coll_sum_gradients(r->group, b->flat, tag, said.names ? &said : NULL, &b->work);
         if (status < 0) return explain(r, b, status); /* another rank has met it in an earlier bucket */
     }
     return PERI_OK;

@@ -57,7 +57,12 @@ enum {
                              take) */
 };
 
-enum { PERI_COLL_FACTS = 8 };
+/** Numbers of which a tag is made, for messages. */
+enum { PERI_COLL_FACTS = 7 };
+typedef struct peri_coll_facts {
+    const char *names; /* of what has them and, each after a comma, of the numbers: "Adam,step,lr"; static. NULL: none */
+    double number[PERI_COLL_FACTS];
+} peri_coll_facts;
 
 /** Elements [from, from + n) of what is sent, which are wanted at `data`. */
 typedef struct peri_coll_stretch {
@@ -100,10 +105,7 @@ typedef struct peri_coll_op {
     void *stream;                /* of a device's buffers, else NULL: what is queued on it at the post comes before the
                                     operation, and what * is queued once test has said PERI_OK, after it; the data need
                                     not be there by then */
-    /* What of the tag ranks can differ about, for messages: what it is and, each after a comma, the names of the
-     * numbers in `fact`, such as "Adam,step,lr". Static; NULL: nothing. */
-    const char *facts;
-    double fact[PERI_COLL_FACTS];
+    const peri_coll_facts *facts; /* what the tag is made of, for messages, or NULL; as long as the count arrays */
 } peri_coll_op;
 
 /** What a rank has taken the last numbers of a group for, posted or not. All ranks take the same numbers for the same
@@ -246,15 +248,17 @@ static inline const char *peri_coll_channel_name(int32_t channel)
 }
 
 /** Write " by Adam (step 12, lr 0.1)", without the numbers that are 0, at text + used; returns the new length. */
-static inline size_t peri_coll_facts_text(const char *facts, const double *fact, char *text, size_t used, size_t len)
+static inline size_t peri_coll_facts_text(const peri_coll_facts *facts, char *text, size_t used, size_t len)
 {
     int32_t shown = 0;
-    for (int32_t i = -1; facts && i < PERI_COLL_FACTS && used < len; i++) {
-        int n = (int)strcspn(facts, ",");
-        if (i < 0) used += (size_t)snprintf(text + used, len - used, " by %.*s", n, facts);
-        else if (fact[i] != 0)
-            used += (size_t)snprintf(text + used, len - used, "%s%.*s %.9g", shown++ ? ", " : " (", n, facts, fact[i]);
-        facts = facts[n] ? facts + n + 1 : NULL;
+    const char *name = facts->names;
+    for (int32_t i = -1; name && i < PERI_COLL_FACTS && used < len; i++) {
+        int n = (int)strcspn(name, ",");
+        if (i < 0) used += (size_t)snprintf(text + used, len - used, " by %.*s", n, name);
+        else if (facts->number[i] != 0)
+            used += (size_t)snprintf(text + used, len - used, "%s%.*s %.9g", shown++ ? ", " : " (", n, name,
+                                     facts->number[i]);
+        name = name[n] ? name + n + 1 : NULL;
     }
     if (shown && used < len) used += (size_t)snprintf(text + used, len - used, ")");
     return used < len ? used : len - 1;
@@ -284,7 +288,7 @@ static inline void peri_coll_op_text(const peri_coll_op *op, int32_t size, char 
         used += (size_t)snprintf(text + used, len - used, " from rank %d", op->root);
     if (op->channel != PERI_CHANNEL_DENSE && used < len)
         used += (size_t)snprintf(text + used, len - used, " on channel %s", peri_coll_channel_name(op->channel));
-    if (op->facts) peri_coll_facts_text(op->facts, op->fact, text, used, len);
+    if (op->facts) peri_coll_facts_text(op->facts, text, used, len);
     else if (op->tag && used < len) snprintf(text + used, len - used, " tag %llx", (unsigned long long)op->tag);
 }
 

@@ -211,13 +211,13 @@ void peri_optim_release(peri_optim *o)
 
 /** Names of the numbers of a step for messages (peri__trained): the optimizer, its step, numbers of it, and in the last
  *  place a checksum of all that was done to the parameter. */
-static const char *const facts[PERI_OPTIM_KIND_COUNT] = {
-    [PERI_OPTIM_SGD] = "SGD,step,lr,weight_decay,momentum,dampening,,,history",
-    [PERI_OPTIM_ADAGRAD] = "Adagrad,step,lr,weight_decay,lr_decay,eps,,,history",
-    [PERI_OPTIM_ADAM] = "Adam,step,lr,weight_decay,beta1,beta2,eps,,history",
-    [PERI_OPTIM_ADAMW] = "AdamW,step,lr,weight_decay,beta1,beta2,eps,,history",
-    [PERI_OPTIM_RMSPROP] = "RMSprop,step,lr,weight_decay,momentum,alpha,eps,,history",
-    [PERI_OPTIM_ROWWISE_ADAGRAD] = "RowWiseAdagrad,step,lr,weight_decay,lr_decay,eps,,,history",
+static const char *const names_of_step[PERI_OPTIM_KIND_COUNT] = {
+    [PERI_OPTIM_SGD] = "SGD,step,lr,weight_decay,momentum,dampening,,history",
+    [PERI_OPTIM_ADAGRAD] = "Adagrad,step,lr,weight_decay,lr_decay,eps,,history",
+    [PERI_OPTIM_ADAM] = "Adam,step,lr,weight_decay,beta1,beta2,eps,history",
+    [PERI_OPTIM_ADAMW] = "AdamW,step,lr,weight_decay,beta1,beta2,eps,history",
+    [PERI_OPTIM_RMSPROP] = "RMSprop,step,lr,weight_decay,momentum,alpha,eps,history",
+    [PERI_OPTIM_ROWWISE_ADAGRAD] = "RowWiseAdagrad,step,lr,weight_decay,lr_decay,eps,,history",
 };
 
 /** A hash over what a step's numbers are, as the kernels have them. */
@@ -255,7 +255,7 @@ static peri_status mix_states(const peri_optim *o, int32_t i, uint64_t *hash)
 typedef struct entry {
     int64_t step; /* 0: nothing yet */
     uint64_t hash;
-    double fact[8];
+    peri_coll_facts facts;
 } entry;
 
 static void describe(const peri_optim_config *a, int64_t step, entry *out)
@@ -265,8 +265,16 @@ static void describe(const peri_optim_config *a, int64_t step, entry *out)
     bool sgd = a->kind == PERI_OPTIM_SGD;
     *out = (entry){.step = step,
                    .hash = peri__hash_mix(numbers_hash(a), (uint64_t)step),
-                   .fact = {(double)step, a->lr, a->weight_decay, adam ? a->beta1 : sum ? a->lr_decay : a->momentum,
-                            adam ? a->beta2 : sum ? a->eps : sgd ? a->dampening : a->alpha, sum || sgd ? 0 : a->eps}};
+                   .facts = {names_of_step[a->kind],
+                             {(double)step, a->lr, a->weight_decay,
+                              adam  ? a->beta1
+                              : sum ? a->lr_decay
+                                    : a->momentum,
+                              adam  ? a->beta2
+                              : sum ? a->eps
+                              : sgd ? a->dampening
+                                    : a->alpha,
+                              sum || sgd ? 0 : a->eps}}};
 }
 
 /** Write down that parameter @i is about to take its step @step. @last: what was written of the parameter before. */
@@ -279,8 +287,7 @@ static peri_status note(peri_optim *o, int32_t i, int64_t step, entry *last)
     if (o->restored[i]) PERI_TRY(mix_states(o, i, &h));
     o->restored[i] = false;
     t->history = h;
-    t->facts = facts[o->args.kind];
-    memcpy(t->fact, last->fact, sizeof t->fact);
+    t->step = last->facts;
     return PERI_OK;
 }
 

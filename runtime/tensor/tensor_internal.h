@@ -178,9 +178,8 @@ void peri__ending_release(peri__ending *ending);
 
 /** What optimizers have done to a parameter that ranks train alike: they compare it (comm/reducer.c). */
 typedef struct peri__trained {
-    uint64_t history;  /* a hash over all steps: of which optimizer, with which numbers and loaded states */
-    const char *facts; /* the last step in words: as in peri_coll_op. NULL: there was none */
-    double fact[8];    /* the last one is free for the history */
+    uint64_t history;     /* a hash over all steps: of which optimizer, with which numbers and loaded states */
+    peri_coll_facts step; /* the last one, for messages; without names: there was none. The last number is free */
 } peri__trained;
 
 struct peri_tensor {

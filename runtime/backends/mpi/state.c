@@ -49,5 +49,6 @@ void peri__mpi_remember(mpi_group *g, const peri_coll_op *op)
     h->fill = NULL;
     h->take = NULL;
     h->ctx = NULL;
+    h->facts = NULL;
     if (op->sequence > g->last) g->last = op->sequence;
 }

@@ -244,6 +244,7 @@ static void remember(nccl_group *g, const peri_coll_op *op)
         memcpy(counts + g->size, op->recv_counts, bytes);
     }
     *h = *op;
+    h->facts = NULL;
     h->send_counts = counts;
     h->recv_counts = kept ? counts + g->size : NULL;
     h->recv_runs = NULL;
