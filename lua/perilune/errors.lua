@@ -164,9 +164,10 @@ end
 
 -- -- raising ----------------------------------------------------------------------------------------------------------
 
---- The name of a module's class, if it is one of Perilune's.
+--- The name of a module's class, if it is one of Perilune's. A module that is graphed has a forward of its own.
 local function own_class(module)
-  if module and of_library(debug.getinfo(module.forward, "S").source) then return module.class_name end
+  local forward = module and getmetatable(module).forward
+  if forward and of_library(debug.getinfo(forward, "S").source) then return module.class_name end
 end
 
 --- Raise an error of these fields; its places are found here unless it brings them.

@@ -289,6 +289,23 @@ same("a cross network, whose backward pass is captured after a step that followe
   return out, "captures=1, replays=4, eager=1"
 end)
 
+local Own = nn.Module:extend "Own"
+function Own:init(linear) self.linear = linear end
+function Own:forward(x, columns) return self.linear(x) + x:slice(2, 0, columns) end
+same("mistakes of a module, also while it is captured, by the same words", function(graphed)
+  local own, out = Own(layer()), {}
+  graphed(own)
+  for i = 1, 9 do
+    local ok, y = pcall(own, input(i), i % 3 == 0 and 3 or 2)
+    local wide, narrow = pcall(own, input(i):slice(2, 0, 2), 2)
+    if ok then numbers(out, { y }) else out[#out + 1] = tostring(y) end
+    if ok then F.mean(y):backward() end
+    out[#out + 1] = wide and "no mistake" or tostring(narrow)
+  end
+  numbers(out, { own.linear.weight:grad() })
+  return out, "captures=1, replays=5, eager=3"
+end)
+
 -- -- what changes between calls ---------------------------------------------------------------------------------------
 
 same("parameters that are loaded, replaced, frozen, and another field", function(graphed)
