@@ -154,6 +154,9 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
     "no operator '..' for tensor f32 [2] on cpu and 'x' (s.lua:2)" },
   { "an order of tensors", "local t = peri.zeros { 2 }\nlocal x = t < t",
     "no operator '<' for tensor f32 [2] on cpu and tensor f32 [2] on cpu (s.lua:3)" },
+  { "a tensor and a number that are compared", "local t = peri.zeros {}\nlocal found = t == 0",
+    "'==' of a tensor and 0 compares no elements; a tensor of truth values: t:eq(x), a number: t:item() == x (s.lua:3)"
+  },
   { "an element that is not there", "local t = peri.zeros { 2 }\nt[2] = 5",
     "peri_tensor_select: element 2 of the 1st dimension of f32 [2], allowed: -2..1 (s.lua:3)" },
   { "a field that is set", "local t = peri.zeros { 2 }\nt.name = 3",

@@ -168,10 +168,16 @@ signature.kind("rank_groups", "a list of groups of ranks", function(x)
   end
   return true
 end)
+signature.kind("states", "a list of { name =, tensor = }", function(x)
+  for _, s in ipairs(type(x) == "table" and x or { false }) do
+    if type(s) ~= "table" or type(s.name) ~= "string" then return false end
+  end
+  return true
+end)
 signature.check("", M, {
   all_or_none = "groups: rank_groups, func: string, err: any",
   mean_of = "sum: tensor, count: any, group: any", global_mean = "losses: tensor, weights: tensor?, group: any",
-  given_alike = "func: string, list: list, given: table",
+  given_alike = "func: string, list: states, given: table",
   sum = "group: ranks?, list: list", gather = "group: ranks?, arrays: list, n: count",
 })
 

@@ -388,5 +388,15 @@ local meta = Tensor.meta
 meta.__add, meta.__sub, meta.__mul, meta.__div = M.add, M.sub, M.mul, M.div
 meta.__unm = function(t) return M.neg(t) end -- Lua passes t twice
 meta.__pow, meta.__mod = M.pow, M.remainder
+--- Two handles are equal if they are the same one. Lua would say that a tensor is not equal to a number, whatever it
+--- holds, and a condition would go on with that.
+function meta.__eq(a, b)
+  local other = type(a) == "number" and a or type(b) == "number" and b
+  if other then
+    P.fail(("'==' of a tensor and %g compares no elements; a tensor of truth values: t:eq(x), a number: t:item() == x")
+      :format(other))
+  end
+  return rawequal(a, b)
+end
 
 return M
