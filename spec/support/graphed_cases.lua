@@ -427,6 +427,18 @@ end)
 -- -- devices without graphs, and memory -------------------------------------------------------------------------------
 
 do
+  local gone = setmetatable({}, { __mode = "k" })
+  local function use()
+    local own = layer()
+    gone[own], gone[nn.graphed(own)] = true, true
+    for i = 1, 3 do F.mean(own(input(i))):backward() end
+  end
+  use()
+  collectgarbage()
+  collectgarbage()
+  print(next(gone) and "a graphed module that nobody has is still there" or "same module and graph that nobody has, gone")
+end
+do
   local on_cpu = nn.Linear { in_features = 3, out_features = 2, device = "cpu" }
   local graph = nn.graphed(on_cpu)
   for i = 1, 3 do on_cpu(T.uniform({ 2, 3 }, 0, 1, i, 0, "f32", "cpu")) end

@@ -259,8 +259,9 @@ function Graphed:init(f, options)
   self.captures, self.replays, self.eager = 0, 0, {}
 end
 
---- The tensors' graph of each module that is graphed.
-local graphs = setmetatable({}, { __mode = "k" })
+--- The graph of each module that is graphed, which the module's forward holds, and which holds the module: so neither
+--- may be held here.
+local graphs = setmetatable({}, { __mode = "kv" })
 
 function Graphed:__call(...) return self:_run(self._function, ...) end
 
