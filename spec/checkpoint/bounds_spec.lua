@@ -1,5 +1,6 @@
 -- What saving, loading, following, resharding, compacting, exporting and comparing need beside the model: at most 64
 -- MiB, whatever its size and its plan.
+-- deadline: 180 s
 local shell = require "spec.support.shell"
 
 if shell.no_launcher() then return end
@@ -126,7 +127,7 @@ it("beside a model saves, loads, increments, followers, other plans, full checkp
   local probe = io.open("/proc/self/clear_refs", "w")
   if not probe then return pending "this system does not measure the peak of a process's memory" end
   probe:close()
-  local out = shell.run(("%s run -n 1 -t 1 %s %s/model"):format(shell.perilune, script, folder))
+  local out = shell.run(("%s run -n 1 -t 1 %s %s/model"):format(shell.perilune, script, folder), nil, 170)
   local cases, of = 0, {}
   if os.getenv "PERI_SHOW" then print(out) end
   for case, mib in out:gmatch "([%a ]+)\t(%d+)\n" do

@@ -76,7 +76,7 @@ end
 
 local function run(of, last, result, ranks, async)
   return shell.start(("%s run -n %d %s \"%s\" %d %s %s"):format(shell.perilune, ranks or 1, script, of, last, async
-    and "async" or "-", result or ""))
+    and "async" or "-", result or ""), nil, 110)
 end
 
 local function newest(of)

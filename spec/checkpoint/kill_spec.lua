@@ -118,7 +118,7 @@ end
 local function start(of, ranks, steps, async)
   os.remove(of .. "/ready")
   return shell.start(("%s run -n %d %s %s %d %s"):format(shell.perilune, ranks, script, of, steps or 0, async
-    and "async" or ""))
+    and "async" or ""), nil, 170)
 end
 
 --- Wait until a process that start began has saved once, and begun a second time.
