@@ -182,6 +182,26 @@ describe("the reference", function()
     assert.same({}, silent)
   end)
 
+  it("tells editors which functions are methods of tensors, and which faces there are", function()
+    local told, methods, faces, F = {}, {}, 0, peri.nn.functional
+    local owner
+    for line in gen.faces():gmatch "[^\n]+" do
+      owner = line:match "^%-%-%-@class (%S+)" or owner
+      local name = line:match "^%-%-%-@field (%S+)"
+      if name and owner == "peri.Tensor" then told[#told + 1] = name
+      elseif name then
+        faces = faces + 1
+        assert.is_truthy(names.value(owner .. "." .. name), owner .. "." .. name)
+      end
+    end
+    for name, f in util.ordered(peri.Tensor.methods) do
+      local of_tensors = name:sub(1, 1) ~= "_" and rawget(F, name) == f
+      if of_tensors then methods[#methods + 1] = name end
+    end
+    assert.same(methods, told)
+    assert.is_true(faces > 30 and #told > 120)
+  end)
+
   it("leaves no public name without a description", function()
     assert.same({}, (names.undescribed(pages)),
       "add them to lua/perilune/reference (docs/testing.md), or make them private: _name")

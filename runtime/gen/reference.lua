@@ -1,6 +1,7 @@
 -- reference.lua: makes the reference of the definition files and the C headers.
 --
---   luajit runtime/gen/reference.lua pages FOLDER                the pages docs/reference/*.md: `make reference`
+--   luajit runtime/gen/reference.lua pages FOLDER                the pages docs/reference/*.md, and the definition file
+--                                                                faces.lua: `make reference`
 --   luajit runtime/gen/reference.lua manual >manual.lua          the module perilune.manual, of which `perilune help`
 --                                                                shows texts
 package.path = "runtime/gen/?.lua;" .. package.path
@@ -10,6 +11,7 @@ local families = require "families"
 local M = {}
 
 local HEADERS, DEFINITIONS = "runtime/include/perilune", "lua/perilune/reference"
+M.FACES = DEFINITIONS .. "/faces.lua"
 local WIDTH = 100 -- characters of a line of code that pages show without a bar to scroll
 
 local function list(command)
@@ -21,7 +23,11 @@ end
 
 --- The definition files' pages in the order of their families, and the types of all of them.
 function M.pages()
-  local pages, types = annotations.all(list(("ls %s/*.lua"):format(DEFINITIONS)))
+  local written = {} -- by hand
+  for _, path in ipairs(list(("ls %s/*.lua"):format(DEFINITIONS))) do
+    if path ~= M.FACES then written[#written + 1] = path end
+  end
+  local pages, types = annotations.all(written)
   local by_name, sorted = {}, {}
   for _, page in ipairs(pages) do by_name[page.name] = page end
   for _, family in ipairs(families) do
@@ -196,9 +202,9 @@ end
 local INDEX = [[
 # Reference
 
-Everything that a script or a C program may call. `perilune help NAME` shows the same in a terminal, and editors with the language server of
-Lua (LuaLS) complete names and arguments from the files that these pages are made of, which `make install` puts beside the library, in
-`share/lua/5.1/perilune/reference`. In the examples `peri` is `require "perilune"`; `nn`, `plan` and `data` are `peri.nn`, `peri.plan` and
+Everything that a script or a C program may call. `perilune help NAME` shows the same in a terminal, and editors with a language server that
+reads LuaCATS (LuaLS, EmmyLua's) complete names, arguments and what calls return, from the files that these pages are made of: `make install`
+puts them beside the library, in `share/lua/5.1/perilune/reference`; tell the editor that `share/lua/5.1` is a library. In the examples `peri` is `require "perilune"`; `nn`, `plan` and `data` are `peri.nn`, `peri.plan` and
 `peri.data`. What they print stands behind `-->`. Shapes are written `[B, D]`. Names that begin with `_` are the library's own.
 
 ## Lua
@@ -238,6 +244,82 @@ function M.make()
   for _, page in ipairs(headers) do files["c_" .. page.name .. ".md"] = M.c_page(page) end
   files["README.md"] = M.index(pages, headers)
   return files
+end
+
+-- -- for editors ------------------------------------------------------------------------------------------------------
+
+local function read(path)
+  local file = assert(io.open(path))
+  local text = file:read "*a"
+  file:close()
+  return text
+end
+
+--- The functions of nn.functional that tensors have as methods, by what the library's files say: name -> true.
+local function tensor_methods()
+  local methods = {}
+  for _, path in ipairs(list "ls lua/perilune/tensor/*.lua") do
+    for names in read(path):gmatch "for _, name in ipairs (%b{}) do%s+Tensor%.methods%[name%]" do
+      for name in names:gmatch '"([%w_]+)"' do methods[name] = true end
+    end
+  end
+  return methods
+end
+
+--- A function as the type of a field: fun(t: peri.Tensor, k: integer, dim?: integer): peri.Tensor, peri.Tensor; that of
+--- a method (`self`) begins with self in place of the first argument.
+local function function_type(entry, self)
+  local takes, gives = { self }, {}
+  for i = self and 2 or 1, #entry.params do
+    local p = entry.params[i]
+    takes[#takes + 1] = ("%s%s: %s"):format(p.name, p.optional and "?" or "", p.type)
+  end
+  for i, r in ipairs(entry.returns) do gives[i] = r.type end
+  return ("fun(%s)%s"):format(table.concat(takes, ", "), #gives > 0 and ": " .. table.concat(gives, ", ") or "")
+end
+
+--- The definition file that tells editors what follows from the others: the faces of the library are fields of those
+--- that they are in, and functions of tensors are methods.
+function M.faces()
+  local pages = M.pages()
+  local fields, owners, known = {}, {}, {}
+  local function add(owner, name, type_)
+    if known[owner .. "." .. name] then return end
+    known[owner .. "." .. name] = true
+    if not fields[owner] then fields[owner], owners[#owners + 1] = {}, owner end
+    table.insert(fields[owner], ("---@field %s %s"):format(name, type_))
+  end
+  for _, page in ipairs(pages) do
+    for name in ("\n" .. read(page.path)):gmatch "\n%-%-%-@class (peri[%w_%.]*)" do
+      local owner, last = name:match "^(.*)%.([%l_]+)$" -- classes have capitals, and tables of arguments are of those
+      if owner and not owner:match "%u" and last ~= "args" then add(owner, last, name) end
+    end
+  end
+  local methods, everyday = tensor_methods(), {}
+  for name in read "lua/perilune/init.lua":gmatch '([%w_]+) = "Tensor"' do everyday[name] = true end
+  for _, page in ipairs(pages) do
+    for _, entry in ipairs(page.entries) do
+      local name = entry.name:match "^peri%.nn%.functional%.([%w_]+)$"
+      if name and methods[name] then add("peri.Tensor", name, function_type(entry, "self: peri.Tensor")) end
+      local made = entry.kind == "function" and entry.name:match "^peri%.Tensor%.([%w_]+)$"
+      if made and everyday[made] then add("peri", made, function_type(entry)) end
+    end
+  end
+  local out = { "-- faces.lua: what follows from the other definition files: made of them by `make reference`.",
+    "---@meta" }
+  table.sort(owners)
+  for _, owner in ipairs(owners) do
+    out[#out + 1] = "\n---@class " .. owner
+    table.sort(fields[owner])
+    if owner == "peri.Tensor" then
+      for _, operator in ipairs { "add", "sub", "mul", "div", "mod", "pow" } do
+        out[#out + 1] = ("---@operator %s(peri.Tensor|number): peri.Tensor"):format(operator)
+      end
+      out[#out + 1] = "---@operator unm: peri.Tensor"
+    end
+    out[#out + 1] = table.concat(fields[owner], "\n")
+  end
+  return table.concat(out, "\n") .. "\n"
 end
 
 -- -- the terminal -----------------------------------------------------------------------------------------------------
@@ -315,11 +397,13 @@ if arg and arg[0] and arg[0]:match "gen/reference%.lua$" then
   else
     local folder = assert(arg[2], "usage: reference.lua pages FOLDER")
     os.execute(("rm -f %s/*.md"):format(folder))
-    for name, text in pairs(M.make()) do -- any order: files
-      local file = assert(io.open(folder .. "/" .. name, "w"))
+    local function write(path, text)
+      local file = assert(io.open(path, "w"))
       file:write(text)
       file:close()
     end
+    for name, text in pairs(M.make()) do write(folder .. "/" .. name, text) end -- any order: files
+    write(M.FACES, M.faces())
   end
 end
 

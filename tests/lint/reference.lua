@@ -61,6 +61,9 @@ local function described(ctx)
       complaints[#complaints + 1] = path .. " is not what `make reference` makes"
     end
   end
+  if not ctx.exists(gen.FACES) or ctx.read(gen.FACES) ~= gen.faces() then
+    complaints[#complaints + 1] = gen.FACES .. " is not what `make reference` makes"
+  end
   for _, path in ipairs(ctx.lines "ls docs/reference/*.md") do
     if not made[path:match "[^/]+$"] then
       complaints[#complaints + 1] = path .. " is not made by `make reference`"
