@@ -249,5 +249,10 @@ describe("a program that has other rights than its caller (AT_SECURE)", function
     local out = shell.run(launcher .. " run " .. script, paths)
     assert.matches("^nil\tnil\tfalse", out)
     assert.not_matches("loaded\n", out)
+    local free = here .. "/" .. shell.perilune
+    assert.matches("loaded\n/", (shell.run("cd " .. folder .. " && " .. free .. " run " .. script)))
+    out = shell.run("cd " .. folder .. " && " .. launcher .. " run " .. script) -- a folder of the caller's
+    assert.matches("^nil\tnil\tfalse", out)
+    assert.not_matches("loaded\n", out)
   end)
 end)

@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <lauxlib.h>
 #include <lua.h>
-#include <lualib.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -20,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/auxv.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -149,11 +147,7 @@ static void close_environment(lua_State *L)
 /** What every Lua state of the launcher has: the main one, and those of threads (pipeline/loading.lua). */
 static int prepare(lua_State *L)
 {
-    const bool secure = getauxval(AT_SECURE) != 0;
-    lua_pushboolean(L, secure);
-    lua_setfield(L, LUA_REGISTRYINDEX, "LUA_NOENV"); /* LUA_PATH, LUA_CPATH */
-    luaL_openlibs(L);
-    if (secure) close_environment(L);
+    if (peri__open_libraries(L)) close_environment(L);
     peri__packed_install(L, 0);
     lua_getglobal(L, "package");
     lua_getfield(L, -1, "preload");

@@ -12,7 +12,6 @@
 #include <lualib.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/auxv.h>
 
 static const peri_plugin_host *host;
 
@@ -157,12 +156,7 @@ static int prepare(lua_State *L)
 {
     request *r = lua_touserdata(L, 1);
     const bool narrow = r->s->own && r->config->narrow;
-    if (r->s->own) {
-        const bool secure = getauxval(AT_SECURE) != 0; /* see main.c */
-        lua_pushboolean(L, secure);
-        lua_setfield(L, LUA_REGISTRYINDEX, "LUA_NOENV");
-        luaL_openlibs(L);
-    }
+    if (r->s->own) peri__open_libraries(L);
     check_libraries(L);
     if (r->config->path) {
         lua_getglobal(L, "package");
