@@ -125,6 +125,7 @@ describe("a model file", function()
       self.batch = nn.BatchNorm1d { num_features = 13 }
       self.scale = nn.Parameter(peri.Tensor.uniform({ 13 }, 0.5, 2, 9))
       self.cross = nn.VectorCrossNet { in_features = 13, num_layers = 2 }
+      self.root, self.elu = nn.RMSNorm { normalized_shape = 13 }, nn.ELU {}
     end
     function Odd:forward(b)
       local x = self.batch(self.norm(b.dense_features)) * self.scale
@@ -135,12 +136,14 @@ describe("a model file", function()
       local weighed = F.einsum("bi,i->b", x, self.scale) + F.einsum("i,bi->b", self.scale, x)
         + F.sum(F.einsum("bi,i->bi", x, self.scale) * x:gt(0), 2) * self.scale[0]
       return { weighed = weighed, sum = F.sum(cube, 3), mean = F.mean(gram, { 2, 3 }),
-        most = 2 / (1 + F.exp(F.neg(y))) }
+        most = 2 / (1 + F.exp(F.neg(y))),
+        other = self.elu(self.root(x)) + (x * x):log1p() + x:sin() * x:cos() - x:erf() + (x * 2):floor()
+          - x:ceil() * x:sign() + (x * 3):round() - (x * 4):trunc() }
     end
     local model = Odd()
     local report, file = export(model)
     assert.equal(0, report.differ)
-    assert.same({ "mean", "most", "sum", "weighed" }, peri.util.map(file:outputs(), function(o) return o.name end))
+    assert.same({ "mean", "most", "other", "sum", "weighed" }, peri.util.map(file:outputs(), function(o) return o.name end))
   end)
 
   it("has fields of the batch as they are, products by einsum, and rows by numbers that were made whole", function()

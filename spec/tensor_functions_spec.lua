@@ -335,6 +335,9 @@ for _, device in ipairs(devices) do
       refuses("3 indices, allowed: 2", function() return x[{ 0, 0, 0 }] end)
       refuses("index 0.5, wanted a whole number", function() return x[0.5] end)
       refuses("no method 'foo'", function() return x.foo end)
+      refuses("no method 'mm'; here it is 'matmul'", function() return x.mm end)
+      refuses("no method 'repeat'; here it is 'tile'", function() return x["repeat"] end)
+      refuses("peri has no 'cat'; it is peri.nn.functional.cat", function() return peri.cat end)
       refuses("a mask tensor bool %[3%] on .*, wanted the first sizes of it", function() return x[x[0]:gt(0)] end)
       refuses("index 3 at flat position 1, allowed: 0%.%.2", x.gather, x, 2, peri.tensor({ { 0, 3 } }, "i64", device))
       refuses("may not be larger in the 1st dimension", x.gather, x, 2, peri.zeros({ 3, 1 }, "i64", device))
@@ -383,8 +386,8 @@ for _, device in ipairs(devices) do
       refuses("2 shifts of 1 dimensions", x.roll, x, { 1, 2 }, 1)
       refuses("5 numbers, wanted two for each of at most 2", x.pad, x, { 1, 1, 1, 1, 1 })
       refuses("from 3 to below 3, wanted 1 to 2%^53", peri.randint, 3, 3, { 2 })
-      refuses("a row with 0 above 0, wanted finite ones, 1 of them", F.multinomial, x, 1, true)
-      refuses("a row with 2 above 0, wanted finite ones, 3 of them", F.multinomial,
+      refuses("a row with only 0 above 0, wanted finite ones from 0 on, 1 or more", F.multinomial, x, 1, true)
+      refuses("a row with only 2 above 0, wanted finite ones from 0 on, 3 or more", F.multinomial,
         peri.tensor({ 1, 0, 2 }, "f32", device), 3)
       refuses("dtype is 'i64', allowed: f32, f64", peri.linspace, 0, 1, 5, "i64")
       refuses("wanted rows of one size", F.cdist, x, peri.zeros({ 2, 2 }, "f32", device))

@@ -169,7 +169,10 @@ M.distance = distance
 
 --- PyTorch's names of what is called otherwise here.
 local of_pytorch = { view = "reshape", flatten = "reshape", cuda = "to", cpu = "to", float = "to", long = "to",
-  half = "to", numpy = "to_table", tolist = "to_list", zero_ = "fill", fill_ = "fill", copy_ = "copy",
+  half = "to", double = "to", int = "to", bool = "to", type = "to", type_as = "to", view_as = "reshape",
+  expand_as = "expand", t = "transpose", mm = "matmul", mv = "matmul", dot = "matmul", ["repeat"] = "tile",
+  masked_fill_ = "masked_fill", scatter_ = "scatter", scatter_add_ = "scatter_add", index_add_ = "index_add",
+  clamp_ = "clamp", concat = "cat", embedding = "index_select", numpy = "to_table", tolist = "to_list", zero_ = "fill", fill_ = "fill", copy_ = "copy",
   requires_grad_ = "requires_grad" }
 --- TorchRec's names of what is no object here.
 local of_torchrec = { PoolingType = 'pooling = "SUM" or "MEAN"', DataType = 'data_type = "FP16", say',
@@ -181,6 +184,9 @@ function M.unknown(what, name, tables, noun)
   local own = of_pytorch[name]
   for _, t in ipairs(own and tables or {}) do
     if rawget(t, own) then fail(("%s has no %s'%s'; here it is '%s'"):format(what, noun or "", name, own)) end
+  end
+  if what == "peri" and rawget(M.above "perilune.tensor.ops", name) then
+    fail(("%s has no '%s'; it is peri.nn.functional.%s"):format(what, name, name))
   end
   if what == "peri" and of_torchrec[name] then
     fail(("%s has no '%s'; here it is %s"):format(what, name, of_torchrec[name]))
