@@ -56,7 +56,7 @@ describe("docs/models.md", function()
   --- Names that others use, not users: how handles are made, parts of optimizers and of collective metrics.
   local inner = { ptr = true, wrap = true, meta = true, methods = true, embedding_bag = true, keep_rows = true,
     own_parts = true, restart_rows = true, retire = true, retired = true, all_or_none = true, gather = true,
-    group_of = true }
+    group_of = true, given_alike = true }
 
   it("has every name of tensors, nn and KeyedJaggedTensors", function()
     local peri = require "perilune"

@@ -172,8 +172,8 @@ local of_pytorch = { view = "reshape", flatten = "reshape", cuda = "to", cpu = "
   half = "to", double = "to", int = "to", bool = "to", type = "to", type_as = "to", view_as = "reshape",
   expand_as = "expand", t = "transpose", mm = "matmul", mv = "matmul", dot = "matmul", ["repeat"] = "tile",
   masked_fill_ = "masked_fill", scatter_ = "scatter", scatter_add_ = "scatter_add", index_add_ = "index_add",
-  clamp_ = "clamp", concat = "cat", embedding = "index_select", numpy = "to_table", tolist = "to_list", zero_ = "fill", fill_ = "fill", copy_ = "copy",
-  requires_grad_ = "requires_grad" }
+  clamp_ = "clamp", concat = "cat", embedding = "index_select", numpy = "to_table", tolist = "to_list",
+  zero_ = "fill", fill_ = "fill", copy_ = "copy", requires_grad_ = "requires_grad" }
 --- TorchRec's names of what is no object here.
 local of_torchrec = { PoolingType = 'pooling = "SUM" or "MEAN"', DataType = 'data_type = "FP16", say',
   apply_optimizer_in_backward = "fused_params = { optimizer = ..., learning_rate = ... } of the collection" }

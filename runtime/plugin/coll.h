@@ -60,7 +60,8 @@ enum {
 /** Numbers of which a tag is made, for messages. */
 enum { PERI_COLL_FACTS = 7 };
 typedef struct peri_coll_facts {
-    const char *names; /* of what has them and, each after a comma, of the numbers: "Adam,step,lr"; static. NULL: none */
+    const char *names; /* of what has them and, each after a comma, of the numbers: "Adam,step,lr"; static. NULL:
+                          none */
     double number[PERI_COLL_FACTS];
 } peri_coll_facts;
 

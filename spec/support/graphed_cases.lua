@@ -436,7 +436,8 @@ do
   use()
   collectgarbage()
   collectgarbage()
-  print(next(gone) and "a graphed module that nobody has is still there" or "same module and graph that nobody has, gone")
+  print(next(gone) and "a graphed module that nobody has is still there"
+    or "same module and graph that nobody has, gone")
 end
 do
   local on_cpu = nn.Linear { in_features = 3, out_features = 2, device = "cpu" }

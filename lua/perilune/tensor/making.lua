@@ -59,8 +59,8 @@ function F.multinomial(t, n, replacement)
   local least = F.amin(good):item()
   if F.any(F.logical_not(F.logical_and(F.ge(weights, 0), F.lt(weights, math.huge)))):item() ~= 0
     or least < (replacement and 1 or n) then
-    P.fail(("multinomial: weights that are negative, infinite or NaN, or a row with only %d above 0, wanted finite ones "
-      .. "from 0 on, %d or more of each row above 0"):format(least, replacement and 1 or n))
+    P.fail(("multinomial: weights that are negative, infinite or NaN, or a row with only %d above 0, wanted finite "
+      .. "ones from 0 on, %d or more of each row above 0"):format(least, replacement and 1 or n))
   end
   local shape = t:shape()
   if replacement then
