@@ -121,9 +121,9 @@ TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
 #undef TBE_LAST
 }
 
-/** What a function knows of its bags when it is compiled, in the place of a number of sixteens: nothing; that it is
- *  without the walk ahead. */
-enum { TBE_NV_ANY = 0, TBE_NV_STAYS = -1 };
+/** What a function knows of its bags when it is compiled, in the place of a number of sixteens: that the walk ahead
+ *  goes with it; that it is without one. */
+enum { TBE_NV_WALKS = 0, TBE_NV_STAYS = -1 };
 
 /** One bag of 16 * nv columns, or of TBE_NV_*. Rows of bytes have the walk ahead here unless nv is TBE_NV_STAYS. */
 TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
@@ -132,8 +132,8 @@ TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
     const bool bytes = tbe_bits(TBE_FORMAT) < 16, walks = bytes || source->reach.ahead > 0;
     if (nv == TBE_NV_STAYS) {
         tbe_forward_any(w, h, source, from, past, factor, at, TBE_FIRST);
-    } else if (nv == TBE_NV_ANY) {
-        tbe_forward_any(w, h, source, from, past, factor, at, walks ? TBE_FIRST | TBE_WALKS : TBE_FIRST);
+    } else if (nv == TBE_NV_WALKS) {
+        tbe_forward_any(w, h, source, from, past, factor, at, TBE_FIRST | TBE_WALKS);
     } else if (bytes) {
         tbe_forward_common(w, h, source, from, past, factor, at, nv, TBE_WALKS);
     } else if (TBE_LINES(TBE_FORMAT, 16 * nv) > 2 && source->reach.in_order) {
@@ -206,6 +206,54 @@ TBE_INLINE bool tbe_forward_empty(const peri_k_tbe_forward_args *a, int64_t k)
     return a->list.tables[a->list.blocks[k].table].pooling != PERI_POOLING_NONE;
 }
 
+/** Whether tbe_forward_blocks of @nv is the one for tables of @cols columns. Rows of bytes without the walk ahead have
+ *  one for all widths. */
+TBE_INLINE bool tbe_forward_takes(int64_t cols, const int nv)
+{
+    if (nv > 0) return cols == 16 * nv;
+    if (nv == TBE_NV_STAYS && tbe_bits(TBE_FORMAT) < 16) return true;
+#define TBE_OTHER(_, width) &&cols != (width)
+    return true PERI_TBE_WIDTHS(TBE_OTHER, );
+#undef TBE_OTHER
+}
+
+/** A call's bags from @at on, up to @stop or to the first block that has ids and is for another function; returns where
+ *  that is. */
+TBE_INLINE tbe_place tbe_forward_blocks(tbe_walk *w, tbe_ahead *ahead, tbe_place at, tbe_place stop, const int nv)
+{
+    const peri_k_tbe_list *s = &w->a->list;
+    const tbe_source source = tbe_source_of(s, w->a->weight, TBE_FORMAT, &w->a->reach);
+    tbe_ahead h = *ahead;
+    for (; at.k < stop.k || (at.k == stop.k && at.j < stop.j); at.k++, at.j = 0) {
+        int64_t past = at.k == stop.k ? stop.j : s->blocks[at.k].bags;
+        if (tbe_forward_empty(w->a, at.k)) {
+            tbe_forward_zeros(w->a, at.k, at.j, past);
+            continue;
+        }
+        tbe_walk_enter(w, at.k);
+        if (!tbe_forward_takes(w->t->cols, nv)) break;
+        tbe_forward_bags(w, &h, &source, at.j, past, nv, w->t->pooling == PERI_POOLING_NONE);
+    }
+    *ahead = h;
+    return at;
+}
+
+/** A function for each common width and two for all others. gcc takes half as long to compile them as to compile one
+ *  that has everything in it; because they go from block to block themselves, a block costs no call. Their names have
+ *  the piece in them, for sources that are compiled as one file (`make amalgamation`). */
+#define TBE_NAME(name) K_SHARED(K_CAT(tbe_forward_, K_PIECE, _##name))
+#define TBE_FUNCTION(name, nv)                                                                                         \
+    static __attribute__((noinline)) tbe_place TBE_NAME(name)(tbe_walk *w, tbe_ahead *h, tbe_place at, tbe_place stop) \
+    {                                                                                                                  \
+        return tbe_forward_blocks(w, h, at, stop, nv);                                                                 \
+    }
+#define TBE_FUNCTION_OF(_, width) TBE_FUNCTION(width, (width) / 16)
+PERI_TBE_WIDTHS(TBE_FUNCTION_OF, )
+TBE_FUNCTION(walks, TBE_NV_WALKS)
+TBE_FUNCTION(stays, TBE_NV_STAYS)
+#undef TBE_FUNCTION_OF
+#undef TBE_FUNCTION
+
 /** A call's bags, from @at up to @stop. The common widths are known at compile time. */
 void K_SHARED(K_CAT(tbe_forward_, K_PIECE, ))(tbe_walk *w, tbe_place at, tbe_place stop)
 {
@@ -219,24 +267,15 @@ void K_SHARED(K_CAT(tbe_forward_, K_PIECE, ))(tbe_walk *w, tbe_place at, tbe_pla
     if (source.reach.ahead > 0)
         h = tbe_ahead_start(&source, w->ring, at.k, first,
                             last - (s->spans[at.k].items + first - s->spans[at.k].first_id), TBE_LINES(TBE_FORMAT, 64));
-    for (; at.k < stop.k || (at.k == stop.k && at.j < stop.j); at.k++, at.j = 0) {
-        int64_t past = at.k == stop.k ? stop.j : s->blocks[at.k].bags;
-        if (tbe_forward_empty(w->a, at.k)) {
-            tbe_forward_zeros(w->a, at.k, at.j, past);
-            continue;
+    const bool stays = source.reach.ahead <= 0;
+    while (at.k < stop.k || (at.k == stop.k && at.j < stop.j)) {
+        int64_t cols = s->tables[s->blocks[at.k].table].cols;
+        switch (stays && tbe_bits(TBE_FORMAT) < 16 ? 0 : cols) {
+#define TBE_CASE(_, width) \
+    case width: at = TBE_NAME(width)(w, &h, at, stop); break;
+            PERI_TBE_WIDTHS(TBE_CASE, )
+#undef TBE_CASE
+        default: at = stays ? TBE_NAME(stays)(w, &h, at, stop) : TBE_NAME(walks)(w, &h, at, stop);
         }
-        tbe_walk_enter(w, at.k);
-        const bool rows = w->t->pooling == PERI_POOLING_NONE;
-        if (tbe_bits(TBE_FORMAT) < 16 && source.reach.ahead <= 0) {
-            tbe_forward_bags(w, &h, &source, at.j, past, TBE_NV_STAYS, rows); /* one place in the code for all widths */
-            continue;
-        }
-#define TBE_BAGS_OF(_, width) \
-    case width: tbe_forward_bags(w, &h, &source, at.j, past, (width) / 16, rows); break;
-        switch (w->t->cols) {
-            PERI_TBE_WIDTHS(TBE_BAGS_OF, )
-        default: tbe_forward_bags(w, &h, &source, at.j, past, TBE_NV_ANY, rows);
-        }
-#undef TBE_BAGS_OF
     }
 }
