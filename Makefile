@@ -110,6 +110,8 @@ LUA := $(sort $(filter-out $(DEFINITIONS),$(shell find lua -name '*.lua')))
 ERRORS := $(if $(filter-out 0,$(WERROR)),-Werror)
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wconversion -Wno-sign-conversion $(ERRORS)
 CFLAGS ?= -O2 -g1
+# A thread that calls the library has 64 KiB of stack (perilune/host.h). Sanitizers and debugging take more.
+FRAMES := $(if $(SAN)$(DEBUG),,-Wframe-larger-than=49152)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 PFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -Iruntime/include $(OPENBLAS_CFLAGS) $(WARN) $(SANFLAGS) \
 	$(if $(HAVE_URING),-DPERI_HAVE_URING) $(if $(HAVE_ZLIB),-DPERI_HAVE_ZLIB) $(if $(SAN)$(DEBUG),-DPERI_DEBUG)
@@ -249,13 +251,13 @@ $B/obj/runtime/backends/cpu_gemm.o: EXTRA := -DPERI_OPENBLAS_FOLDER='"$(patsubst
 $B/obj/%.o: %.c $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CC      $<')
-	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(EXTRA) -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(FRAMES) $(EXTRA) -MMD -MP -c $< -o $@
 
 define compile_unit
 $B/obj/kernels/cpu/$(1)/$(2).o: kernels/cpu/$(basename $(2)).c $(CONFIG) | needed
 	@mkdir -p $$(@D)
 	@$$(if $$(V),,echo '  CC      $$< ($(1)$(subst ., ,$(suffix $(2))))')
-	$$(Q)$$(CC) $$(CFLAGS) $$(PFLAGS) $$(KFLAGS) $$(UNIT_FLAGS) $$(FLAGS_$(1)) -DK_ISA=$(1) $(patsubst .%,-DK_PIECE=%,$(suffix $(2))) -MMD -MP -c $$< -o $$@
+	$$(Q)$$(CC) $$(CFLAGS) $$(PFLAGS) $$(FRAMES) $$(KFLAGS) $$(UNIT_FLAGS) $$(FLAGS_$(1)) -DK_ISA=$(1) $(patsubst .%,-DK_PIECE=%,$(suffix $(2))) -MMD -MP -c $$< -o $$@
 endef
 $(foreach isa,$(ISAS),$(foreach piece,$(PIECES),$(eval $(call compile_unit,$(isa),$(piece)))))
 

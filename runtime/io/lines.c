@@ -97,7 +97,7 @@ static peri_status line_start(peri__lines *r, int64_t at, int64_t *start)
 /** Count the line ends of a chunk that this reader has claimed, and let all know. */
 static peri_status count_chunk(peri__lines *r, int64_t chunk, int64_t *count)
 {
-    char text[1 << 16];
+    char text[1 << 15]; /* callers have 64 KiB of stack */
     int64_t at = r->begin + chunk * INDEX_CHUNK, end = peri__min(at + INDEX_CHUNK, r->end), lines = 0;
     peri_status status = PERI_OK;
     while (at < end && status >= 0) {

@@ -188,17 +188,21 @@ out:
     return status;
 }
 
+/** The numbers of a row: on the heap, since callers have 64 KiB of stack. */
+typedef struct row_numbers {
+    float dense[IO_MAX_FEATURES];
+    int64_t ids[IO_MAX_FEATURES], lengths[IO_MAX_FEATURES];
+} row_numbers;
+
 /** One line; false when the file refuses it. */
-static bool write_row(const peri_synthetic_args *o, const power_law *laws, int64_t row, FILE *file)
+static bool write_row(const peri_synthetic_args *o, const power_law *laws, int64_t row, row_numbers *r, FILE *file)
 {
     row_state s = row_start(o, row), unused = s;
     uint64_t word;
-    float dense[IO_MAX_FEATURES];
-    int64_t ids[IO_MAX_FEATURES], lengths[IO_MAX_FEATURES];
-    draw_dense(&s, dense);
+    draw_dense(&s, r->dense);
     for (int32_t f = 0; f < o->sparse_features; f++) {
-        lengths[f] = draw_length(&s, f);
-        draw_bag(&s, f, laws[f], lengths[f], ids + f);
+        r->lengths[f] = draw_length(&s, f);
+        draw_bag(&s, f, laws[f], r->lengths[f], r->ids + f);
     }
     if (fputc(draw_label(&s) > 0 ? '1' : '0', file) == EOF) return false;
     for (int32_t d = 0; d < o->dense_features; d++) {
@@ -207,7 +211,8 @@ static bool write_row(const peri_synthetic_args *o, const power_law *laws, int64
         if ((x == 0 && (word & 1) ? fputc('\t', file) : fprintf(file, "\t%lld", (long long)x)) < 0) return false;
     }
     for (int32_t f = 0; f < o->sparse_features; f++)
-        if ((lengths[f] ? fprintf(file, "\t%08llx", (unsigned long long)ids[f]) : fputc('\t', file)) < 0) return false;
+        if ((r->lengths[f] ? fprintf(file, "\t%08llx", (unsigned long long)r->ids[f]) : fputc('\t', file)) < 0)
+            return false;
     return fputc('\n', file) != EOF;
 }
 
@@ -222,15 +227,20 @@ peri_status peri_synthetic_write(const peri_synthetic_args *o, int64_t first, in
             return peri__fail(PERI_EINVAL, "%s: bags of feature %d have up to %d ids; the Criteo layout has room for 1",
                               function, f, o->bag_max[f]);
     power_law *laws = power_laws(o);
-    if (!laws) return PERI_ENOMEM;
+    row_numbers *numbers = laws ? peri__alloc(sizeof *numbers) : NULL;
+    if (!numbers) {
+        peri__free(laws);
+        return PERI_ENOMEM;
+    }
     FILE *file = fopen(path, "w");
     bool good = file != NULL;
-    for (int64_t i = 0; good && i < rows; i++) good = write_row(o, laws, first + i, file);
+    for (int64_t i = 0; good && i < rows; i++) good = write_row(o, laws, first + i, numbers, file);
     int saved = errno;
     if (file && fclose(file) != 0 && good) {
         saved = errno;
         good = false;
     }
+    peri__free(numbers);
     peri__free(laws);
     return good ? PERI_OK : peri__fail(PERI_EIO, "%s: %s: %s", function, path, strerror(saved));
 }

@@ -463,6 +463,33 @@ static void memory_is_what_the_control_group_allows(void **state)
 
 /* -- what is the caller's stays the caller's ----------------------------------------------------------------------- */
 
+/** Ids dealt to buckets, and rows of data written and counted: what has the largest frames. */
+static peri_status deal_and_write(guest *g)
+{
+    static const int64_t size = ROWS / 4, rows[] = {50}, bags = BATCH;
+    static const int32_t one = 1;
+    const peri_bucket_args args = {.buckets = 4, .n_features = 1, .block_sizes = &size};
+    const peri_synthetic_args data = {.size = sizeof data, .table_rows = rows, .bag_min = &one, .bag_max = &one,
+                                      .dense_features = 1, .sparse_features = 1, .alpha = 1.05};
+    char path[] = "/tmp/peri-stack-XXXXXX";
+    const peri_criteo_config reads = {.size = sizeof reads, .path = path, .table_rows = rows, .dense_features = 1,
+                                      .sparse_features = 1, .world = 1, .batch_rows = 2, .end = 1};
+    peri_bucket_result dealt;
+    peri_tensor *lengths;
+    peri_criteo *reader;
+    PERI_TRY(peri_tensor_full(g->cpu, PERI_I64, 1, &bags, 1, &lengths));
+    PERI_TRY(peri_sparse_bucketize(&args, lengths, g->in.ids, NULL, NULL, &dealt));
+    peri_tensor_release(lengths);
+    peri_tensor_release(dealt.lengths);
+    peri_tensor_release(dealt.ids);
+    close(mkstemp(path));
+    peri_status status = peri_synthetic_write(&data, 0, 20, path);
+    if (status >= 0) status = peri_criteo_open(&reads, &reader);
+    if (status >= 0) peri_criteo_release(reader);
+    unlink(path);
+    return status;
+}
+
 static void *on_a_small_stack(void *ctx)
 {
     guest g;
@@ -475,6 +502,8 @@ static void *on_a_small_stack(void *ctx)
     *(int *)ctx = 3;
     if (peri_tbe_backward(g.tbe, &g.in, g.grad, NULL) < 0 || product(g.cpu) != 1) return NULL;
     *(int *)ctx = 4;
+    if (deal_and_write(&g) < 0) return NULL;
+    *(int *)ctx = 5;
     void *p;
     if (peri_tensor_data(g.in.ids, &p) < 0) return NULL;
     ((int64_t *)p)[5] = ROWS; /* an error with words */

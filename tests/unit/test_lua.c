@@ -190,6 +190,49 @@ static void errors_are_statuses_with_words(void **state)
     assert_int_equal(peri_mem_objects(), 0);
 }
 
+static const char endless[] = "local M = {}\n"
+                              "function M.calls() return 1 + M.calls() end\n"
+                              "function M.indexes()\n"
+                              "  local t = setmetatable({}, { __index = function(t, k) return t[k + 1] + 1 end })\n"
+                              "  return t[1]\n"
+                              "end\n"
+                              "function M.catches() local ok, e = pcall(M.catches) return tostring(e) end\n"
+                              "function M.text() error(setmetatable({}, { __tostring = M.calls })) end\n"
+                              "function M.fine() return 'fine' end\n"
+                              "return M";
+
+static void *run_endless(void *ok)
+{
+    peri_lua *lua = lua_new();
+    peri_lua_object *m = load(lua, endless);
+    static const char *const methods[] = {"calls", "indexes", "text"};
+    peri_lua_value out = {0};
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+        assert_fails(peri_lua_call(m, methods[i], NULL, 0, &out, 1), PERI_EINVAL, "stack overflow");
+        assert_ok(peri_lua_call(m, "fine", NULL, 0, &out, 1)); /* the state goes on */
+        assert_string_equal(out.text, "fine");
+    }
+    assert_ok(peri_lua_call(m, "catches", NULL, 0, &out, 1));
+    peri_lua_object_release(m);
+    peri_lua_release(lua);
+    *(bool *)ok = true;
+    return NULL;
+}
+
+static void endless_recursion_is_an_error(void **state)
+{
+    (void)state;
+    bool ok = false;
+    pthread_attr_t attr;
+    pthread_t thread;
+    pthread_attr_init(&attr);
+    assert_int_equal(pthread_attr_setstacksize(&attr, 256 << 10), 0); /* what perilune/lua.h asks for */
+    assert_int_equal(pthread_create(&thread, &attr, run_endless, &ok), 0);
+    pthread_join(thread, NULL);
+    pthread_attr_destroy(&attr);
+    assert_true(ok);
+}
+
 static void *wait_for_flag(void *object)
 {
     return (void *)(intptr_t)peri_lua_call(object, "wait", NULL, 0, NULL, 0);
@@ -474,6 +517,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(scripts_work_in_the_hosts_memory),
     cmocka_unit_test(values_come_back_as_they_went),
     cmocka_unit_test(errors_are_statuses_with_words),
+    cmocka_unit_test(endless_recursion_is_an_error),
     cmocka_unit_test(a_state_is_one_threads_at_a_time),
     cmocka_unit_test(narrow_states_have_little),
     cmocka_unit_test(a_state_of_the_hosts_own_keeps_what_it_has),

@@ -10,6 +10,11 @@
  * one is told so (PERI_EINVAL), as is a call from inside another call of the same state. Objects belong to their state.
  * Releasing is any thread's, at any time.
  *
+ * A thread that runs scripts needs 256 KiB of stack. Endless recursion of functions of Lua is an error, whatever the
+ * stack ("stack overflow"). Recursion through functions of C that call back (string.gsub with a function, table.sort,
+ * coroutines that start coroutines) takes the thread's own stack at each level, which LuaJIT does not watch: endless,
+ * it ends the process by a signal, as it does in luajit itself. Run scripts that are not yours in a process of theirs.
+ *
  * Errors of scripts are statuses, as those of C are: the status of what failed (PERI_EINVAL for errors that a script
  * raised itself), and in peri_error_message the text with the script's file and line; peri_lua_error has the whole
  * text.
