@@ -11,10 +11,12 @@
 #include "serve_known.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -575,6 +577,73 @@ static void makes_room_for_connections(void **state)
     end();
 }
 
+static int files_open(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    int n = 0;
+    while (folder && readdir(folder)) n++;
+    closedir(folder);
+    return n;
+}
+
+/** 2,000 connections that say nothing, and 400 that ask at once while all workers are busy: what the queue has no room
+ *  for is refused at once, the rest is answered, all of them may ask again, and nothing is left. */
+static void serves_thousands_of_connections(void **state)
+{
+    enum { IDLE = 2000, ACTIVE = 400, QUEUE = 100, WORKERS = 2 };
+    static int fd[IDLE + ACTIVE];
+    struct rlimit most, was;
+    char text[2000];
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    most = (struct rlimit){.rlim_cur = was.rlim_max, .rlim_max = was.rlim_max};
+    if (was.rlim_max < 2 * (IDLE + ACTIVE) + 100 || setrlimit(RLIMIT_NOFILE, &most) != 0) skip();
+    begin(&(peri__server_options){.workers = WORKERS, .most_queue = QUEUE, .most_batch = 1,
+                                  .http.most_connections = 2 * (IDLE + ACTIVE), .http.idle_ns = 60000000000,
+                                  .http.request_ns = 60000000000});
+    status(get("/health/live"), 200);
+    const int files = files_open();
+    for (int i = 0; i < IDLE + ACTIVE; i++) assert_true((fd[i] = dial()) >= 0);
+    gate(model, true);
+    post_text(text, sizeof text, PREDICT, ONE);
+    for (int i = IDLE; i < IDLE + WORKERS; i++) say(fd[i], text);
+    wait_inside(model, WORKERS);
+    const int64_t from = peri_time_ns();
+    for (int i = IDLE + WORKERS; i < IDLE + ACTIVE; i++) say(fd[i], text);
+    int answered = 0;
+    bool refused[ACTIVE] = {0};
+    while (answered < ACTIVE - WORKERS - QUEUE) { /* the gate is shut, so all of these are refusals */
+        struct pollfd p[ACTIVE];
+        for (int i = 0; i < ACTIVE; i++) p[i] = (struct pollfd){.fd = refused[i] ? -1 : fd[IDLE + i], .events = POLLIN};
+        assert_true(poll(p, ACTIVE, 10000) > 0);
+        for (int i = 0; i < ACTIVE; i++) {
+            if (p[i].fd < 0 || !p[i].revents) continue;
+            hear(fd[IDLE + i], heard, sizeof heard);
+            status(heard, 503);
+            refused[i] = true;
+            answered++;
+        }
+    }
+    assert_true(peri_time_ns() - from < 5000000000);
+    status(get("/health/live"), 200);
+    status(get("/health/ready"), 200);
+    assert_true(metric("perilune_connections") == IDLE + ACTIVE + 1);
+    assert_true(metric("perilune_queue_requests") == QUEUE);
+    gate(model, false);
+    for (int i = 0; i < ACTIVE; i++) {
+        if (!refused[i]) hear(fd[IDLE + i], heard, sizeof heard), status(heard, 200);
+        say(fd[IDLE + i], text);
+        hear(fd[IDLE + i], heard, sizeof heard);
+        status(heard, 200);
+    }
+    assert_true(metric("perilune_requests_total{end=\"ok\"}") == QUEUE + WORKERS + ACTIVE);
+    for (int i = 0; i < IDLE + ACTIVE; i++) close(fd[i]);
+    for (int i = 0; i < 5000 && metric("perilune_connections") > 1; i++) pause_ms(1);
+    assert_true(files_open() <= files + 1);
+    end();
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+}
+
 /** Requests of several clients, each with a number of its own, some of them bad: everyone gets his own answer. */
 typedef struct client {
     int number, good, bad;
@@ -793,6 +862,7 @@ int main(void)
         cmocka_unit_test(survives_torn_requests),
         cmocka_unit_test(refuses_when_full),
         cmocka_unit_test(makes_room_for_connections),
+    cmocka_unit_test(serves_thousands_of_connections),
         cmocka_unit_test(batches),
         cmocka_unit_test(swaps),
         cmocka_unit_test(stops_after_what_runs),
