@@ -1,7 +1,7 @@
 -- A model file that follows a run answers, after each save, with the bits of a file that is exported from the trainer
 -- at that moment: all dtypes of tables, all ways to cut them, over increments, full checkpoints and compacted chains;
--- what is damaged changes nothing.
--- takes: 3 s
+-- what is damaged changes nothing; and while the trainer is resharded, starts again on other ranks, and removes saves.
+-- takes: 4 s
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
@@ -163,5 +163,132 @@ describe("a model file that follows", function()
         assert.error_matches(function() peri.export.follow(path, "") end, "the folder has no name")
       end
     end)
+  end)
+end)
+
+-- -- a trainer that changes while it is followed ----------------------------------------------------------------------
+
+local Maps = nn.Module:extend "Maps"
+function Maps:init()
+  local function config(name, rows)
+    return peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = 8,
+      feature_names = { "f" .. name } }
+  end
+  local params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = true }
+  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = params, tables = { config("a", 50),
+    config("b", 37) } }
+  local raw = { config("lfu", 12), config("ttl", 12) } -- fewer rows than ids: many are evicted
+  self.mc = peri.ManagedCollisionEmbeddingBagCollection {
+    embedding_bag_collection = peri.EmbeddingBagCollection { seed = 6, tables = raw, fused_params = params },
+    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = raw,
+      managed_collision_modules = {
+      lfu = peri.MCHManagedCollisionModule { zch_size = 12, eviction_interval = 2, buckets = 6,
+        eviction_policy = peri.embed.LFU_EvictionPolicy {} },
+      ttl = peri.HashZchManagedCollisionModule { zch_size = 12, total_num_buckets = 6, max_probe = 2,
+        disable_fallback = true, eviction_policy_name = "SINGLE_TTL_EVICTION",
+        eviction_config = { features = { "fttl" }, single_ttl = 1 } } } } }
+  self.over = nn.Linear { in_features = 32, out_features = 2 }
+end
+function Maps:forward(b)
+  local raw = self.mc(b.raw)
+  return self.over(nn.functional.cat({ self.ebc(b.ids):values(), raw:values() }, 2))
+end
+
+--- Samples `from` to `from` + n - 1: an id of each feature, three raw ones.
+local function mapped(from, n)
+  local ids, ones, raw, threes = {}, {}, {}, {}
+  for t, rows in ipairs { 50, 37 } do
+    for i = from, from + n - 1 do
+      ids[#ids + 1], ones[#ones + 1], threes[#threes + 1] = i * 7 * t % rows, 1, 3
+      for k = 1, 3 do raw[#raw + 1] = (i * 5 + k * 13 * t) % 61 * 1000003 end
+    end
+  end
+  return { ids = peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = ids, lengths = ones },
+    raw = peri.KeyedJaggedTensor { keys = { "flfu", "fttl" }, values = raw, lengths = threes } }
+end
+
+local function in_file()
+  return plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = plan.CacheParams { load_factor = 0.8 } }
+end
+local whole, rows, last = function() return plan.table_wise(0) end, function() return plan.row_wise() end,
+  function(ranks) return plan.table_wise(ranks - 1) end
+local function plan_of(ranks, a, b, lfu, ttl)
+  return { ebc = { a = a(ranks), b = b(ranks) }, mc = { lfu = lfu(ranks), ttl = ttl(ranks) } }
+end
+
+-- The trainer starts again with each of these, on so many ranks, and is resharded meanwhile.
+local lives = {
+  { ranks = 2, keep = 2, full_every = 3, from = { rows, whole, rows, last }, to = { last, in_file, whole, rows } },
+  { ranks = 3, keep = 1, full_every = 100, from = { in_file, rows, last, rows }, to = { rows, last, rows, whole } },
+  { ranks = 1, keep = 9, full_every = 2, from = { whole, whole, whole, whole }, name = "other" },
+  { ranks = 2, keep = 3, full_every = 4, from = { last, in_file, rows, whole }, to = { in_file, in_file, last, rows } },
+}
+
+describe("a model file", function()
+  it("follows a run that is resharded and started again on other ranks, with evicted ids, rows in files, compacted and "
+    .. "removed saves, and modules by another name", function()
+    local of, step, follower, seen, kept = folder .. "/lives", 0, nil, {}, nil
+    shell.run("mkdir " .. of)
+    local function answers(file)
+      local buffer, n = file:predict(mapped(1000, 11)).logits:read()
+      file:release()
+      return require("ffi").string(buffer, 4 * n)
+    end
+    for number, life in ipairs(lives) do
+      local from = kept
+      sim.run(life.ranks, function(rank, world)
+        nn.manual_seed(3)
+        local model = peri.DistributedModelParallel { module = Maps(), group = world,
+          plan = plan_of(life.ranks, unpack(life.from)) }
+        local optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.02 }
+        local saver = peri.checkpoint.Saver { folder = of, group = world, every = 1, keep = life.keep,
+          full_every = life.full_every, parts = { [life.name or "model"] = model, optimizer = optimizer },
+          resume = life.name and "no" or from or "auto" }
+        local at = saver:resume() or step
+        local path = folder .. "/lives.peri"
+        local function export()
+          model:export(path, { batches = { mapped(1000, 11) }, call = function(m, b) return m(b) end,
+            allowed_difference = 10, step = at })
+        end
+        if number == 1 then
+          export()
+          if rank == 0 then follower = peri.export.follow(copy_of(path, "served.peri"), of) end
+        end
+        for save = 1, 4 do
+          if save == 2 and life.to then model:reshard(plan_of(life.ranks, unpack(life.to))) end
+          at = at + 1
+          peri.scope(function()
+            optimizer:zero_grad()
+            model(mapped(at * 6 + rank * 3, 3)):mean():backward()
+            optimizer:step()
+          end)
+          saver:step(at)
+          export()
+          if rank == 0 then
+            local newest = peri.checkpoint.Saver.list(of)[1].path
+            local c = peri.checkpoint.open(newest)
+            if save == 3 and c:parent() then c:compact(newest, true) end
+            c:close()
+            local before = answers(follower:model())
+            local got, why = follower:poll()
+            if life.name then
+              assert.is_nil(got)
+              assert.is_truthy(not why or why:find("has no tensor 'model/", 1, true), why)
+              assert.equal(before, answers(follower:model()))
+            else
+              assert.is_truthy(got, why)
+              assert.equal(at, got:describe().step)
+              local now = answers(got)
+              assert.equal(answers(peri.export.open(path)), now, ("life %d, step %d"):format(number, at))
+              seen[#seen + 1], seen[now], kept = now, true, newest
+            end
+          end
+        end
+        step = at
+        saver:close()
+      end)
+    end
+    assert.equal(12, #seen)
+    for i = 2, #seen do assert.is_true(seen[i] ~= seen[i - 1]) end
   end)
 end)
