@@ -7,6 +7,10 @@ local getenv = require "perilune.environment"
 
 require("perilune.compiler").settle()
 ffi.cdef(require "perilune.cdef")
+-- What handles.lua keeps of each object that C can release: no part of the C interface.
+for name, of in require("perilune.cdef"):gmatch "void (peri_[%w_]+)_release%((peri_[%w_]+) %*" do
+  if name == of then ffi.cdef(("typedef struct %s_ref { %s *ptr; } %s_ref;"):format(name, name, name)) end
+end
 
 -- The launcher holds the library in itself; plain `luajit script.lua` loads it: PERI_LIBRARY, or where the tree
 -- (lua/perilune/library.lua, build/libperilune.so) or an installation (share/lua/5.1/perilune/library.lua,

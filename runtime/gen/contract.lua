@@ -120,7 +120,8 @@ function M.read(text)
     elseif word == "constant" then kept.constants[name] = tonumber(rest)
     elseif word == "struct" then
       last = { size = tonumber(rest:match "%d+"), grows = rest:match "grows" ~= nil, members = {} }
-      kept.structs[name] = last
+      -- Lua's handles stood in the headers until 0.3; no function takes one.
+      if not name:match "_ref$" then kept.structs[name] = last end
     elseif word == "member" then
       local offset, kind = rest:match "^(%d+) (.*)$"
       last.members[#last.members + 1] = { name = name, offset = tonumber(offset), text = kind }

@@ -75,11 +75,6 @@ typedef struct peri_checkpoint_place {
 /** A folder in which a save collects its files until they are a checkpoint. */
 typedef struct peri_checkpoint_folder peri_checkpoint_folder;
 
-/** A binding's handle. */
-typedef struct peri_checkpoint_folder_ref {
-    peri_checkpoint_folder *ptr;
-} peri_checkpoint_folder_ref;
-
 /** Make one beside @path, the checkpoint that is to be; folders above that are missing are made. It is locked as long
  *  as the handle lives; what saves of dead processes left there is removed. On one rank, which tells the others its
  *  path. @out new. */
@@ -95,11 +90,6 @@ PERI_API peri_status peri_checkpoint_folder_await(const char *path);
 
 /** The right to save into a folder of checkpoints. */
 typedef struct peri_checkpoint_lock peri_checkpoint_lock;
-
-/** A binding's handle. */
-typedef struct peri_checkpoint_lock_ref {
-    peri_checkpoint_lock *ptr;
-} peri_checkpoint_lock_ref;
 
 /** Take it, as long as the handle lives (or the process); the folder is made if it is missing. PERI_EPEER: another job
  *  has it, which the message names. On file systems without such locks everybody gets it. @out new. */
@@ -117,11 +107,6 @@ PERI_API void peri_checkpoint_names_release(char *names);
 
 /** One rank's files while they are written. */
 typedef struct peri_checkpoint_writer peri_checkpoint_writer;
-
-/** A binding's handle. */
-typedef struct peri_checkpoint_writer_ref {
-    peri_checkpoint_writer *ptr;
-} peri_checkpoint_writer_ref;
 
 /** A writer of files @stem.safetensors (if one would exceed @file_bytes: @stem-2.safetensors, ...) in @folder, which
  *  must exist. No file of that name may exist. @file_bytes 0: 16 GiB. A file holds at least one piece or, of a piece
@@ -183,11 +168,6 @@ PERI_API peri_status peri_checkpoint_may_publish(const char *path, const peri_ch
 /** peri_checkpoint_publish by a thread of its own. */
 typedef struct peri_checkpoint_publishing peri_checkpoint_publishing;
 
-/** A binding's handle. */
-typedef struct peri_checkpoint_publishing_ref {
-    peri_checkpoint_publishing *ptr;
-} peri_checkpoint_publishing_ref;
-
 /** Begin it, with the arguments of peri_checkpoint_publish, which are copied. @out new. */
 PERI_API peri_status peri_checkpoint_publishing_new(const char *folder, const char *path, const char *const *parts,
                                                     int32_t n, const peri_checkpoint_config *config, bool replace,
@@ -214,11 +194,6 @@ PERI_API peri_status peri_checkpoint_compact(peri_checkpoint *checkpoint, const 
                                              char digest[PERI_CHECKPOINT_DIGEST + 1]);
 
 /* -- reading ------------------------------------------------------------------------------------------------------- */
-
-/** A binding's handle. */
-typedef struct peri_checkpoint_ref {
-    peri_checkpoint *ptr;
-} peri_checkpoint_ref;
 
 /** Open the checkpoint in folder @path, or a single safetensors file. Reads the manifest only. As long as it is open
  *  nobody removes it (peri_checkpoint_remove), and what replaces it meanwhile is not seen. Waits a second at most for
@@ -340,11 +315,6 @@ PERI_API const char *peri_checkpoint_values(const peri_checkpoint *checkpoint);
  * or somebody went back: then its newest comes next. */
 typedef struct peri_checkpoint_follower peri_checkpoint_follower;
 
-/** A binding's handle. */
-typedef struct peri_checkpoint_follower_ref {
-    peri_checkpoint_follower *ptr;
-} peri_checkpoint_follower_ref;
-
 /** One that has taken nothing yet. The folder may be missing. @out new. */
 PERI_API peri_status peri_checkpoint_follower_new(const char *folder, peri_checkpoint_follower **out);
 /** Free it; NULL is fine. */
@@ -378,11 +348,6 @@ PERI_API peri_status peri_checkpoint_follower_forget(peri_checkpoint_follower *f
  *
  *  and a load, under any plan and number of ranks: peri_checkpoint_open, peri_checkpoint_state_read. Local. */
 typedef struct peri_checkpoint_state peri_checkpoint_state;
-
-/** A binding's handle. */
-typedef struct peri_checkpoint_state_ref {
-    peri_checkpoint_state *ptr;
-} peri_checkpoint_state_ref;
 
 /** One of nothing. @rank: this process's among those that save together; what all have alike rank 0 writes. @out
  *  new. */

@@ -18,14 +18,6 @@
 typedef struct peri_codec peri_codec;
 typedef struct peri_codec_context peri_codec_context;
 
-/** Bindings' handles. */
-typedef struct peri_codec_ref {
-    peri_codec *ptr;
-} peri_codec_ref;
-typedef struct peri_codec_context_ref {
-    peri_codec_context *ptr;
-} peri_codec_context_ref;
-
 /** Zeros are the defaults. |x - decode(encode(x))| is at most, for finite x (a: the largest magnitude of the row, e:
  *  loss_scale):
  *

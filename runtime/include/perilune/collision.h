@@ -19,11 +19,6 @@
 /** A map; counted. */
 typedef struct peri_collision peri_collision;
 
-/** Bindings' handle. */
-typedef struct peri_collision_ref {
-    peri_collision *ptr;
-} peri_collision_ref;
-
 /** Kinds of maps.
  *    MCH   TorchRec's MCHManagedCollisionModule: ids are counted, and every eviction_interval iterations those with the
  *          best scores have the rows of their bucket. The last row of a bucket is nobody's. INT64_MAX, its mark of a

@@ -19,17 +19,6 @@ typedef struct peri_group peri_group;
 typedef struct peri_work peri_work;
 typedef struct peri_reducer peri_reducer;
 
-/** A binding's handles: one counted pointer each. */
-typedef struct peri_group_ref {
-    peri_group *ptr;
-} peri_group_ref;
-typedef struct peri_work_ref {
-    peri_work *ptr;
-} peri_work_ref;
-typedef struct peri_reducer_ref {
-    peri_reducer *ptr;
-} peri_reducer_ref;
-
 /* -- worlds and groups --------------------------------------------------------------------------------------------- */
 
 /** How to join a world. All zero is the usual choice. */

@@ -18,14 +18,6 @@ typedef struct peri_device peri_device;
 typedef struct peri_stream peri_stream;
 typedef struct peri_event peri_event;
 
-/** Bindings' handles. */
-typedef struct peri_stream_ref {
-    peri_stream *ptr;
-} peri_stream_ref;
-typedef struct peri_event_ref {
-    peri_event *ptr;
-} peri_event_ref;
-
 /** Open (first time) and return device @name: "cpu", "opaque", "cuda:0", ...; "cuda" is the GPU of this rank's number
  *  on its machine. Local. @out borrowed, lives as long as the process.
  *  PERI_ENOTFOUND for an unknown name, PERI_EUNSUPPORTED with the reason when the backend cannot run here. */

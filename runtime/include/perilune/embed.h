@@ -27,17 +27,6 @@ typedef struct peri_tbe peri_tbe;
 typedef struct peri_tbe_blocks peri_tbe_blocks;
 typedef struct peri_tbe_batch peri_tbe_batch;
 
-/** Bindings' handles. */
-typedef struct peri_tbe_ref {
-    peri_tbe *ptr;
-} peri_tbe_ref;
-typedef struct peri_tbe_blocks_ref {
-    peri_tbe_blocks *ptr;
-} peri_tbe_blocks_ref;
-typedef struct peri_tbe_batch_ref {
-    peri_tbe_batch *ptr;
-} peri_tbe_batch_ref;
-
 /* -- tables -------------------------------------------------------------------------------------------------------- */
 
 /** What rows of tables are stored as, by PERI_F32, PERI_F16, PERI_BF16 and PERI_ROWS_*: a name ("FP32", ..., "INT8",
@@ -423,11 +412,6 @@ PERI_API peri_status peri_tbe_write_rows(peri_tbe *tbe, int64_t table, const cha
  *  a reset or a write through a view was about to change their weights or states, on whichever device and wherever they
  *  are; what is written through peri_tensor_data is not seen. Marking is part of the calls that change rows. */
 typedef struct peri_row_marks peri_row_marks;
-
-/** A binding's handle. */
-typedef struct peri_row_marks_ref {
-    peri_row_marks *ptr;
-} peri_row_marks_ref;
 
 /** Begin to mark; all bits are 0. @tbe is not retained: when it is released, the marks are of no use any more.
  *  Releasing it and calls on its marks come one at a time. @out new. */

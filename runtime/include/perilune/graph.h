@@ -31,11 +31,6 @@
 
 typedef struct peri_graph peri_graph;
 
-/** A binding's handle. */
-typedef struct peri_graph_ref {
-    peri_graph *ptr;
-} peri_graph_ref;
-
 /** Whether a graph can be called now. */
 enum {
     PERI_GRAPH_FITS = 0,  /* it can */

@@ -34,11 +34,6 @@ typedef struct peri_batch {
     int32_t *lengths;       /* [sparse_features, rows]: ids per bag */
 } peri_batch;
 
-/** A binding's handle. */
-typedef struct peri_batch_ref {
-    peri_batch *ptr;
-} peri_batch_ref;
-
 /** An empty batch with room for @rows rows and @ids ids. @out new. */
 PERI_API peri_status peri_batch_new(int32_t dense_features, int32_t sparse_features, int64_t rows, int64_t ids,
                                     peri_batch **out);
@@ -95,10 +90,6 @@ typedef struct peri_criteo_config {
  *  too. A byte order mark is left out. Files may be packed by gzip (each member of one is read): they are then read as
  *  a whole, in order, by every rank. A pipe (whatever is no regular file) is read once, by one rank, as a whole. */
 typedef struct peri_criteo peri_criteo;
-
-typedef struct peri_criteo_ref {
-    peri_criteo *ptr;
-} peri_criteo_ref;
 
 /** Open files or a pipe. PERI_EIO with the system's reason; PERI_EINVAL for a part of a pipe or a packed file, or
  *  several ranks of a pipe; PERI_EFORMAT for a file that is empty or no text. @out new. */
@@ -182,10 +173,6 @@ PERI_API peri_status peri_csv_open(const peri_csv_config *config, peri_criteo **
  *  (savez_compressed) are unpacked into memory. */
 typedef struct peri_arrays peri_arrays;
 
-typedef struct peri_arrays_ref {
-    peri_arrays *ptr;
-} peri_arrays_ref;
-
 /** An array: little-endian elements, the last dimension densest, at an address that may be odd. */
 typedef struct peri_array {
     int64_t size;                 /* sizeof(peri_array) */
@@ -246,10 +233,6 @@ typedef struct peri_columns_config {
 /** Samples in arrays, in their own order or shuffled. */
 typedef struct peri_columns peri_columns;
 
-typedef struct peri_columns_ref {
-    peri_columns *ptr;
-} peri_columns_ref;
-
 /** @out new. */
 PERI_API peri_status peri_columns_new(const peri_columns_config *config, peri_columns **out);
 PERI_API void peri_columns_release(peri_columns *columns);
@@ -268,10 +251,6 @@ PERI_API peri_status peri_columns_fill(peri_columns *columns, int64_t first, int
  *  lengths.npy i16 [rows, sparse], offsets.npy i64 [rows + 1], ids.npy i64 or i32 [ids]; and samples.txt, a text of the
  *  caller's. Until all is written the folder has ".part" behind its name. */
 typedef struct peri_columns_writer peri_columns_writer;
-
-typedef struct peri_columns_writer_ref {
-    peri_columns_writer *ptr;
-} peri_columns_writer_ref;
 
 /** @wide: ids are i64, any of them. PERI_EIO if @folder exists, or cannot be made. A folder ".part" of an earlier
  *  writer is written again. @out new. */
@@ -327,10 +306,6 @@ typedef struct peri_logistic_config {
  *  a time by Adagrad: s += g^2, w -= learning_rate * g / sqrt(s + 1e-8), where g includes l2 * w. All weights start at
  *  0. */
 typedef struct peri_logistic peri_logistic;
-
-typedef struct peri_logistic_ref {
-    peri_logistic *ptr;
-} peri_logistic_ref;
 
 /** @out new. */
 PERI_API peri_status peri_logistic_new(const peri_logistic_config *config, peri_logistic **out);
@@ -415,11 +390,6 @@ PERI_API peri_status peri_metric_xauc(const peri_metric_samples *samples, double
 
 /** A bounded queue of parcels from a thread that makes them to the one thread that takes them. */
 typedef struct peri_feed peri_feed;
-
-/** A binding's handle. */
-typedef struct peri_feed_ref {
-    peri_feed *ptr;
-} peri_feed_ref;
 
 /** What an object in a parcel is. */
 enum { PERI_FEED_TENSOR = 0, PERI_FEED_KJT = 1, PERI_FEED_JT = 2, PERI_FEED_KT = 3 };

@@ -29,20 +29,6 @@ typedef struct peri_jt peri_jt;
 typedef struct peri_kjt peri_kjt;
 typedef struct peri_kt peri_kt;
 
-/** Bindings' handles: one counted pointer each. */
-typedef struct peri_keys_ref {
-    peri_keys *ptr;
-} peri_keys_ref;
-typedef struct peri_jt_ref {
-    peri_jt *ptr;
-} peri_jt_ref;
-typedef struct peri_kjt_ref {
-    peri_kjt *ptr;
-} peri_kjt_ref;
-typedef struct peri_kt_ref {
-    peri_kt *ptr;
-} peri_kt_ref;
-
 /* -- key lists: immutable ------------------------------------------------------------------------------------------ */
 
 /** A list of @n names (copied; not empty strings). Names may repeat: containers refuse that where it is wrong. */
@@ -303,9 +289,6 @@ PERI_API peri_status peri_kt_get(peri_kt *kt, int32_t key, peri_tensor **out);
 
 /** Which columns of some kts make which groups; counted. */
 typedef struct peri_regroup peri_regroup;
-typedef struct peri_regroup_ref {
-    peri_regroup *ptr;
-} peri_regroup_ref;
 
 /** Plan: group g (of @n_groups) takes the columns of its keys, in order, from whichever of the @n_kts kts (key_dim 1)
  *  has them. Keys may be used several times or not at all; a key that several kts have may not be asked for. @out new;

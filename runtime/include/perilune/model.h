@@ -27,11 +27,6 @@ enum { PERI_MODEL_VERSION = 1 };
  *  one. */
 typedef struct peri_model peri_model;
 
-/** A binding's handle. */
-typedef struct peri_model_ref {
-    peri_model *ptr;
-} peri_model_ref;
-
 /* -- opening ------------------------------------------------------------------------------------------------------- */
 
 /** How to open. */
@@ -184,11 +179,6 @@ PERI_API peri_status peri_model_check(const peri_model *model, int64_t batch, co
 /** The memory of one thread's calls. */
 typedef struct peri_model_context peri_model_context;
 
-/** A binding's handle. */
-typedef struct peri_model_context_ref {
-    peri_model_context *ptr;
-} peri_model_context_ref;
-
 /** Plan and allocate the memory of calls with up to @max_batch samples. Intermediate results whose lifetimes do not
  *  overlap share memory, and samples are computed in blocks, so this grows no further from some hundred samples on.
  *  @max_ids: most ids of one sample's list, in calls with this context; 0: 65536. Retains @model. A context is for one
@@ -231,11 +221,6 @@ PERI_API peri_status peri_model_predict_lists(peri_model_context *context, int64
  * changes. Memory: the pages that differ from the file's, twice. One thread at a time. */
 typedef struct peri_model_follower peri_model_follower;
 
-/** A binding's handle. */
-typedef struct peri_model_follower_ref {
-    peri_model_follower *ptr;
-} peri_model_follower_ref;
-
 /** Open the file @path for following what programs save into @folder, which may be missing, under the name that they
  *  gave the model (@name; NULL: "model", as in peri.checkpoint.save(path, { model = model })). @flags:
  *  PERI_MODEL_VERIFY, PERI_MODEL_GUARD, or 0.
@@ -262,11 +247,6 @@ PERI_API void peri_model_follower_release(peri_model_follower *follower);
  *  JSON text that docs/model_file.md specifies and that the caller makes; then the file gets its name. For one thread
  *  at a time. */
 typedef struct peri_model_writer peri_model_writer;
-
-/** A binding's handle. */
-typedef struct peri_model_writer_ref {
-    peri_model_writer *ptr;
-} peri_model_writer_ref;
 
 /** Where a section lies. */
 typedef struct peri_model_writer_place {

@@ -24,11 +24,6 @@
 
 typedef struct peri_moment peri_moment;
 
-/** A binding's handle. */
-typedef struct peri_moment_ref {
-    peri_moment *ptr;
-} peri_moment_ref;
-
 /** A moment without parts. @out new. */
 PERI_API peri_status peri_moment_new(peri_moment **out);
 /** Free it; NULL is fine. */

@@ -14,11 +14,6 @@
 
 typedef struct peri_optim peri_optim;
 
-/** A binding's handle: one counted pointer. C hosts do not need it. */
-typedef struct peri_optim_ref {
-    peri_optim *ptr;
-} peri_optim_ref;
-
 /** Kinds of optimizers, and the states that they keep for each parameter. */
 enum {
     PERI_OPTIM_SGD = 0,             /* momentum_buffer, if momentum is not 0 */

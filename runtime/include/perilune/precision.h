@@ -37,11 +37,6 @@ PERI_API bool peri_products_ordered(void);
  *  outside. */
 typedef struct peri_autocast peri_autocast;
 
-/** A binding's handle. */
-typedef struct peri_autocast_ref {
-    peri_autocast *ptr;
-} peri_autocast_ref;
-
 /** A region for @device, "cuda" or "cpu" (a number behind it, "cuda:1", does not matter), with @dtype PERI_BF16 or
  *  PERI_F16. @enabled false: a region in which nothing is cast, inside of another. @out new. */
 PERI_API peri_status peri_autocast_new(const char *device, int32_t dtype, bool enabled, peri_autocast **out);

@@ -121,11 +121,6 @@ enum {
 
 typedef struct peri_sharded peri_sharded;
 
-/** A binding's handle. */
-typedef struct peri_sharded_ref {
-    peri_sharded *ptr;
-} peri_sharded_ref;
-
 /** Who trains a table: the module itself in the backward pass, or a dense optimizer through leaf tensors; or nobody:
  *  rows that are written once and looked up (all tables of a module, or none). Such a module records nothing, and its
  *  rows may be bytes. */

@@ -19,11 +19,6 @@
 
 typedef struct peri_tensor peri_tensor;
 
-/** A binding's handle: one counted pointer. C hosts do not need it. */
-typedef struct peri_tensor_ref {
-    peri_tensor *ptr;
-} peri_tensor_ref;
-
 /** What a tensor looks like. */
 typedef struct peri_tensor_info {
     int64_t size; /* sizeof(peri_tensor_info) */
