@@ -88,6 +88,10 @@ static void cpu_unary(const void *args, int64_t begin, int64_t end)
     case PERI_UNARY_LOG1P: K_MAP(dst, x, k_select(v < k_set(INFINITY), k_log1p(v), v)); break;
     case PERI_UNARY_EXPM1: K_MAP(dst, x, k_select(k_abs(v) < k_set(0.34f), k_exp_small(v), k_exp(v) - 1)); break;
     case PERI_UNARY_RSQRT: K_MAP(dst, x, 1 / k_sqrt(v)); break;
+    case PERI_UNARY_FLOOR: K_MAP(dst, x, k_floor(v)); break;
+    case PERI_UNARY_CEIL: K_MAP(dst, x, k_ceil(v)); break;
+    case PERI_UNARY_ROUND: K_MAP(dst, x, k_round(v)); break;
+    case PERI_UNARY_TRUNC: K_MAP(dst, x, k_trunc(v)); break;
     case PERI_UNARY_SIGN: K_MAP(dst, x, k_select(v > zero, k_set(1), k_select(v < zero, k_set(-1), zero))); break;
     default: ref_unary(args, begin, end); break;
     }

@@ -15,6 +15,32 @@ static inline k_vec k_select(k_ivec mask, k_vec yes, k_vec no)
 }
 static inline k_vec k_abs(k_vec x) { return (k_vec)((k_ivec)x & 0x7fffffff); }
 
+/** @whole with the sign of @x, so that a zero has it; x itself from 2^23 on, where all numbers are whole, and NaN. */
+static inline k_vec k_or_whole(k_vec x, k_vec whole)
+{
+    const k_vec signed_ = (k_vec)((k_ivec)whole | ((k_ivec)x & (int32_t)0x80000000));
+    return k_select(k_abs(x) < k_set(0x1p23f), signed_, x);
+}
+/** x rounded towards 0, where |x| < 2^23. */
+static inline k_vec k_part(k_vec x)
+{
+    const k_vec small = k_select(k_abs(x) < k_set(0x1p23f), x, k_set(0));
+    return __builtin_convertvector(__builtin_convertvector(small, k_ivec), k_vec);
+}
+static inline k_vec k_trunc(k_vec x) { return k_or_whole(x, k_part(x)); }
+static inline k_vec k_floor(k_vec x)
+{
+    const k_vec part = k_part(x);
+    return k_or_whole(x, k_select(part > x, part - 1, part));
+}
+static inline k_vec k_ceil(k_vec x)
+{
+    const k_vec part = k_part(x);
+    return k_or_whole(x, k_select(part < x, part + 1, part));
+}
+/** To the nearest, of two the even one: what the addition does. */
+static inline k_vec k_round(k_vec x) { return k_or_whole(x, k_abs(x) + k_set(0x1p23f) - k_set(0x1p23f)); }
+
 /** e^r - 1 for |r| <= ln 2 / 2: the Taylor series to r^7 (next term below 6e-9). */
 static inline k_vec k_exp_small(k_vec r)
 {
