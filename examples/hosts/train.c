@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * train.c: a C program that owns data and loop, and trains embedding tables that are sharded over its ranks, without
- * Lua.
+ * train.c: a C program that owns data and loop, and trains tables that are sharded over its ranks, without Lua.
  *
  *   cc train.c $(pkg-config --cflags --libs perilune) -o train && mpirun -n 2 ./train
  *
- * A sample is an item and three words; its label says whether the item is odd just when most words are. Table "items"
- * lies on the last rank, the rows of "words" on all, a layer on each. A step's samples are dealt over the ranks: any
- * number of them learns the same.
+ * A sample is an item and three words; its label: is the item odd just when most words are? Table "items" lies on the
+ * last rank, rows of "words" on all, a layer on each. A step's samples are dealt over the ranks: any number learns so.
  */
 #include <perilune/perilune.h>
 #include <stdio.h>
@@ -27,15 +25,12 @@ static uint32_t mix(uint32_t a, uint32_t b) /* a pseudo-random number that depen
 {
     return (((a * 2654435761u) ^ ((b + 1) * 2246822519u)) * 3266489917u) >> 8;
 }
-
-static peri_tensor *tensor_of(int32_t dtype, int64_t count, const void *data)
+static peri_tensor *tensor_of(int32_t dtype, int64_t size, const void *data)
 {
     peri_tensor *t;
-    check(peri_tensor_new(cpu, dtype, 1, &count, &t)),
-        check(peri_tensor_write(t, data, count * peri_dtype_size(dtype)));
+    check(peri_tensor_new(cpu, dtype, 1, &size, &t)), check(peri_tensor_write(t, data, size * peri_dtype_size(dtype)));
     return t;
 }
-
 static peri_sharded *make_tables(void)
 {
     const int32_t which[] = {0, 1}, last = peri_group_size(world) - 1;
@@ -45,13 +40,11 @@ static peri_sharded *make_tables(void)
     peri_sharded *tables;
     config.size = sizeof config, table[0].size = table[1].size = sizeof table[0], adagrad.size = sizeof adagrad;
     check(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad)), adagrad.learning_rate = 0.1;
-    table[0].name = "items", table[0].rows = ITEMS, table[0].sharding_type = PERI_TABLE_WISE, table[0].ranks = &last,
-    table[0].n_ranks = 1;
-    table[1].name = "words", table[1].rows = WORDS, table[1].sharding_type = PERI_ROW_WISE,
-    table[1].pooling = PERI_POOLING_MEAN;
-    for (int i = 0; i < 2; i++)
-        table[i].cols = COLS, table[i].features = &which[i], table[i].n_features = 1,
-        table[i].compute_kernel = PERI_KERNEL_FUSED;
+    table[0].name = "items", table[0].rows = ITEMS, table[0].ranks = &last, table[0].n_ranks = 1;
+    table[0].sharding_type = PERI_TABLE_WISE, table[1].sharding_type = PERI_ROW_WISE;
+    table[1].name = "words", table[1].rows = WORDS, table[1].pooling = PERI_POOLING_MEAN;
+    table[0].compute_kernel = table[1].compute_kernel = PERI_KERNEL_FUSED;
+    for (int i = 0; i < 2; i++) table[i].cols = COLS, table[i].features = &which[i], table[i].n_features = 1;
     config.group = world, config.device = cpu, config.tables = table, config.n_tables = 2, config.seed = 1;
     config.features = features, config.n_features = 2, config.optimizers = &adagrad, config.n_optimizers = 1;
     check(peri_sharded_new(&config, &tables));
@@ -78,13 +71,11 @@ static void next_batch(peri_keys *keys, uint32_t step, peri_kjt **batch, peri_te
     *labels = tensor_of(PERI_F32, share, label);
 }
 
-/* Ids travel to their owners, rows back; a layer looks at item * words. The mean of the ranks' losses is that of all
- * samples. */
+/* Ids go to their owners, rows come back; a layer looks at item * words. The mean of all losses is the batch's */
 static peri_tensor *loss_of(peri_sharded *tables, peri_kjt *batch, peri_tensor *weight, peri_tensor *labels)
 {
     peri_work *ids, *rows;
     peri_tensor *t[6], *loss;
-    /* or test it, and do something meanwhile */
     check(peri_sharded_input_dist(tables, batch, &ids)), check(peri_work_wait(ids));
     check(peri_sharded_compute_and_output_dist(tables, ids, &rows)), check(peri_work_wait(rows));
     check(peri_sharded_output(tables, rows, &t[0])), peri_work_release(ids), peri_work_release(rows);
@@ -115,15 +106,13 @@ int main(void)
         peri_work *work;
         double total;
         next_batch(keys, step, &batch, &labels);
-        /* the owners update their rows */
-        check(peri_tensor_backward(loss = loss_of(tables, batch, weight, labels), NULL));
-        /* the weight's */
+        check(peri_tensor_backward(loss = loss_of(tables, batch, weight, labels), NULL)); /* owners update their rows */
         for (peri_status s = PERI_PENDING; s == PERI_PENDING;) check(s = peri_reducer_finish(reducer));
         check(peri_optim_step(optim)), check(peri_optim_zero_grad(optim)), check(peri_tensor_detach(loss, &sum));
         check(peri_coll_all_reduce(world, sum, PERI_REDUCE_SUM, 0, &work)), check(peri_work_wait(work));
         check(peri_tensor_item(sum, 0, &total)), peri_work_release(work), peri_tensor_release(sum);
-        if (step % 50 == 0 && peri_group_rank(world) == 0)
-            printf("step %u: loss %.4f\n", step, total / peri_group_size(world));
+        total /= peri_group_size(world);
+        if (step % 50 == 0 && peri_group_rank(world) == 0) printf("step %u: loss %.4f\n", step, total);
         peri_tensor_release(loss), peri_tensor_release(labels), peri_kjt_release(batch);
     }
     check(peri_group_close(world)); /* what is left goes with the process */
