@@ -228,11 +228,11 @@ bool peri__capture_fits(const peri__capture *r)
     return true;
 }
 
-/** Before the first launch: blocks are taken in the order of another stream. */
-static peri_status make_ready(peri__capture *r)
+peri_status peri__capture_ready(peri__capture *r)
 {
     const peri_device_vtab *v = r->device->vtab;
     peri__arena *a = r->arena;
+    if (r->ready) return PERI_OK;
     PERI_TRY(v->event_record(r->device->ctx, a->mark, a->memory));
     PERI_TRY(v->stream_wait(r->device->ctx, a->queue, a->mark));
     for (const peri__constant *c = r->constants; c; c = c->next)
@@ -243,7 +243,6 @@ static peri_status make_ready(peri__capture *r)
 
 peri_status peri__capture_launch(peri__capture *r)
 {
-    if (!r->ready) PERI_TRY(make_ready(r));
     if (r->draws.n > 0 && !r->draws.sent)
         PERI_TRY(peri__copy(r->device, peri__data(r->draws.table), r->draws.words,
                             (int64_t)sizeof *r->draws.words * r->draws.n, PERI_COPY_H2D));

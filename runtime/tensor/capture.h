@@ -77,7 +77,7 @@ struct peri__capture {
         bool sent; /* the table holds the words */
         uint64_t words[PERI__DRAWS_MOST][3]; /* seed, stream, offset */
     } draws;
-    bool ready;            /* the constants are there, and blocks are taken */
+    bool ready;            /* peri__capture_ready was called: blocks are taken, and constants there */
     bool lacks_memory;     /* not all of `changed` could be noted */
     peri_autocast *region; /* while it captures: a region of autocast of its own, whose casts no other capture gets */
 };
@@ -124,7 +124,9 @@ peri_status peri__capture_begin(peri__capture *r, peri__arena *arena);
 peri_status peri__capture_end(peri__capture *r, bool keep);
 /** Whether all that the capture reaches is where it was. */
 bool peri__capture_fits(const peri__capture *r);
-/** Queue it on the arena's stream, which is current. */
+/** Let the arena's stream wait until its blocks are taken; once. Before anything is put into them. */
+peri_status peri__capture_ready(peri__capture *r);
+/** Queue it on the arena's stream, which is current. It is ready. */
 peri_status peri__capture_launch(peri__capture *r);
 void peri__capture_fini(peri__capture *r);
 

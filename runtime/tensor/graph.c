@@ -503,6 +503,7 @@ static peri_status replay_backward(peri_graph *g, const peri__node *node, peri_t
         return peri__fail(PERI_EINVAL, "peri_backward_step: a tensor that a graph uses has moved since its call");
     }
     PERI_TRY(status);
+    PERI_TRY(peri__capture_ready(&g->backward));
     PERI_TRY(peri__arena_move_out(g->backward.arena));
     PERI_TRY(fill_upstream(g, node, grad_out));
     PERI_TRY(peri__capture_launch(&g->backward));
@@ -625,6 +626,7 @@ peri_status peri_graph_draw(peri_graph *g, int32_t i, uint64_t seed, uint64_t st
 
 static peri_status replay(peri_graph *g, peri_tensor *const *inputs, peri_tensor **results)
 {
+    PERI_TRY(peri__capture_ready(&g->forward));
     PERI_TRY(peri__arena_move_out(g->forward.arena));
     PERI_TRY(fill_inputs(g, inputs));
     PERI_TRY(peri__capture_launch(&g->forward));

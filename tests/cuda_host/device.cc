@@ -588,6 +588,7 @@ cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream)
     hold h(lock);
     if (unrecordable(stream) != cudaSuccess || unsafe() != cudaSuccess) return last; /* the real one would allocate within the graph */
     counts[ALLOCATIONS]++;
+    enqueue(stream, nullptr); /* the pool may let the stream wait for what another stream frees */
     peri_cuda_host_event here; /* the memory is there from here on in the stream, and after what waits for it */
     move_event(&here, stream_of(stream));
     std::shared_ptr<peri_cuda_host_event> mark(new peri_cuda_host_event(here), [](peri_cuda_host_event *e) {
