@@ -133,6 +133,10 @@ describe("the launcher", function()
   it("tells about names, and which may be meant", function()
     assert.matches("^peri.KeyedJaggedTensor:permute\n.*indices: integer%[%]", (run "help KeyedJaggedTensor:permute"))
     assert.matches("peri_status peri_kjt_permute%(", (run "help peri_kjt_permute"))
+    for name, full in pairs { ["t:topk"] = "nn.functional.topk", ["F.pad"] = "nn.functional.pad",
+      ["torch.linspace"] = "Tensor.linspace", ["peri.randint"] = "Tensor.randint", ["torch.nn.GELU"] = "nn.GELU" } do
+      assert.matches("^peri%." .. full:gsub("%.", "%%.") .. "\n", (run("help " .. name)))
+    end
     assert.matches("is the name of several:\n.*peri.JaggedTensor:to ", (run "help to"))
     local out, status = run "help KeyedJagedTensor"
     assert.equal(1, status)

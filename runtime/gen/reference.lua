@@ -74,7 +74,7 @@ function M.call(entry, types)
     local names = {}
     for i, p in ipairs(entry.params) do names[i] = p.name .. (p.optional and "?" or "") end
     inner = "(" .. table.concat(names, ", ") .. ")"
-  elseif entry.overload then inner = entry.overload:match "^fun(%b())":gsub(": [^,%)]+", "")
+  elseif entry.overload then inner = entry.overload:match "^fun(%b())":gsub("%b<>", ""):gsub(": [^,%)]+", "")
   else inner = "" end
   return entry.name .. inner
 end

@@ -40,11 +40,22 @@ local function like(name)
   return by_last[name:match("[^.:]*$"):lower()] or {}
 end
 
+--- What scripts call nn.functional, a tensor and PyTorch, and where what they mean may be.
+local written_as = { { "^F[%.:]", "peri.nn.functional." }, { "^t:", "peri.nn.functional." },
+  { "^[Tt]ensor:", "peri.nn.functional." }, { "^peri%.Tensor:", "peri.nn.functional." },
+  { "^torch%.nn%.functional%.", "peri.nn.functional." }, { "^torch%.nn%.", "peri.nn." },
+  { "^torch%.", "peri.nn.functional." }, { "^torch%.", "peri.Tensor." }, { "^torch%.", "peri." },
+  { "^peri%.", "peri.Tensor." } }
+
 --- The full names that a name may stand for, sorted: itself, or those that end with it.
 function M.find(name)
   local texts = manual().texts
   if texts[name] then return { name } end
   if texts["peri." .. name] then return { "peri." .. name } end
+  for _, way in ipairs(written_as) do
+    local full, n = name:gsub(way[1], way[2])
+    if n > 0 and texts[full] then return { full } end
+  end
   local found, lower = {}, {}
   for _, full in ipairs(like(name)) do
     if ends(full, name) then found[#found + 1] = full
