@@ -94,7 +94,7 @@ function F.tril(t, k) return F.masked_fill(t, F.gt(right_of("tril", t), k or 0),
 
 --- Of a matrix the elements on the diagonal k (0) places right of the main one; of a row the matrix that has it there.
 function F.diag(t, k)
-  k = k or 0
+  k = tonumber(k or 0)
   if t:dim() == 1 then
     local n = t:size(1)
     local square = F.unsqueeze(t, 2):expand { n, n }
