@@ -155,6 +155,15 @@ describe("Module", function()
     assert.error_matches(function() net:set_module("blocks.1", 3) end, "a Module is wanted, not a number")
     assert.error_matches(function() net:set_module("", new) end, "the path of a sub%-module is wanted")
     assert.error_matches(function() net:get_module "blocks.0.third" end, "'Block' has second, first")
+    list:replace("0", nn.Sigmoid())
+    assert.equal(nn.Sigmoid, getmetatable(list[1]))
+    -- what would be called, or listed, and not both
+    for _, name in ipairs { "2", "0 ", "second" } do
+      assert.error_matches(function() list:replace(name, nn.ReLU()) end,
+        "replace: no sub%-module is named '" .. name .. "', allowed: 0, 1")
+    end
+    assert.error_matches(function() list:replace(0, nn.ReLU()) end, "name is 0, wanted a string")
+    assert.error_matches(function() list:replace("0", 3) end, "replace '0': a Module is wanted, not 3")
   end)
 
   it("has dicts of modules, in the order of their names", function()

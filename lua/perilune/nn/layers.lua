@@ -36,10 +36,7 @@ function ModuleList:append(module)
   return self
 end
 function ModuleList:replace(name, module)
-  if not tonumber(name) then
-    P.fail(("%s: no module '%s', allowed: 0..%d"):format(self.class_name, tostring(name), #self._children - 1))
-  end
-  rawset(self, name, module)
+  Module.replace(self, name, module)
   rawset(self, tonumber(name) + 1, module)
 end
 

@@ -499,7 +499,17 @@ function Module:substitute(old, new)
 end
 
 --- Replace a direct sub-module. Lists override it.
-function Module:replace(name, module) rawset(self, name, module) end
+function Module:replace(name, module)
+  if not Module.is(rawget(self, name)) then
+    local names = util.map(self:named_children(), function(c) return c.name end)
+    P.fail(("%s: replace: no sub-module is named '%s', allowed: %s"):format(self.class_name, name,
+      #names > 0 and table.concat(names, ", ") or "none"))
+  end
+  if not Module.is(module) then
+    P.fail(("%s: replace '%s': a Module is wanted, not %s"):format(self.class_name, name, errors.kind(module)))
+  end
+  rawset(self, name, module)
+end
 
 -- -- modes ------------------------------------------------------------------------------------------------------------
 

@@ -120,7 +120,7 @@ function nn.Module:set_module(path, module) end
 
 ---Put another module in place of a direct child. Lists of modules have their own.
 ---
----Errors: a name that is no string; of a list: none of its numbers.
+---Errors: a name that no child has; what is no Module.
 ---@param name string Of the child.
 ---@param module peri.nn.Module The new one.
 function nn.Module:replace(name, module) end
