@@ -179,14 +179,30 @@ CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_lo
     return hits;
 }
 
+/** cpu_mch_range of each way as a function of its own: gcc takes longer where all are part of cpu_mch_find. */
+#define CPU_MAP_APART __attribute__((noinline))
+#define CPU_MCH_RANGE(name, way)                                                                                       \
+    static CPU_MAP_APART int64_t cpu_mch_##name(const peri_k_collision_find_args *a, ref_logger *log, int64_t begin,   \
+                                                int64_t end, bool out)                                                 \
+    {                                                                                                                  \
+        return out ? cpu_mch_range(a, log, begin, end, true, way) : cpu_mch_range(a, log, begin, end, false, way);     \
+    }
+CPU_MCH_RANGE(asks, CPU_WINDOW_NONE)
+CPU_MCH_RANGE(alone, CPU_WINDOW_ALONE)
+CPU_MCH_RANGE(low, CPU_WINDOW_LOW)
+CPU_MCH_RANGE(high, CPU_WINDOW_HIGH)
+CPU_MCH_RANGE(shared, CPU_WINDOW_SHARED)
+#undef CPU_MCH_RANGE
+#undef CPU_MAP_APART
+
 CPU_MAP_INLINE int64_t cpu_mch_learn(const peri_k_collision_find_args *a, ref_logger *log, int64_t begin, int64_t end,
                                      const bool out, cpu_window_way way)
 {
     switch (way) {
-    case CPU_WINDOW_ALONE: return cpu_mch_range(a, log, begin, end, out, CPU_WINDOW_ALONE);
-    case CPU_WINDOW_LOW: return cpu_mch_range(a, log, begin, end, out, CPU_WINDOW_LOW);
-    case CPU_WINDOW_HIGH: return cpu_mch_range(a, log, begin, end, out, CPU_WINDOW_HIGH);
-    default: return cpu_mch_range(a, log, begin, end, out, CPU_WINDOW_SHARED);
+    case CPU_WINDOW_ALONE: return cpu_mch_alone(a, log, begin, end, out);
+    case CPU_WINDOW_LOW: return cpu_mch_low(a, log, begin, end, out);
+    case CPU_WINDOW_HIGH: return cpu_mch_high(a, log, begin, end, out);
+    default: return cpu_mch_shared(a, log, begin, end, out);
     }
 }
 
@@ -205,7 +221,7 @@ static void cpu_mch_find(const void *args, int64_t first_part, int64_t past_part
             continue;
         }
         int64_t hits = begin < learned ? cpu_mch_learn(a, &log, begin, learned, true, way) : 0;
-        if (learned < end) hits += cpu_mch_range(a, &log, learned, end, true, CPU_WINDOW_NONE);
+        if (learned < end) hits += cpu_mch_asks(a, &log, learned, end, true);
         ref_count(&a->map, hits, end - begin - hits);
     }
     if (log.n) ref_flush(&log);
