@@ -6,11 +6,11 @@
 -- check can tell them from others.
 --
 --   luajit tests/fuzz/kinds.lua [CHILDREN [SEED]]    as `make test` runs it: each child calls its part of all
---                                                    functions, each function with
---                                                    every second value (with SECONDSs, as `make fuzz` runs it, with
---                                                    all)
+--                                                    functions, each function with every fourth value, from the
+--                                                    one that SEED says on (with SECONDSs, as `make fuzz` runs it,
+--                                                    with all)
 --   luajit tests/fuzz/kinds.lua once K N [NAME]      part K (from 0) of N; or what has NAME in its name: all values.
---                                                    half: every second one
+--                                                    from0, ..., from3: every fourth one
 --
 -- Functions are found by walking `require "perilune"`. `valid` has arguments with which constructors and functions
 -- work, in which one after the other is replaced.
@@ -21,9 +21,12 @@ local HANG = 100 -- seconds of one child
 
 local api = require "spec.support.api"
 
-if arg[1] ~= "once" and arg[1] ~= "half" then
+local EVERY = 4
+local from = (arg[1] or ""):match "^from(%d)$"
+
+if arg[1] ~= "once" and not from then
   local n, folder, command = tonumber((arg[1] or "6"):match "^%d+"), api.children "tests/fuzz/kinds.lua"
-  local how = "half"
+  local how = ("from%d"):format((tonumber(arg[2]) or 0) % EVERY)
   if (arg[1] or ""):find "s$" then n, how = 6, "once" end -- of so many seconds: all parts, once
   for k = 0, n - 1 do
     local last = api.lines_of(command(("%s %d %d"):format(how, k, n)))
@@ -355,11 +358,11 @@ local function call_method(t)
 end
 
 local all_wrongs = wrongs
---- What target i is called with: all wrong values, or half of them, the other half for its neighbour.
+--- What target i is called with: all wrong values, or some of them, and others for its neighbour.
 local function wrongs_of(i)
   if arg[1] == "once" then return all_wrongs end
   local list = {}
-  for k = 1 + i % 2, #all_wrongs, 2 do list[#list + 1] = all_wrongs[k] end
+  for k = 1 + (i + from) % EVERY, #all_wrongs, EVERY do list[#list + 1] = all_wrongs[k] end
   return list
 end
 
