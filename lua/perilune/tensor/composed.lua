@@ -143,7 +143,7 @@ end
 --- Each element minus the one before it along dim (-1), n (1) times over.
 function F.diff(t, n, dim)
   dim = dim or -1
-  for _ = 1, n or 1 do
+  for _ = 1, math.min(tonumber(n or 1), t:size(dim)) do -- then none are left
     local size = t:size(dim)
     t = F.sub(t:slice(dim, math.min(1, size), size), t:slice(dim, 0, math.max(0, size - 1)))
   end
