@@ -12,9 +12,12 @@ local lengths_out = ffi.new "peri_tensor *[1]"
 --- dim as a number from 1 on.
 local function counted(t, dim) return dim < 0 and dim + t:dim() + 1 or dim end
 
+--- A list of what is one number, or a list of them.
+local function listed(x) return type(x) == "table" and x or { x } end
+
 local function roll_one(t, shift, dim)
   local n = t:size(dim)
-  shift = n > 0 and shift % n or 0
+  shift = n > 0 and tonumber(shift) % n or 0
   if shift == 0 then return t end
   return F.cat({ t:slice(dim, n - shift, n), t:slice(dim, 0, n - shift) }, dim)
 end
@@ -22,8 +25,7 @@ end
 --- after the other; no dim: in row-major order.
 function F.roll(t, shifts, dim)
   if not dim then return roll_one(t:reshape(-1), shifts, 1):reshape(t:shape()) end
-  if type(dim) == "number" then dim = { dim } end
-  if type(shifts) == "number" then shifts = { shifts } end
+  dim, shifts = listed(dim), listed(shifts)
   if #shifts ~= #dim then
     P.fail(("roll: %d shifts of %d dimensions, wanted as many"):format(#shifts, #dim))
   end
@@ -34,9 +36,9 @@ end
 
 --- Elements in reverse order along a dimension, or a list of them.
 function F.flip(t, dim)
-  if type(dim) == "number" then dim = { dim } end
+  dim = listed(dim)
   for i = 1, #dim do
-    t = F.index_select(t, counted(t, dim[i]), Tensor.arange(t:size(dim[i]) - 1, -1, -1, "i64", t:device()))
+    t = F.index_select(t, counted(t, tonumber(dim[i])), Tensor.arange(t:size(dim[i]) - 1, -1, -1, "i64", t:device()))
   end
   return t
 end
