@@ -394,6 +394,15 @@ for _, device in ipairs(devices) do
       refuses("%-9007199254740992%.%.9007199254740992", peri.arange, 2 ^ 53 - 1, 2 ^ 53 + 9, 1, "i64")
     end)
 
+    it("take no notice of what is added 0 times", function()
+      local a, b = peri.randn({ 2, 3 }, nil, device), peri.randn({ 3, 4 }, nil, device)
+      local harmed = peri.tensor({ 0 / 0, inf, 1, 2 }, "f32", device)
+      assert.same((a:matmul(b) * 2):to_list(), F.addmm(harmed, a, b, 0, 2):to_list())
+      a, b = a:unsqueeze(1), b:unsqueeze(1)
+      assert.same(a:bmm(b):to_list(), F.baddbmm(harmed, a, b, 0):to_list())
+      assert.has_error(function() F.addmm(harmed, a:select(1, 0), b:select(1, 0):slice(2, 0, 3), 0) end)
+    end)
+
     it("compare ids that a Lua number cannot hold", function()
       local ids = peri.tensor({ 9007199254740993LL, 9007199254740992LL }, "i64", device)
       assert.same({ 1, 0 }, ids:eq(9007199254740993LL):to_list())

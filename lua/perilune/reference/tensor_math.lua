@@ -290,7 +290,7 @@ function functional.lerp(a, b, weight) end
 ---@param t peri.Tensor Of a shape that broadcasts with `[m, n]`.
 ---@param a peri.Tensor `[m, k]`.
 ---@param b peri.Tensor `[k, n]`.
----@param beta? number The factor of t (default: 1).
+---@param beta? number The factor of t (default: 1); of 0 times t nothing is added, not even NaN.
 ---@param alpha? number The factor of the product (default: 1).
 ---@return peri.Tensor # `[m, n]`.
 function functional.addmm(t, a, b, beta, alpha) end
@@ -306,7 +306,7 @@ function functional.addmm(t, a, b, beta, alpha) end
 ---@param t peri.Tensor Of a shape that broadcasts with `[B, m, n]`.
 ---@param a peri.Tensor `[B, m, k]`.
 ---@param b peri.Tensor `[B, k, n]`.
----@param beta? number The factor of t (default: 1).
+---@param beta? number The factor of t (default: 1); of 0 times t nothing is added, not even NaN.
 ---@param alpha? number The factor of the products (default: 1).
 ---@return peri.Tensor # `[B, m, n]`.
 function functional.baddbmm(t, a, b, beta, alpha) end

@@ -129,16 +129,22 @@ end
 
 --- a + weight (b - a); weight: a number or a tensor.
 function F.lerp(a, b, weight) return F.add(a, F.mul(F.sub(b, a), weight)) end
+--- beta (1) t + alpha (1) times a product. beta 0: t may hold anything, NaN too.
+local function add_product(t, product, beta, alpha)
+  local sum = F.affine(product, alpha or 1, 0)
+  if beta ~= 0 then sum = F.add(F.affine(t, beta or 1, 0), sum) else t:expand(sum:shape()) end
+  return sum
+end
 --- beta (1) t + alpha (1) a b, of matrices.
 function F.addmm(t, a, b, beta, alpha)
   if a:dim() ~= 2 or b:dim() ~= 2 then
     P.fail(("addmm: %s and %s, wanted two dimensions each"):format(Tensor._text(a), Tensor._text(b)))
   end
-  return F.add(F.affine(t, beta or 1, 0), F.affine(F.matmul(a, b), alpha or 1, 0))
+  return add_product(t, F.matmul(a, b), beta, alpha)
 end
 --- The same of batches of matrices.
 function F.baddbmm(t, a, b, beta, alpha)
-  return F.add(F.affine(t, beta or 1, 0), F.affine(F.bmm(a, b), alpha or 1, 0))
+  return add_product(t, F.bmm(a, b), beta, alpha)
 end
 --- Each element minus the one before it along dim (-1), n (1) times over.
 function F.diff(t, n, dim)
