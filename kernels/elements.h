@@ -8,6 +8,7 @@
 
 #include <perilune/base.h>
 
+#include "dense.h"
 #include "inline.h"
 #include "work.h"
 
@@ -131,24 +132,11 @@ typedef struct peri_k_running_sum_args {
     int64_t n, inner;
 } peri_k_running_sum_args;
 
-/** x and y are [outer][n][inner]: y[o][r][i] = x[o][0][i] * ... * x[o][r][i]. f32 and f64 are multiplied in f64, each
- *  result rounded once; i64 wraps. range: outer * inner. */
-typedef struct peri_k_running_product_args {
-    void *y;
-    const void *x;
-    int32_t dtype;
-    int64_t n, inner;
-} peri_k_running_product_args;
-
-/** dx[o][r][i] = the sum over q >= r of dy[o][q][i] times the product of x[o][p][i] over p <= q but r, without a
- *  division: x may be 0. f32 and f64, in f64; dx keeps what stands before r meanwhile, rounded. range: outer *
- *  inner. */
-typedef struct peri_k_running_product_grad_args {
-    void *dx;
-    const void *dy, *x;
-    int32_t dtype;
-    int64_t n, inner;
-} peri_k_running_product_grad_args;
+/* running_product, of peri_k_product_dim_args (dense.h), y being as large as x: y[o][r][i] = x[o][0][i] * ... *
+ * x[o][r][i], each result rounded once.
+ * running_product_grad, of peri_k_product_dim_grad_args, dy being as large as x: dx[o][r][i] = the sum over q >= r of
+ * dy[o][q][i] times the product of x[o][p][i] over p <= q but r, without a division: x may be 0; dx keeps what stands
+ * before r meanwhile, rounded. */
 
 /** dst[i] = how many elements of a line of `sorted` are smaller than x[i] (`right`: not larger), that is where x[i]
  *  goes among them. sorted is [lines][n], or [n] for all if `one`; x and dst are [lines][per_line]. Lines rise, as

@@ -161,7 +161,7 @@ cudaError_t running(const peri_k_running_sum_args *a, int64_t begin, int64_t end
 
 /** Line u. */
 template <class T, class Product> struct running_product_line {
-    peri_k_running_product_args a;
+    peri_k_product_dim_args a;
     __device__ void operator()(int64_t u) const
     {
         const int64_t base = u / a.inner * a.n * a.inner + u % a.inner;
@@ -175,7 +175,7 @@ template <class T, class Product> struct running_product_line {
 
 /** Line u: what stands before each element on the way down, and, on the way up, the sum of what stands behind it. */
 template <class T> struct running_product_grad_line {
-    peri_k_running_product_grad_args a;
+    peri_k_product_dim_grad_args a;
     __device__ void operator()(int64_t u) const
     {
         const int64_t base = u / a.inner * a.n * a.inner + u % a.inner;

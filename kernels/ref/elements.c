@@ -260,7 +260,7 @@ static void ref_running_sum(const void *args, int64_t begin, int64_t end)
 
 static void ref_running_product(const void *args, int64_t begin, int64_t end)
 {
-    const peri_k_running_product_args *a = args;
+    const peri_k_product_dim_args *a = args;
     for (int64_t u = begin; u < end; u++) {
         const int64_t at = u / a->inner * a->n * a->inner + u % a->inner;
         switch (a->dtype) {
@@ -291,7 +291,7 @@ static void ref_running_product(const void *args, int64_t begin, int64_t end)
 
 static void ref_running_product_grad(const void *args, int64_t begin, int64_t end)
 {
-    const peri_k_running_product_grad_args *a = args;
+    const peri_k_product_dim_grad_args *a = args;
     for (int64_t u = begin; u < end; u++) {
         const int64_t at = u / a->inner * a->n * a->inner + u % a->inner;
         if (a->dtype == PERI_F64) REF_RUNNING_PRODUCT_GRAD(double);

@@ -429,79 +429,10 @@ peri_status peri_op_amax(peri_tensor *x, const int32_t *dims, int32_t n, bool ke
 
 /* -- products ------------------------------------------------------------------------------------------------------ */
 
-/** saved: x. */
-static peri_status prod_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
-{
-    peri_tensor *g = NULL, *x = NULL, *dx = NULL;
-    int64_t outer, n, inner;
-    peri_status status;
-    PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &g), out);
-    PERI_TRY_GOTO(peri__contiguous_of(node->saved[0], &x), out);
-    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &dx), out);
-    peri__around(dx, (int32_t)node->kept[KEPT_DIM], &outer, &n, &inner);
-    peri_k_product_dim_grad_args args = {.dx = peri__data(dx),
-                                         .dy = peri__data(g),
-                                         .x = peri__data(x),
-                                         .dtype = g->dtype,
-                                         .n = n,
-                                         .inner = inner};
-    status = PERI_LAUNCH(peri__device(g), product_dim_grad, &args, outer * inner,
-                         peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1)));
-out:
-    peri_tensor_release(g);
-    peri_tensor_release(x);
-    if (status < 0) peri_tensor_release(dx);
-    else grad_in[0] = dx;
-    return status;
-}
-
-static const peri__node_vtab prod_vtab = {.name = "prod", .backward = prod_backward};
-
-static peri_status prod(peri_tensor *x, int32_t d, bool keepdim, peri_tensor **out)
-{
-    int64_t shape[PERI_MAX_DIMS], outer, n, inner;
-    int32_t ndim = 0;
-    peri_tensor *flat, *y = NULL;
-    peri__node *node;
-    peri_status status;
-    for (int32_t i = 0; i < x->ndim; i++)
-        if (i != d || keepdim) shape[ndim++] = i == d ? 1 : x->shape[i];
-    PERI_TRY(peri__contiguous_of(x, &flat));
-    PERI_TRY_GOTO(peri__tensor_like(x, ndim, shape, &y), out);
-    peri__around(flat, d, &outer, &n, &inner);
-    peri_k_product_dim_args args = {
-        .y = peri__data(y), .x = peri__data(flat), .dtype = x->dtype, .n = n, .inner = inner};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), product_dim, &args, outer * inner,
-                              peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1))), out);
-    PERI_TRY_GOTO(peri__attach(&prod_vtab, &x, 1, &y, 1, &node), out);
-    if (node) {
-        peri__node_save(node, 0, x);
-        node->kept[KEPT_DIM] = d;
-    }
-out:
-    peri_tensor_release(flat);
-    if (status < 0) peri_tensor_release(y);
-    else *out = y;
-    return status;
-}
-
-peri_status peri_op_prod(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **out)
-{
-    static const char *const function = "peri_op_prod";
-    peri_tensor *wide, *y;
-    int32_t d, back;
-    PERI_NEED(out);
-    PERI_TRY(ordered(function, x, &wide, &back));
-    peri_status status = peri__dim(function, wide, dim, &d);
-    if (status >= 0) status = prod(wide, d, keepdim, &y);
-    peri_tensor_release(wide);
-    return status < 0 ? status : restored(y, peri__is_16(x->dtype) ? x->dtype : -1, out);
-}
-
-/* -- running products ---------------------------------------------------------------------------------------------- */
+enum { KEPT_RUNNING = KEPT_DIM + 1 }; /* each element has a product, of those up to it; else a line has one */
 
 /** saved: x. */
-static peri_status cumprod_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+static peri_status products_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *g = NULL, *x = NULL, *dx = NULL;
     int64_t outer, n, inner;
@@ -510,10 +441,15 @@ static peri_status cumprod_backward(peri__node *node, peri_tensor *const *grad_o
     PERI_TRY_GOTO(peri__contiguous_of(node->saved[0], &x), out);
     PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &dx), out);
     peri__around(x, (int32_t)node->kept[KEPT_DIM], &outer, &n, &inner);
-    peri_k_running_product_grad_args args = {.dx = peri__data(dx), .dy = peri__data(g), .x = peri__data(x),
-                                             .dtype = x->dtype, .n = n, .inner = inner};
-    status = PERI_LAUNCH(peri__device(x), running_product_grad, &args, outer * inner,
-                         peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1)));
+    peri_k_product_dim_grad_args args = {.dx = peri__data(dx),
+                                         .dy = peri__data(g),
+                                         .x = peri__data(x),
+                                         .dtype = g->dtype,
+                                         .n = n,
+                                         .inner = inner};
+    const int64_t lines = outer * inner, grain = peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1));
+    status = node->kept[KEPT_RUNNING] ? PERI_LAUNCH(peri__device(x), running_product_grad, &args, lines, grain)
+                                      : PERI_LAUNCH(peri__device(x), product_dim_grad, &args, lines, grain);
 out:
     peri_tensor_release(g);
     peri_tensor_release(x);
@@ -522,25 +458,30 @@ out:
     return status;
 }
 
-static const peri__node_vtab cumprod_vtab = {.name = "cumprod", .backward = cumprod_backward};
+static const peri__node_vtab prod_vtab = {.name = "prod", .backward = products_backward};
+static const peri__node_vtab cumprod_vtab = {.name = "cumprod", .backward = products_backward};
 
-static peri_status run_products(peri_tensor *x, int32_t d, peri_tensor **out)
+/** *out (new, of @shape) = the products along dimension @d of @x. */
+static peri_status products(peri_tensor *x, int32_t d, bool running, int32_t ndim, const int64_t *shape,
+                            peri_tensor **out)
 {
+    int64_t outer, n, inner;
     peri_tensor *flat, *y = NULL;
     peri__node *node;
-    int64_t outer, n, inner;
     peri_status status;
     PERI_TRY(peri__contiguous_of(x, &flat));
-    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &y), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, ndim, shape, &y), out);
     peri__around(flat, d, &outer, &n, &inner);
-    peri_k_running_product_args args = {
+    peri_k_product_dim_args args = {
         .y = peri__data(y), .x = peri__data(flat), .dtype = x->dtype, .n = n, .inner = inner};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), running_product, &args, outer * inner,
-                              peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1))), out);
-    PERI_TRY_GOTO(peri__attach(&cumprod_vtab, &x, 1, &y, 1, &node), out);
+    const int64_t lines = outer * inner, grain = peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1));
+    PERI_TRY_GOTO(running ? PERI_LAUNCH(peri__device(x), running_product, &args, lines, grain)
+                          : PERI_LAUNCH(peri__device(x), product_dim, &args, lines, grain), out);
+    PERI_TRY_GOTO(peri__attach(running ? &cumprod_vtab : &prod_vtab, &x, 1, &y, 1, &node), out);
     if (node) {
         peri__node_save(node, 0, x);
         node->kept[KEPT_DIM] = d;
+        node->kept[KEPT_RUNNING] = running;
     }
 out:
     peri_tensor_release(flat);
@@ -549,17 +490,32 @@ out:
     return status;
 }
 
-peri_status peri_op_running_product(peri_tensor *x, int32_t dim, peri_tensor **out)
+/** Check x and dim, and make products in a dtype that they can be made in. */
+static peri_status products_of(const char *function, peri_tensor *x, int32_t dim, bool running, bool keepdim,
+                               peri_tensor **out)
 {
-    static const char *const function = "peri_op_running_product";
+    int64_t shape[PERI_MAX_DIMS];
+    int32_t d, back, ndim = 0;
     peri_tensor *wide, *y;
-    int32_t d, back;
-    PERI_NEED(out);
     PERI_TRY(ordered(function, x, &wide, &back));
     peri_status status = peri__dim(function, wide, dim, &d);
-    if (status >= 0) status = run_products(wide, d, &y);
+    for (int32_t i = 0; i < wide->ndim && status >= 0; i++)
+        if (i != d || running || keepdim) shape[ndim++] = i == d && !running ? 1 : wide->shape[i];
+    if (status >= 0) status = products(wide, d, running, ndim, shape, &y);
     peri_tensor_release(wide);
     return status < 0 ? status : restored(y, peri__is_16(x->dtype) ? x->dtype : -1, out);
+}
+
+peri_status peri_op_prod(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **out)
+{
+    PERI_NEED(out);
+    return products_of("peri_op_prod", x, dim, false, keepdim, out);
+}
+
+peri_status peri_op_running_product(peri_tensor *x, int32_t dim, peri_tensor **out)
+{
+    PERI_NEED(out);
+    return products_of("peri_op_running_product", x, dim, true, true, out);
 }
 
 /* -- running sums -------------------------------------------------------------------------------------------------- */

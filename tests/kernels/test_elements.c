@@ -238,12 +238,12 @@ static void running_products(void **unused)
                       all = outer * n * inner;
         double *x = room(8 * all), *dy = room(8 * all);
         for (int64_t i = 0; i < all; i++) x[i] = (double)draw(5) - 2, dy[i] = (double)draw(7) - 3;
-        peri_k_running_product_args a = {.x = x, .y = room(8 * all), .dtype = PERI_F64, .n = n, .inner = inner};
+        peri_k_product_dim_args a = {.x = x, .y = room(8 * all), .dtype = PERI_F64, .n = n, .inner = inner};
         double *y = a.y;
         compare("running product", PERI_K_running_product, &a, outer * inner, (output[]){OUTPUT(a.y, 8 * all)}, 1);
         a.y = y;
         peri_kernels_ref.fn[PERI_K_running_product](&a, 0, outer * inner);
-        peri_k_running_product_grad_args g = {
+        peri_k_product_dim_grad_args g = {
             .x = x, .dy = dy, .dx = room(8 * all), .dtype = PERI_F64, .n = n, .inner = inner};
         double *dx = g.dx;
         compare("its gradient", PERI_K_running_product_grad, &g, outer * inner, (output[]){OUTPUT(g.dx, 8 * all)}, 1);
@@ -261,7 +261,7 @@ static void running_products(void **unused)
             assert_true(y[u] == product && dx[u] == sum);
         }
         int64_t *whole = numbers(all, 9, -4);
-        peri_k_running_product_args w = {.x = whole, .y = room(8 * all), .dtype = PERI_I64, .n = n, .inner = inner};
+        peri_k_product_dim_args w = {.x = whole, .y = room(8 * all), .dtype = PERI_I64, .n = n, .inner = inner};
         compare("of integers", PERI_K_running_product, &w, outer * inner, (output[]){OUTPUT(w.y, 8 * all)}, 1);
         drop_all(NULL);
     }
