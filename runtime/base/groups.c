@@ -111,21 +111,23 @@ typedef struct host_memory {
     int64_t total, available;
 } host_memory;
 
-/** What a group allows, and uses already; pages of files that nobody has looked at lately can be had. Version 2, or 1,
+/** What a group allows, and uses already; pages of files that nobody has looked at lately can be had. Version 2, and 1,
  *  where no limit is a number larger than any memory. */
 static void least_memory(const char *folder, void *ctx)
 {
+    static const struct { const char *most, *used, *files; } versions[] = {
+        {"memory.max", "memory.current", "inactive_file "},
+        {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "},
+    };
     host_memory *m = ctx;
-    int64_t most = bytes_from(folder, "memory.max", "", 1), used = bytes_from(folder, "memory.current", "", 1),
-            files = bytes_from(folder, "memory.stat", "inactive_file ", 1);
-    if (most < 0) {
-        most = bytes_from(folder, "memory.limit_in_bytes", "", 1);
-        used = bytes_from(folder, "memory.usage_in_bytes", "", 1);
-        files = bytes_from(folder, "memory.stat", "total_inactive_file ", 1);
+    for (int i = 0; i < 2; i++) {
+        const int64_t most = bytes_from(folder, versions[i].most, "", 1);
+        if (most < 0) continue;
+        m->total = peri__min(m->total, most);
+        const int64_t used = bytes_from(folder, versions[i].used, "", 1),
+                      files = bytes_from(folder, "memory.stat", versions[i].files, 1);
+        if (used >= 0) m->available = peri__min(m->available, peri__max(0, most - (used - peri__max(0, files))));
     }
-    if (most < 0) return;
-    m->total = peri__min(m->total, most);
-    if (used >= 0) m->available = peri__min(m->available, peri__max(0, most - (used - peri__max(0, files))));
 }
 
 int64_t peri__memory_of(const peri__groups *groups, const char *proc, int64_t *available)
