@@ -1,6 +1,5 @@
 -- pieces.lua: what a save has of the parts of a program: on each rank the pieces that it could write and what there is
 -- beside tensors, and on rank 0 who writes which piece.
-local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -9,11 +8,10 @@ local row_format = require "perilune.tensor.row_format"
 local parts_of = require "perilune.checkpoint.parts"
 local maps = require "perilune.checkpoint.maps"
 local Checkpoint = require "perilune.checkpoint.reader"
-local C, check = P.C, P.check
+local C = P.C
 
 local M = {}
 
-local sum_out = ffi.new "uint64_t[1]"
 
 --- A list of numbers as a text, for comparing.
 function M.numbers_text(list) return table.concat(list, ",") end
@@ -71,11 +69,6 @@ local function add_pieces(list, name, t, checked)
   end
 end
 
-local function checksum(t)
-  check(C.peri_checkpoint_checksum(Tensor.ptr(t), sum_out))
-  return sum_out[0]
-end
-
 --- What is said of a model: its plan, if it is sharded, and the XXH3-64 of its tensors' names, dtypes and shapes, which
 --- is the same under any plan.
 local function model_facts(part, tensors)
@@ -88,7 +81,7 @@ local function model_facts(part, tensors)
   local text = table.concat(lines)
   return { plan = part.object.wraps and part.object.plan and plan_json._data(part.object.plan) or nil,
     description = P.scope(function()
-      return Checkpoint._hex(checksum(Tensor.from_memory(text, { #text }, "u8", "cpu")))
+      return Checkpoint._hex(Tensor._checksum(Tensor.from_memory(text, { #text }, "u8", "cpu")))
     end) }
 end
 
@@ -155,7 +148,7 @@ end
 function M.announcements(pieces, group)
   return util.map(pieces, function(p)
     return { key = p.key, bytes = p.bytes, replica = p.replica, name = p.name,
-      sum = group and p.replica == "equal" and checksum(p.tensor) or nil }
+      sum = group and p.replica == "equal" and Tensor._checksum(p.tensor) or nil }
   end)
 end
 

@@ -27,12 +27,8 @@ function InteractionArch:forward(dense_features, sparse_features)
   return F.interaction(dense_features, sparse_features)
 end
 
---- [B, ...] as [B, numbers]. Without -1, which says nothing of an empty batch.
-local function as_rows(x)
-  local n = 1
-  for d = 2, x:dim() do n = n * x:size(d) end
-  return x:reshape(x:size(1), n)
-end
+--- [B, ...] as [B, numbers]. Not by reshape with -1, which says nothing of an empty batch.
+local function as_rows(x) return x:dim() == 1 and F.unsqueeze(x, 2) or F.flatten(x, 2) end
 
 --- dense and sparse features as one row of (F + 1) D numbers
 local function combined(dense_features, sparse_features)

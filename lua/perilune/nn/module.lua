@@ -534,8 +534,8 @@ signature.kind("module", "a module or a function", util.is_callable)
 signature.check("Module:", Module,
   { get_module = "self: table, path: string", set_module = "self: table, path: string, module: any",
     load_state_dict = "self: table, map: any, strict: any, groups: list?, alike: table?",
-  named_state = "self: table, prefix: string?",
-  state_dict = "self: table, prefix: string?", register_buffer = "self: table, name: string, tensor: any",
+    named_state = "self: table, prefix: string?",
+    state_dict = "self: table, prefix: string?", register_buffer = "self: table, name: string, tensor: any",
   register_parameter = "self: table, name: string, tensor: any", add_module = "self: table, name: string, module: any",
   named_modules = "self: table, prefix: string?", named_parameters = "self: table, prefix: string?",
   named_buffers = "self: table, prefix: string?", replace = "self: table, name: string, module: any" })

@@ -11,7 +11,6 @@ local F = require "perilune.nn.functional"
 local signature = require "perilune.signature"
 
 local M = {}
-local checksum = ffi.new "uint64_t[1]"
 
 --- The group to work with, or nil where this rank is alone.
 function M.group_of(func, group)
@@ -102,11 +101,7 @@ local STORED = "in a checkpoint"
 --- The checksum of what `target` gets from `source`, in words.
 local function sum_of(source, target)
   if not Tensor.is(source) then return STORED end
-  return P.scope(function()
-    local t = source:detach():to(target:dtype()):contiguous()
-    P.check(P.C.peri_checkpoint_checksum(Tensor.ptr(t), checksum))
-    return tostring(checksum[0])
-  end)
+  return P.scope(function() return tostring(Tensor._checksum(source:detach():to(target:dtype()))) end)
 end
 
 --- All ranks of the groups (a list; those that come twice, and those of one rank, count once and not at all) come here
@@ -138,8 +133,10 @@ function M.given_alike(func, list, given)
   local groups, sums = {}, {}
   for _, s in ipairs(list) do
     local group, source = s.alike, rawget(given, s.name)
-    if group and group:size() > 1 and not sums[group] then groups[#groups + 1], sums[group] = group, {} end
-    if group and group:size() > 1 then sums[group][s.name] = source ~= nil and sum_of(source, s.tensor) end
+    if group and group:size() > 1 then
+      if not sums[group] then groups[#groups + 1], sums[group] = group, {} end
+      sums[group][s.name] = source ~= nil and sum_of(source, s.tensor)
+    end
   end
   for _, group in ipairs(groups) do
     local all = group:all_gather_object(sums[group], func)

@@ -117,12 +117,7 @@ function F.allclose(a, b, rtol, atol, equal_nan)
 end
 --- Whether a and b have one shape and equal elements: true or false. Waits.
 function F.equal(a, b)
-  local x, y = a:shape(), b:shape()
-  if #x ~= #y then return false end
-  for d = 1, #x do
-    if x[d] ~= y[d] then return false end
-  end
-  return F.all(F.eq(a, b)):item() ~= 0
+  return Tensor._same_shape(a, b) and F.all(F.eq(a, b)):item() ~= 0
 end
 
 -- -- of two and more --------------------------------------------------------------------------------------------------

@@ -22,6 +22,13 @@ local desc = P.struct "peri_tensor_info"
 local MOST_DIMS = 8 -- PERI_MAX_DIMS
 local dims = ffi.new "int64_t[8]"
 local number = ffi.new "double[1]"
+local sum_out = ffi.new "uint64_t[1]"
+
+--- XXH3-64 of t's elements in row-major order, as checkpoints have it: uint64_t. Waits.
+function M._checksum(t)
+  check(C.peri_checkpoint_checksum(ptr(t), sum_out))
+  return sum_out[0]
+end
 
 local int64, uint64 = ffi.typeof "int64_t", ffi.typeof "uint64_t"
 --- True for Lua's numbers and 64-bit integers.

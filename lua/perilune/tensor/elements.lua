@@ -107,6 +107,16 @@ function M.clone(t)
   return wrap(out[0])
 end
 
+--- Whether two tensors have one shape.
+function Tensor._same_shape(a, b)
+  local n = a:dim()
+  if b:dim() ~= n then return false end
+  for d = 1, n do
+    if a:size(d) ~= b:size(d) then return false end
+  end
+  return true
+end
+
 --- The shape that two tensors broadcast to. Sizes that do not fit are left to `expand` to refuse.
 function Tensor._broadcast(a, b)
   local x, y, shape = a:shape(), b:shape(), {}

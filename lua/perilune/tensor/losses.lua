@@ -65,7 +65,6 @@ function F.smooth_l1_loss(t, target, beta, reduction)
   return reduce("smooth_l1_loss", F.affine(huber(t, target, beta), 1 / beta, 0), reduction)
 end
 
-
 --- Of logarithms of probabilities [B, C] and class numbers (i64 [B], from 0): minus the one of each row's class.
 function F.nll_loss(t, labels, reduction)
   if t:dim() ~= 2 or labels:dim() ~= 1 then
@@ -81,20 +80,10 @@ function F.triplet_margin_loss(anchor, positive, negative, margin, p, eps, reduc
   return reduce("triplet_margin_loss", F.relu(F.affine(F.sub(near, far), 1, margin or 1)), reduction)
 end
 
---- Whether two tensors have one shape.
-local function alike(a, b)
-  local n = a:dim()
-  if b:dim() ~= n then return false end
-  for d = 1, n do
-    if a:size(d) ~= b:size(d) then return false end
-  end
-  return true
-end
-
 --- The cosine of the angle between a and b, which broadcast, along dim (-1); sizes below eps (1e-8) count as eps.
 function F.cosine_similarity(a, b, dim, eps)
   dim, eps = dim or -1, eps or 1e-8
-  if not alike(a, b) then
+  if not Tensor._same_shape(a, b) then
     local shape = Tensor._broadcast(a, b)
     a, b = a:expand(shape), b:expand(shape)
   end

@@ -10,7 +10,6 @@
 --   weight:local_shards()[1].tensor
 --   weight:gather()                    -- the whole on every rank; collective
 --   weight:clone()                     -- a copy of the pieces of this rank
-local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -131,8 +130,6 @@ function M.refusal(target, source)
   end
 end
 
-local sum_out = ffi.new "uint64_t[1]"
-
 --- The checksum of n rows from `row` on (nil: of all) of a Tensor or StoredTensor.
 local function sum_of(x, row, n)
   return P.scope(function()
@@ -143,8 +140,7 @@ local function sum_of(x, row, n)
       x:read(offset, rows)
       x = rows
     elseif row then x = x:slice(1, row, row + n) end
-    P.check(P.C.peri_checkpoint_checksum(Tensor.ptr(x:detach():contiguous()), sum_out))
-    return sum_out[0]
+    return Tensor._checksum(x)
   end)
 end
 
