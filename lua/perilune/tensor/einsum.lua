@@ -271,7 +271,7 @@ end
 
 -- -- keeping it -------------------------------------------------------------------------------------------------------
 
-local kept = {} -- equation -> numbers of dimensions of all operands, as one number -> function
+local kept = {} -- equation -> numbers of dimensions of all operands, a number or (of many) a text -> function
 local ctype = Tensor.ctype
 
 --- t, if it is a tensor; for `i`, its place, in what is said otherwise.
@@ -289,11 +289,12 @@ end
 
 --- More operands than three, or none.
 local function of_many(equation, ...)
-  local tensors, key = { ... }, 0
+  local tensors, dims = { ... }, {}
   for i = 1, math.max(1, #tensors) do
     tensors[i] = operand(tensors[i], i)
-    key = 10 * key + tensors[i]:dim() + 1
+    dims[i] = tensors[i]:dim()
   end
+  local key = table.concat(dims, " ") -- as digits of a number they would be rounded, of sixteen and more
   local f = kept[equation] and kept[equation][key] or first_time(equation, key, unpack(tensors))
   return f(unpack(tensors))
 end
