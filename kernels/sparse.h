@@ -35,7 +35,9 @@ enum {
  *  that one on. For id i of a bag with place `at`: new_ids[at] = new id; new_weights[at] = weights[i]; positions[at] =
  *  i - first id of the bag; unbucketize[i] = at; mapping[i] = bucket. Without new_ids: only lengths and starts. Steps:
  *  bucketize_count makes the lengths, bucketize_place all others from starts. range: bags. A table entry more than
- *  there are features ends the last one's bags. The product block * P must be below 2^63. */
+ *  there are features ends the last one's bags. The product block * P must be below 2^63. Offsets do not fall and stay
+ *  in [0, n]. If they do not cover all ids (of lengths that are about to be refused), results may be anything, and
+ *  nothing else is written. */
 typedef struct peri_k_bucketize_args {
     const void *offsets; /* bags + 1 */
     const void *ids;

@@ -105,7 +105,8 @@ static peri_status allocate(peri_bucket_result *r, const peri_bucket_args *a, co
     return PERI_OK;
 }
 
-/** @b is well formed and has its offsets. @offsets: gets those of the result; NULL: nobody asks. */
+/** @b has its offsets: well formed, or made of lengths that are being checked, which are clamped and so lead nowhere
+ *  else. @offsets: gets those of the result; NULL: nobody asks. */
 static peri_status bucketize(const peri_bucket_args *a, const plan *p, const peri__bags *b, int32_t lengths_dtype,
                              const peri_tensor *ids, const peri_tensor *weights, peri_bucket_result *out,
                              peri_tensor **offsets)
@@ -169,6 +170,13 @@ static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
     snprintf(text, len, "feature %d, sample %lld", f, (long long)bag);
 }
 
+/** Wait for the check of the bags, and judge it. */
+static peri_status settle(peri__bags *b, const char *f, const int64_t *batch_sizes)
+{
+    PERI_TRY(peri__report_wait(b->report));
+    return peri__bags_judge(b, f, bag_text, batch_sizes);
+}
+
 /** Bags of each feature, as many entries as features: @given, or equal shares. */
 static peri_status batch_sizes_of(const char *f, const peri_bucket_args *a, int64_t bags, const int64_t *given,
                                   int64_t **out)
@@ -212,11 +220,14 @@ peri_status peri_sparse_bucketize(const peri_bucket_args *a, peri_tensor *length
     PERI_TRY_GOTO(batch_sizes_of(f, a, b.bags, batch_sizes, &sizes), out);
     PERI_TRY_GOTO(plan_init(&p, f, a, sizes, peri__device(ids)), out);
     PERI_TRY_GOTO(peri__bags_post(&b, NULL, 0, 0), out);
-    PERI_TRY_GOTO(peri__report_wait(b.report), out);
-    PERI_TRY_GOTO(peri__bags_judge(&b, f, bag_text, sizes), out);
+    if (b.bags == 0) PERI_TRY_GOTO(settle(&b, f, sizes), out); /* no place for a bag's lengths, whatever the ids */
     PERI_TRY_GOTO(peri_tensor_contiguous(ids, &flat), out);
     if (weights) PERI_TRY_GOTO(peri_tensor_contiguous(weights, &flat_weights), out);
-    status = bucketize(a, &p, &b, lengths->dtype, flat, flat_weights, out, NULL);
+    peri_bucket_result made;
+    PERI_TRY_GOTO(bucketize(a, &p, &b, lengths->dtype, flat, flat_weights, &made, NULL), out);
+    status = settle(&b, f, sizes); /* the device has work meanwhile */
+    if (status < 0) release(&made);
+    else *out = made;
 out:
     peri__bags_fini(&b);
     peri__free(sizes);

@@ -112,6 +112,27 @@ for _, device in ipairs(require "spec.support.devices") do
       end
     end)
 
+    it("refuses lengths that are wrong when its work has been queued, and goes on", function()
+      local case = 0
+      local function draw(n)
+        case = case + 1
+        return math.floor(peri.Tensor.uniform({ 1 }, 0, n, case):item())
+      end
+      for round = 1, 24 do
+        local n, lengths, sum, ids = draw(round % 4 == 0 and 2000 or 40), {}, 0, {}
+        for i = 1, 2 * draw(20) do lengths[i] = draw(10) - 2 end
+        for _, length in ipairs(lengths) do sum = length < 0 and math.huge or sum + length end
+        for i = 1, n do ids[i] = draw(1000) end
+        local all = { lengths = t(lengths, "i32"), indices = t(ids, round % 2 == 0 and "i64" or "i32"),
+          block_sizes = { draw(500), draw(3) }, my_size = ({ 1, 7, 60, 700 })[1 + round % 4], sequence = round % 3 == 0,
+          bucketize_pos = round % 5 == 0, weights = round % 7 == 0 and t(ids) or nil }
+        assert.equal(n == sum, (pcall(sparse.block_bucketize_sparse_features, all)))
+      end
+      local r = sparse.block_bucketize_sparse_features { lengths = t({ 1, 1 }, "i32"), indices = t({ 3, 4 }, "i64"),
+        block_sizes = { 2, 3 }, my_size = 2 }
+      assert.same({ { 0, 0, 1, 1 }, { 1, 1 } }, { r.lengths:to_list(), r.indices:to_list() })
+    end)
+
     it("names what is wrong", function()
       local function bad(pattern, a)
         local all = { lengths = t({ 1, 1 }, "i32"), indices = t({ 3, 4 }, "i64"), block_sizes = { 2, 2 }, my_size = 2 }
@@ -120,6 +141,8 @@ for _, device in ipairs(require "spec.support.devices") do
       end
       bad("feature 1, sample 0: length %-1", { lengths = t({ 1, -1 }, "i32") })
       bad("sum to 3, but there are 2", { lengths = t({ 2, 1 }, "i32") })
+      bad("sum to 1, but there are 2", { lengths = t({ 1, 0 }, "i32"), my_size = 600 })
+      bad("sum to 0, but there are 2", { lengths = t({}, "i32"), my_size = 600 })
       bad("3 lengths for 2 features", { lengths = t({ 1, 1, 0 }, "i32") })
       bad("and other batch sizes", { batch_size_per_feature = { 2, 1 } })
       bad("and other batch sizes", { batch_size_per_feature = { -1, 3 } })

@@ -7,7 +7,8 @@ local ffi = require "ffi"
 local peri = require "perilune"
 
 ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most); void peri_cuda_host_catch_up(void);"
-local BLOCKED, AWAITED, COUNTED = 13, 14, 18 -- waits for a stream, for an event
+local BLOCKED, AWAITED, WAITED, LAST, COUNTED = 13, 14, 16, 18, 19 -- waits for a stream, for an event; an event that was
+-- not there when the host looked; of these two, those with nothing queued behind them
 local CALLS = 4
 
 peri.init()
@@ -15,10 +16,15 @@ local device = "cuda_host"
 local zero = peri.zeros({ 1 }, "f32", device) -- loads the library
 local gpu = ffi.load(arg[1] .. "/libperilune_cuda_host.so")
 
-local function waits()
+local function counts()
   local numbers = ffi.new("int64_t[?]", COUNTED)
   assert(gpu.peri_cuda_host_counts(numbers, COUNTED) == COUNTED,
     "the pretended GPU counts other things than this script")
+  return numbers
+end
+
+local function waits()
+  local numbers = counts()
   return tonumber(numbers[BLOCKED] + numbers[AWAITED])
 end
 
@@ -52,4 +58,13 @@ attend()
 local before = waits()
 for _ = 1, CALLS do attend() end
 print(("attention %g"):format((waits() - before) / CALLS))
+
+local all = { lengths = peri.tensor({ 2, 0, 1, 2 }, "i64", device), indices = ids, block_sizes = { 3, 2 }, my_size = 2 }
+peri.sparse.block_bucketize_sparse_features(all)
+zero:item()
+before = counts()
+for _ = 1, CALLS do peri.sparse.block_bucketize_sparse_features(all) end
+local after = counts()
+local function mean(kind) return tonumber(after[kind] - before[kind]) / CALLS end
+print(("bucketize %g, %g"):format(mean(BLOCKED) + math.max(mean(AWAITED), mean(WAITED)), mean(LAST)))
 peri.finish()

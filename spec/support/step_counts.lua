@@ -13,7 +13,7 @@ local sources = require "dlrm.sources"
 ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most); void peri_cuda_host_catch_up(void);"
 local NAMES = { "launches", "products", "exchanges", "copies_on_device", "copies_up_pageable", "copies_up_pinned",
   "copies_down", "records", "stream_waits", "events_made", "allocations", "frees", "pinned_made", "blocked", "awaited",
-  "asked", "waited", "graphs" }
+  "asked", "waited", "graphs", "last" }
 local WARM, STEPS = 4, 4
 local plain = arg[2] == "plain"
 

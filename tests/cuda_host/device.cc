@@ -90,10 +90,11 @@ bool is_pinned(const void *p)
 
 namespace {
 
-/** What the host has asked of the device since the process began: peri_cuda_host_counts. */
+/** What the host has asked of the device since the process began: peri_cuda_host_counts. LAST: of WAITED and AWAITED, the events with no launch,
+ *  copy or product queued behind them on their stream, which then has nothing to do. */
 enum counted {
     LAUNCHES, PRODUCTS, EXCHANGES, COPIES_ON, UP_PAGEABLE, UP_PINNED, COPIES_DOWN, RECORDS, STREAM_WAITS, EVENTS, ALLOCATIONS, FREES, PINNED,
-    BLOCKED, AWAITED, ASKED, WAITED, GRAPHS, COUNTED
+    BLOCKED, AWAITED, ASKED, WAITED, GRAPHS, LAST, COUNTED
 };
 int64_t counts[COUNTED];
 
@@ -125,13 +126,14 @@ struct peri_cuda_host_stream {
     peri_cuda_host_stream *next = nullptr;
     task *head = nullptr, *tail = nullptr;
     int64_t queued = 0, run = 0;
+    int64_t counted = 0; /* launches, copies and products that were queued */
     int refs = 1, gpu = 0;
     bool blocking = false; /* waits for stream 0, and that for it */
 };
 
 struct peri_cuda_host_event {
     peri_cuda_host_stream *stream = nullptr;
-    int64_t position = 0;
+    int64_t position = 0, counted = 0; /* of the stream, when it was recorded */
     int gpu = 0;
     bool waited = false; /* the host has asked for it since it was recorded, and it had not been reached */
     bool in_graph = false; /* recorded on a stream that records: nobody may ask or wait for it outside */
@@ -171,6 +173,7 @@ void move_event(cudaEvent_t e, peri_cuda_host_stream *s)
     if (e->stream) unref(e->stream);
     e->stream = s;
     e->position = s ? s->queued : 0;
+    e->counted = s ? s->counted : 0;
 }
 
 thread_local cudaStreamCaptureMode own_mode = cudaStreamCaptureModeGlobal; /* of the calls that this thread makes */
@@ -212,7 +215,12 @@ cudaError_t unsafe()
 }
 
 /** Count what the host asks for now; what is recorded is not. */
-void count(cudaStream_t on, counted what) { counts[what] += !stream_of(on)->recorded; }
+void count(cudaStream_t on, counted what)
+{
+    auto *s = stream_of(on);
+    counts[what] += !s->recorded;
+    s->counted += !s->recorded;
+}
 
 bool reached(const peri_cuda_host_stream *s, int64_t position) { return !s || s->run >= position; }
 bool ready(const peri_cuda_host_stream *s) { return s->head && reached(s->head->until, s->head->position); }
@@ -736,7 +744,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
     if (unsafe() != cudaSuccess) return last;
     counts[ASKED]++;
     const cudaError_t error = run_until(e->stream, e->position, 1 + host::draw() % 8); /* polling gets somewhere, no faster than it must */
-    if (error == cudaErrorNotReady && !e->waited) counts[WAITED]++;
+    if (error == cudaErrorNotReady && !e->waited) counts[WAITED]++, counts[LAST] += e->counted == e->stream->counted;
     e->waited = e->waited || error == cudaErrorNotReady;
     return error;
 }
@@ -746,7 +754,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
     hold h(lock);
     if (e->in_graph) return say(cudaErrorCapturedEvent);
     if (unsafe() != cudaSuccess) return last;
-    if (!reached(e->stream, e->position)) counts[AWAITED]++; /* of one that has passed the host goes on at once */
+    if (!reached(e->stream, e->position)) /* of one that has passed the host goes on at once */
+        counts[AWAITED]++, counts[LAST] += e->counted == e->stream->counted;
     return run_until(e->stream, e->position);
 }
 
