@@ -143,6 +143,24 @@ describe("a model file that follows", function()
     end)
   end)
 
+  it("reads nothing that it has had already", function()
+    local of, follower = folder .. "/once", nil
+    run(of, nil, 1, 4, 1e9, function(_, step, export)
+      local path = export "int8"
+      follower = follower or peri.export.follow(copy_of(path, "once.peri"), of)
+      if step == 0 then return end
+      local model, why = follower:poll()
+      assert.is_truthy(model, why)
+      assert.equal(step, model:describe().step)
+      assert.equal(bits(peri.export.open(path)), bits(model))
+      if step == 1 then -- both models of the follower have the full one when there was nothing else to do
+        assert.is_nil(follower:poll())
+        shell.run(("cd %s/save-000001-step-1 && f=$(ls *.safetensors | head -1) && printf xxxx | dd of=$f bs=1 "
+          .. "conv=notrunc seek=$(($(stat -c %%s $f) - 4))"):format(of))
+      end
+    end)
+  end)
+
   it("a compacted chain, and says what does not fit", function()
     local of, follower = folder .. "/compacted", nil
     run(of, nil, 1, 3, 1e9, function(_, step, export)

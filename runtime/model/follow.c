@@ -2,14 +2,16 @@
  *
  * follow.c: a model that follows the checkpoints of a run. There are two of it, each a private mapping of the same
  * file: one answers, the other is brought to the next checkpoint meanwhile, and then they change places. So nobody
- * waits, and nobody sees half of a change. Only pages that differ from the file's take memory.
+ * waits, and nobody sees half of a change. Only pages that differ from the file's take memory. What one of them had to
+ * read whole the other copies from it, when there is nothing newer to do.
  */
 #include "../checkpoint/files.h"
 #include "follow.h"
 
 #include <stdio.h>
 
-/** One of the two, and which checkpoint it has; "": none, it is as it was exported, or a mixture. */
+/** One of the two, and which checkpoint it has; "": none that is of use: it is as it was exported, of another chain, or
+ *  a mixture. */
 typedef struct half {
     peri_model *model;
     char digest[PERI_CHECKPOINT_DIGEST + 1], same_as[PERI_CHECKPOINT_DIGEST + 1];
@@ -71,6 +73,14 @@ static int64_t level_of(const peri_checkpoint *c, const half *h)
     return level < 0 && *h->same_as ? peri_checkpoint_level_of(c, h->same_as) : level;
 }
 
+/** The model of half @h has the checkpoint that the half names. */
+static void note(half *h, int64_t step)
+{
+    snprintf(h->model->digest, sizeof h->model->digest, "%s", h->digest);
+    h->model->step = step;
+    h->model->followed = true;
+}
+
 /** Bring half @h to what @c has. @damaged: what is wrong with it does not pass. */
 static peri_status bring(peri_model_follower *f, half *h, peri_checkpoint *c, bool *damaged)
 {
@@ -83,12 +93,13 @@ static peri_status bring(peri_model_follower *f, half *h, peri_checkpoint *c, bo
         if (begun) *h->digest = *h->same_as = 0;
         return status;
     }
+    int64_t number, step;
+    if (!peri__saver_name(peri_checkpoint_level(c, 0), &number, &step)) step = -1;
     snprintf(h->digest, sizeof h->digest, "%s", peri_checkpoint_digest(c));
     snprintf(h->same_as, sizeof h->same_as, "%s", peri_checkpoint_same_as(c));
-    snprintf(h->model->digest, sizeof h->model->digest, "%s", h->digest);
-    int64_t number;
-    if (!peri__saver_name(peri_checkpoint_level(c, 0), &number, &h->model->step)) h->model->step = -1;
-    h->model->followed = true;
+    note(h, step);
+    half *other = h == f->halves ? &f->halves[1] : f->halves;
+    if (level < 0) *other->digest = *other->same_as = 0;
     return PERI_OK;
 }
 
@@ -99,9 +110,15 @@ peri_status peri_model_follower_poll(peri_model_follower *f, peri_model **out)
     peri_checkpoint *c;
     int64_t level;
     bool damaged;
-    half *next = &f->halves[!f->now];
+    half *next = &f->halves[!f->now], *now = &f->halves[f->now];
     /* somebody still uses it */
     if (atomic_load_explicit(&next->model->refs, memory_order_acquire) != 1) return PERI_PENDING;
+    if (!*next->digest && !*next->same_as && *now->digest) {
+        peri__model_copy(next->model, now->model);
+        memcpy(next->digest, now->digest, sizeof next->digest);
+        memcpy(next->same_as, now->same_as, sizeof next->same_as);
+        note(next, now->model->step);
+    }
     peri_status status = peri_checkpoint_follower_next(f->run, &c, &level);
     if (status != PERI_OK) return status;
     char *path = peri__strdup(peri_checkpoint_level(c, 0));

@@ -17,4 +17,7 @@ peri_status peri__model_can_follow(const peri_model *m);
  *  nothing has changed. After another error, with *@begun, the model is a mixture. */
 peri_status peri__model_update(peri_model *m, peri_checkpoint *c, int64_t level, const char *prefix, bool *begun);
 
+/** Make a model that is in memory of its own, and that nobody uses now, what @from is, a model of the same file. */
+void peri__model_copy(peri_model *m, const peri_model *from);
+
 #endif

@@ -12,7 +12,10 @@
 #include <perilune/quantize.h>
 #include <stdio.h>
 
-enum { BLOCK_BYTES = 4 << 20 }; /* of rows that are read at a time */
+enum {
+    BLOCK_BYTES = 4 << 20, /* of rows that are read at a time */
+    PAGE_BYTES = 4096      /* that are compared before they are written */
+};
 
 /* -- what a section is --------------------------------------------------------------------------------------------- */
 
@@ -349,6 +352,12 @@ static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t lev
         PERI_TRY(status);
     }
     return PERI_OK;
+}
+
+void peri__model_copy(peri_model *m, const peri_model *from)
+{
+    for (int64_t at = 0; at < m->file.bytes; at += PAGE_BYTES)
+        lay((char *)(uintptr_t)m->file.data + at, from->file.data + at, peri__min(PAGE_BYTES, m->file.bytes - at));
 }
 
 peri_status peri__model_update(peri_model *m, peri_checkpoint *c, int64_t level, const char *prefix, bool *begun)
