@@ -7,8 +7,9 @@ local ffi = require "ffi"
 local peri = require "perilune"
 
 ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most); void peri_cuda_host_catch_up(void);"
-local BLOCKED, AWAITED, WAITED, LAST, COUNTED = 13, 14, 16, 18, 19 -- waits for a stream, for an event; an event that was
--- not there when the host looked; of these two, those with nothing queued behind them
+--- Waits for a stream, for an event; an event that was not there when the host looked; of these two, those with nothing
+--- queued behind them.
+local BLOCKED, AWAITED, WAITED, LAST, COUNTED = 13, 14, 16, 18, 19
 local CALLS = 4
 
 peri.init()
