@@ -7,9 +7,8 @@
 --   luajit tests/fuzz/serving.lua [KILLS [SEED]]   as `make test` runs it; a failure prints the answer
 --   luajit tests/fuzz/serving.lua SECONDSs [SEED]  as `make fuzz` runs it
 --   luajit tests/fuzz/serving.lua load [STEPS [RELOADS]]   no kills, but two clients that ask as fast as they can,
---                                                          while the trainer makes
---                                                  STEPS (100) increments and the model file is replaced RELOADS (
---                                                    10) times
+--                                                          while the trainer makes STEPS (100) increments and the
+--                                                          model file is replaced RELOADS (10) times
 -- inputs: 3
 -- takes: 4 s, mostly waits
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
