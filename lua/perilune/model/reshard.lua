@@ -15,6 +15,7 @@ local checkpoint = require "perilune.checkpoint"
 local checkpoint_parts = require "perilune.checkpoint.parts"
 local ShardingEnv = require "perilune.plan.env"
 local runtime = require "perilune.plan.runtime"
+local stream = require "perilune.tensor.stream"
 
 local M = {}
 local FUNC = "DistributedModelParallel:reshard"
@@ -112,9 +113,20 @@ local function given_back(sharded)
 end
 
 --- Views of the old tables, such as the save's, keep their memory until they are collected, and compiled code has some
---- as constants. To give that up and to collect costs more than small tables do: it is done once this many bytes may
---- have stayed.
+--- as constants; and what is free stays with its device, where only shards of the same size would find it. To give
+--- that up and to collect costs more than small tables do: it is done once this many bytes may have stayed.
 local STAYS, stayed = 2 ^ 25, 0
+
+local function give_back_memory(modules)
+  jit.flush()
+  for _ = 1, 2 do collectgarbage() end
+  local seen = {}
+  for _, sharded in ipairs(modules) do
+    local device = sharded.device or false
+    if not seen[device] then stream.empty_cache(device or nil) end
+    seen[device] = true
+  end
+end
 
 --- Make the modules again under such plans, and load what was saved. What is a local error is one of all ranks.
 local function go_to(a, plans, path)
@@ -126,8 +138,7 @@ local function go_to(a, plans, path)
       sharded:release()
     end
     if stayed > STAYS then
-      jit.flush()
-      for _ = 1, 2 do collectgarbage() end
+      give_back_memory(a.modules)
       stayed = 0
     end
     for i, sharded in ipairs(a.modules) do
