@@ -205,10 +205,14 @@ function DistributedModelParallel:check_state_dict(map, strict)
 end
 function DistributedModelParallel:load_state_dict(map, strict)
   changes.check_moment(self, "load_state_dict")
+  return self.module:load_state_dict(map, strict, { self.dense_env.pg }, self:_alike())
+end
+--- A function: the group whose ranks train alike what { name =, tensor =, alike = } of the state is.
+function DistributedModelParallel:_alike()
   local alike = {}
   local averaged = wrapper.DefaultDataParallelWrapper.is(self._wrapper) -- another may let each rank train its own
   for _, p in ipairs(averaged and self:replicated_parameters() or {}) do alike[p] = self.dense_env.pg end
-  return self.module:load_state_dict(map, strict, { self.dense_env.pg }, alike)
+  return function(s) return alike[s.tensor] end
 end
 function DistributedModelParallel:check_moment() changes.check_moment(self, "state_dict") end
 --- A pipeline's step is between the tables' update by batch `batch` and that of the dense part; -1: it is not.

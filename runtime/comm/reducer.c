@@ -28,6 +28,11 @@
  * optimizers write down what they do to each parameter (peri__trained), and the tag of a bucket's sum, on which ranks
  * must agree, is made of it: a rank that has set another rate, missed a step or loaded other states is told with the
  * next gradients. That costs no exchange of its own.
+ *
+ * What else changes weights (a script's own optimizer, a write on one rank) writes nothing down. So each pass also puts
+ * the bits of one weight of each bucket into its tag, where the host can read them without waiting for a device. It is
+ * another weight each time: what differs everywhere is told with the next gradients, what differs in one parameter
+ * after as many passes as its bucket has parameters.
  */
 #include "comm_internal.h"
 #include "../../kernels/convert.h"
@@ -36,7 +41,7 @@
 #include <stdio.h>
 
 enum { DEFAULT_BYTES = 25 << 20, LEAST_BYTES = 512 << 10, PARTS = 4, GRAIN = 1 << 15 };
-enum { LAST_FACT = PERI_COLL_FACTS - 1 };
+enum { WEIGHT_FACT = PERI_COLL_FACTS - 2, LAST_FACT };
 
 struct bucket;
 
@@ -65,6 +70,7 @@ struct peri_reducer {
     int64_t n, buckets, posted, done; /* done: buckets whose averages are the gradients */
     entry *entries;       /* in the order of the buckets: the last parameter first */
     bucket *bucket;
+    uint64_t passes;      /* that have ended */
     bool many;            /* the group that it was made for has several ranks; then it watches even without
                              parameters */
     bool off, deferred, finishing;
@@ -173,8 +179,40 @@ static peri_status mark(const peri_reducer *r, bucket *b)
     return PERI_OK;
 }
 
-/** What ranks must agree on about a bucket: its number, and what optimizers have done to its parameters. @said: the
- *  same for messages, of the first parameter, with the history of all of them. */
+/** The weight of a bucket that ranks compare in this pass. */
+typedef struct sample {
+    const peri_tensor *leaf; /* NULL: none, for the host cannot read it at once */
+    int64_t parameter, element;
+} sample;
+
+static sample sample_of(const peri_reducer *r, const bucket *b)
+{
+    const int64_t place = b->first + (int64_t)(r->passes % (uint64_t)b->count);
+    const peri_tensor *t = r->entries[place].leaf;
+    const int64_t n = peri__numel(t);
+    if (n == 0 || !peri__immediate(peri__device(t))) return (sample){0};
+    return (sample){t, r->n - 1 - place, (int64_t)(peri__hash_mix(r->passes, 0) % (uint64_t)n)};
+}
+
+/** The bits of a weight; @number: the number that they are, for messages (of 16 bits: they as a whole number). */
+static uint64_t read_sample(const sample *s, double *number)
+{
+    const peri_tensor *t = s->leaf;
+    int64_t at = 0, left = s->element;
+    for (int32_t d = t->ndim - 1; d >= 0; left /= t->shape[d--]) at += left % t->shape[d] * t->stride[d];
+    uint64_t bits = 0;
+    const int64_t size = peri_dtype_size(t->dtype);
+    const char *data = (const char *)peri__data(t) + at * size;
+    float single;
+    memcpy(&bits, data, (size_t)size);
+    memcpy(&single, &bits, sizeof single);
+    if (t->dtype == PERI_F64) memcpy(number, &bits, sizeof *number);
+    else *number = t->dtype == PERI_F32 ? (double)single : (double)bits;
+    return bits;
+}
+
+/** What ranks must agree on about a bucket: its number, what optimizers have done to its parameters, and a weight.
+ *  @said: the same for messages, of the first parameter, with the history of all of them. */
 static uint64_t tag_of(const peri_reducer *r, const bucket *b, peri_coll_facts *said)
 {
     uint64_t tag = (uint64_t)r->posted;
@@ -184,6 +222,11 @@ static uint64_t tag_of(const peri_reducer *r, const bucket *b, peri_coll_facts *
         if (!t->step.names) continue;
         tag = peri__hash_mix(tag, t->history);
         if (!said->names) *said = t->step;
+    }
+    const sample s = sample_of(r, b);
+    if (s.leaf) {
+        if (!said->names) *said = (peri_coll_facts){.names = "this pass,,,,,,,weight,history"};
+        tag = peri__hash_mix(tag, read_sample(&s, &said->number[WEIGHT_FACT]));
     }
     said->number[LAST_FACT] = (double)(tag & 0xffff);
     return tag;
@@ -210,12 +253,16 @@ static peri_status explain(const peri_reducer *r, const bucket *b, peri_status s
         last = step;
     }
     const char *differ = strstr(peri_error_message(), "the ranks disagree: ");
-    if (!last || !differ) return status;
+    const sample s = sample_of(r, b);
+    char weight[PERI_MESSAGE_MAX] = "";
+    if (status != PERI_EMISMATCH || !differ || !(last || s.leaf)) return status;
     snprintf(said, sizeof said, "%s", strchr(differ, ':') + 2);
-    return peri__fail(status,
-                      "optimizers of the ranks differ, which would train different models: %s%s; history: of steps and "
-                      "loaded states",
-                      said, own);
+    if (s.leaf)
+        snprintf(weight, sizeof weight, "; weight: number %lld of parameter %lld, before that step",
+                 (long long)s.element, (long long)s.parameter);
+    return peri__fail(status, "%s of the ranks differ, which would train different models: %s%s%s%s",
+                      last ? "optimizers or weights" : "weights", said, own,
+                      last ? "; history: of steps, loaded states and weights" : "", weight);
 }
 
 /** Post the complete buckets whose turn it is. */
@@ -489,6 +536,7 @@ peri_status peri_reducer_finish(peri_reducer *r)
         r->bucket[i].missing = r->bucket[i].count;
     }
     r->posted = r->done = 0;
+    r->passes++;
     r->finishing = false;
     return PERI_OK;
 }

@@ -58,7 +58,7 @@ enum {
 };
 
 /** Numbers of which a tag is made, for messages. */
-enum { PERI_COLL_FACTS = 7 };
+enum { PERI_COLL_FACTS = 8 };
 typedef struct peri_coll_facts {
     const char *names; /* of what has them and, each after a comma, of the numbers: "Adam,step,lr"; static. NULL:
                           none */

@@ -212,12 +212,12 @@ void peri_optim_release(peri_optim *o)
 /** Names of the numbers of a step for messages (peri__trained): the optimizer, its step, numbers of it, and in the last
  *  place a checksum of all that was done to the parameter. */
 static const char *const names_of_step[PERI_OPTIM_KIND_COUNT] = {
-    [PERI_OPTIM_SGD] = "SGD,step,lr,weight_decay,momentum,dampening,,history",
-    [PERI_OPTIM_ADAGRAD] = "Adagrad,step,lr,weight_decay,lr_decay,eps,,history",
-    [PERI_OPTIM_ADAM] = "Adam,step,lr,weight_decay,beta1,beta2,eps,history",
-    [PERI_OPTIM_ADAMW] = "AdamW,step,lr,weight_decay,beta1,beta2,eps,history",
-    [PERI_OPTIM_RMSPROP] = "RMSprop,step,lr,weight_decay,momentum,alpha,eps,history",
-    [PERI_OPTIM_ROWWISE_ADAGRAD] = "RowWiseAdagrad,step,lr,weight_decay,lr_decay,eps,,history",
+    [PERI_OPTIM_SGD] = "SGD,step,lr,weight_decay,momentum,dampening,,weight,history",
+    [PERI_OPTIM_ADAGRAD] = "Adagrad,step,lr,weight_decay,lr_decay,eps,,weight,history",
+    [PERI_OPTIM_ADAM] = "Adam,step,lr,weight_decay,beta1,beta2,eps,weight,history",
+    [PERI_OPTIM_ADAMW] = "AdamW,step,lr,weight_decay,beta1,beta2,eps,weight,history",
+    [PERI_OPTIM_RMSPROP] = "RMSprop,step,lr,weight_decay,momentum,alpha,eps,weight,history",
+    [PERI_OPTIM_ROWWISE_ADAGRAD] = "RowWiseAdagrad,step,lr,weight_decay,lr_decay,eps,,weight,history",
 };
 
 /** A hash over what a step's numbers are, as the kernels have them. */

@@ -246,6 +246,27 @@ describe("DMPCollection", function()
     end
   end, { sizes = { 2, 4 } })
 
+  worlds.each("loads what all sharding groups are given alike, whole or in pieces", function(world, device, n)
+    for _, kind in ipairs { "mixed", "dense" } do
+      local model = make(world, device, kind, { size = n / 2, interval = 2, fused_params = { optimizer = "sgd" } })
+      local state = model:state_dict():clone()
+      local whole = peri.shard.gather_state_dict(state)
+      model:load_state_dict(state)
+      model:load_state_dict(whole)
+      for name in peri.util.ordered(whole) do
+        for _, given in ipairs { peri.shard.gather_state_dict(whole), state:clone() } do
+          local x = given[name]
+          local own = peri.Tensor.is(x) and { { tensor = x } } or x:local_shards()
+          for _, piece in ipairs(model.sharding_pg:global_rank(0) > 0 and own or {}) do piece.tensor:fill(7) end
+          assert.error_matches(function() model:load_state_dict(given) end,
+            "'" .. name:gsub("%p", "%%%0") .. "' is not the same on rank 0 of group '[^']+' and on rank 1, but all")
+          local now = peri.shard.gather_state_dict(model:state_dict())
+          for key, was in peri.util.ordered(whole) do assert.same(was:to_list(), now[key]:to_list()) end
+        end
+      end
+    end
+  end, { sizes = { 4 }, devices = { "cpu" } })
+
   worlds.each("takes no memory from average to average", function(world, device, n)
     local model = make(world, device, "mixed", { size = n / 2, interval = 1, data_type = "FP16",
       fused_params = { optimizer = "rowwise_adagrad" } })

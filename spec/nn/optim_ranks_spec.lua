@@ -35,7 +35,7 @@ local function told(title, change, texts, make, own)
     step(leave_out)
     local ok, err = pcall(step)
     assert.is_false(ok)
-    assert.matches("optimizers of the ranks differ, which would train different models: rank", err.message)
+    assert.matches("optimizers or weights of the ranks differ, which would train different models: rank", err.message)
     for _, text in ipairs(texts) do assert.matches(text, err.message) end
     if odd and own then assert.matches(own, err.message) end
   end, { sizes = { 2, 3 } })
@@ -50,7 +50,7 @@ describe("optimizers that differ between ranks", function()
     local state = o:state_dict():clone()
     state.state["a.weight"].exp_avg:slice(1, 1, 2):fill(3)
     o:load_state_dict(state)
-  end, { "history %d+.*history %d+.*; history: of steps and loaded states" })
+  end, { "history %d+.*history %d+.*; history: of steps, loaded states and weights" })
   told("steps that were loaded", function(o)
     local state = o:state_dict():clone()
     for _, name in ipairs(o.names) do state.state[name].step:fill(7) end
@@ -79,9 +79,49 @@ describe("optimizers that differ between ranks", function()
         return last and of_last and of_last(model) or adam(model)
       end)
       step(last and not of_last)
-      assert.error_matches(step, of_last and "optimizers of the ranks differ" or "rank %d posted")
+      assert.error_matches(step, of_last and "optimizers or weights of the ranks differ" or "rank %d posted")
     end
   end, { sizes = { 2 } })
+end)
+
+--- Steps that a script takes by itself: an optimizer of its own.
+local function by_hand(model, lr)
+  peri.no_grad(function()
+    for _, p in ipairs(model:parameters()) do p:copy(p - p:grad() * lr) end
+  end)
+end
+
+describe("weights that differ between ranks", function()
+  -- the host reads them where it need not wait for a device
+  local function each(title, f) worlds.each(title, f, { sizes = { 2, 3 }, devices = { "cpu" } }) end
+
+  each("are told of an optimizer that is the script's own", function(world, device, n)
+    local _, step, model = begin(world, device, adam) -- which takes no steps
+    local odd = world:rank() == n - 1
+    for _ = 1, 3 do
+      step(true)
+      by_hand(model, 0.1)
+    end
+    by_hand(model, odd and 0.2 or 0.1)
+    assert.error_matches(function() step(true) end, "weights of the ranks differ, which would train different "
+      .. "models: rank %d posted [^(]+by this pass %(weight %S+, history %d+%)[^;]+; weight: number %d+ of parameter "
+      .. "%d+, before that step")
+  end)
+
+  each("are told of a write on one rank, once its parameter's turn has come", function(world, device, n)
+    for k = 1, 4 do
+      local _, step, model = begin(world, device, adam)
+      step()
+      if world:rank() == n - 1 then peri.no_grad(function() local p = model:parameters()[k]; p:copy(p + 0.5) end) end
+      local ok, err
+      for _ = 1, #model:parameters() do
+        ok, err = pcall(step)
+        if not ok then break end
+      end
+      assert.is_false(ok)
+      assert.matches("weights of the ranks differ.*weight: number %d+ of parameter " .. k - 1, err.message)
+    end
+  end)
 end)
 
 describe("optimizers that do the same on all ranks", function()

@@ -14,6 +14,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local dist = require "perilune.dist"
 local group_of = require("perilune.dist.group").group_of
+local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 local own_parts = require("perilune.nn.parameter").own_parts
 local plans = require "perilune.plan"
 local agree = require("perilune.dist.collective_utils").agree
@@ -244,6 +245,14 @@ function DMPCollection:backward(loss, grad)
   self:wait()
   DistributedModelParallel.backward(self, loss, grad)
   if self._open then after_step(self) end
+end
+
+--- What is loaded is the same for all sharding groups: replicas of a table on all ranks, pieces in the replica group.
+function DMPCollection:_alike()
+  local dense = DistributedModelParallel._alike(self)
+  return function(s)
+    return dense(s) or s.alike and self.global_pg or ShardedTensor.is(s.tensor) and self.replica_pg or nil
+  end
 end
 
 --- What is loaded is the average of all replicas, from which steps count anew.

@@ -425,8 +425,8 @@ end
 --- Copy the tensors of a state_dict (whole ones, or pieces of the same plan) into the state; they are of the same
 --- shapes. Every name must be there, and no other, unless strict is false. Returns { missing_keys =, unexpected_keys =
 --- }: lists of names. If something is wrong nothing is copied; collective where modules are sharded (and over `groups`,
---- a list): nothing is copied on any rank then. alike: tensor of the state -> the group whose ranks train it alike;
---- what one of them is given otherwise is such an error too.
+--- a list): nothing is copied on any rank then. alike: function({ name =, tensor =, alike = } of the state) -> the
+--- group whose ranks train it alike, or nil; what one of them is given otherwise is such an error too.
 function Module:load_state_dict(map, strict, groups, alike)
   local func, all = self.class_name .. ":load_state_dict", util.copy(groups or {})
   for i, group in ipairs(all) do
@@ -440,8 +440,9 @@ function Module:load_state_dict(map, strict, groups, alike)
   local ok, keys, known = pcall(try_all, self, func, state, also, map, strict)
   ranks.all_or_none(all, func, not ok and keys or nil)
   map = known
-  for _, s in ipairs(alike and state or {}) do s.alike = s.alike or alike[s.tensor] end
-  ranks.given_alike(func, state, map)
+  for _, s in ipairs(alike and state or {}) do s.alike = alike(s) or s.alike end
+  local same, differ = pcall(ranks.given_alike, func, state, map)
+  ranks.all_or_none(all, func, not same and differ or nil) -- groups that are told nothing would load
   for _, s in ipairs(state) do
     if rawget(map, s.name) ~= nil then sharded.assign(s.tensor, map[s.name]) end
   end
@@ -533,7 +534,7 @@ signature.kind("Module", "an nn.Module", Module.is)
 signature.kind("module", "a module or a function", util.is_callable)
 signature.check("Module:", Module,
   { get_module = "self: table, path: string", set_module = "self: table, path: string, module: any",
-    load_state_dict = "self: table, map: any, strict: any, groups: list?, alike: table?",
+    load_state_dict = "self: table, map: any, strict: any, groups: list?, alike: callable?",
     named_state = "self: table, prefix: string?",
     state_dict = "self: table, prefix: string?", register_buffer = "self: table, name: string, tensor: any",
   register_parameter = "self: table, name: string, tensor: any", add_module = "self: table, name: string, module: any",

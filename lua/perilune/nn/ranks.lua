@@ -7,6 +7,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 local F = require "perilune.nn.functional"
 local signature = require "perilune.signature"
 
@@ -98,10 +99,26 @@ end
 
 local STORED = "in a checkpoint"
 
---- The checksum of what `target` gets from `source`, in words.
+--- The part of a whole tensor that belongs to a piece.
+local function part_of(whole, metadata)
+  for d, from in ipairs(metadata.shard_offsets) do whole = whole:slice(d, from, from + metadata.shard_sizes[d]) end
+  return whole
+end
+
+--- The checksum of what `target` gets from `source`, in words; of a ShardedTensor, of what its pieces here get.
 local function sum_of(source, target)
-  if not Tensor.is(source) then return STORED end
-  return P.scope(function() return tostring(Tensor._checksum(source:detach():to(target:dtype()))) end)
+  local function sum(x) return tostring(Tensor._checksum(x:detach():to(target:dtype()))) end
+  return P.scope(function()
+    if not ShardedTensor.is(target) then return Tensor.is(source) and sum(source) or STORED end
+    local sums = {}
+    for i, shard in ipairs(target:local_shards()) do
+      local own = ShardedTensor.is(source) and source:local_shards()[i]
+      local x = own and own.tensor or Tensor.is(source) and part_of(source, shard.metadata)
+      if not x then return STORED end
+      sums[i] = sum(x)
+    end
+    return table.concat(sums, " ")
+  end)
 end
 
 --- All ranks of the groups (a list; those that come twice, and those of one rank, count once and not at all) come here
@@ -138,8 +155,10 @@ function M.given_alike(func, list, given)
       sums[group][s.name] = source ~= nil and sum_of(source, s.tensor)
     end
   end
-  for _, group in ipairs(groups) do
-    local all = group:all_gather_object(sums[group], func)
+  -- all groups first: ranks of one that is told nothing are in the next
+  local told = util.map(groups, function(group) return group:all_gather_object(sums[group], func) end)
+  for i, group in ipairs(groups) do
+    local all = told[i]
     for r = 2, #all do
       for name, first in util.ordered(all[1]) do
         local sum = all[r][name]

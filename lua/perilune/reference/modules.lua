@@ -206,7 +206,7 @@ function nn.Module:state_dict(prefix) end
 ---@param map table<string, peri.Tensor> Tensors by name, each of the shape that the state has.
 ---@param strict? boolean `false`: missing and unknown names are allowed (default: true).
 ---@param groups? peri.dist.Group[] More groups of ranks that load together, all or none of them (default: none).
----@param alike? table State tensor -> group whose ranks train it alike; given otherwise, it is refused (default: none).
+---@param alike? function Of an entry of the state, `{ name =, tensor =, alike = }`: the group whose ranks train it alike, or nil; given otherwise, it is refused (default: none).
 ---@return table # `{ missing_keys =, unexpected_keys = }`: lists of names.
 function nn.Module:load_state_dict(map, strict, groups, alike) end
 
