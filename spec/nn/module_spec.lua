@@ -292,6 +292,13 @@ describe("layers", function()
     assert.near(0, y[1], 1e-6)
     assert.near(1 / math.sqrt(0.5 + 1e-5), y[2], 1e-5)
     assert.error_matches(function() layer:train()(peri.tensor { { 1, 1 } }) end, "a batch of 1 in training")
+    for _, shape in ipairs { { 4, 1 }, { 4, 3 }, { 2 }, { 4, 2, 2 } } do
+      assert.error_matches(function() layer(peri.ones(shape)) end, "BatchNorm1d: x is %[.*%], wanted %[samples, 2%]")
+    end
+    for _, given in ipairs { { "eps", -1 }, { "eps", 0 / 0 }, { "momentum", 1.5 }, { "momentum", 0 / 0 } } do
+      assert.error_matches(function() nn.BatchNorm1d { num_features = 2, [given[1]] = given[2] } end,
+        "BatchNorm1d: " .. given[1] .. " is .*, allowed: 0")
+    end
   end)
 
   it("take modules, classes, functions and names as activations", function()
@@ -314,6 +321,8 @@ describe("layers", function()
     assert.error_matches(function() nn.Linear { in_features = 2, out_features = 1, biass = true } end,
       "no argument 'biass'")
     assert.error_matches(function() nn.LayerNorm { normalized_shape = {} } end, "a size or a list of sizes")
+    assert.error_matches(function() nn.functional.rms_norm(peri.ones { 2, 4 }, 1, peri.ones { 1 }) end,
+      "rms_norm: weight is tensor f32 %[1%] on cpu, wanted the last 1 size of tensor f32 %[2, 4%]")
     assert.error_matches(function() nn.LowRankCrossNet { in_features = 3, num_layers = 1, low_rank = 0 } end,
       "low_rank is 0")
     assert.error_matches(function() nn.LowRankMixtureCrossNet { in_features = 3, num_layers = 1,

@@ -76,6 +76,33 @@ describe("a global mean", function()
     end, { sizes = { 1, 2, 3, 5 } })
   end
 
+  it("of losses of tensors that broadcast is the mean of all that there are", function()
+    local function of(...) return peri.Tensor.uniform({ ... }, -1, 1, 3, 0, "f64") end
+    local sign = peri.tensor({ 1, -1, 1, 1 }, "f64")
+    for name, given in pairs { BPRLoss = { of(4, 1), of(4) }, TripletMarginLoss = { of(1, 3), of(4, 3), of(4, 3) },
+      CosineEmbeddingLoss = { of(4, 3), of(4, 3), sign }, MarginRankingLoss = { of(4), of(4), sign },
+      InBatchSoftmaxLoss = { of(4, 3), of(4, 3) } } do
+      local loss = nn[name] { reduction = "global_mean", group = false }
+      assert.near(nn[name] {}(unpack(given)):item(), loss(unpack(given)):item(), 1e-12, name)
+    end
+  end)
+
+  it("and every loss of an input and its target want them of one shape", function()
+    local column, list = peri.ones { 4, 1 }, peri.ones { 4 }
+    for _, name in ipairs { "MSELoss", "L1Loss", "HuberLoss", "SmoothL1Loss", "BCELoss", "BCEWithLogitsLoss",
+      "FocalLoss", "KLDivLoss", "HingeEmbeddingLoss", "MarginRankingLoss", "CosineEmbeddingLoss" } do
+      for _, reduction in ipairs { "mean", "global_mean" } do
+        local loss = nn[name] { reduction = reduction, group = false }
+        for _, given in ipairs { { column, list, list }, { list, column, list },
+          { list, list:slice(1, 0, 1), list } } do
+          assert.error_matches(function() loss(given[1], given[2], loss._many and given[3] or nil) end, "shape", name)
+        end
+      end
+    end
+    assert.error_matches(function() nn.BCEWithLogitsLoss {}(list, list, list) end,
+      "BCEWithLogitsLoss: a third argument, tensor f32 %[4%] on cpu; it takes an input and its target, and `weight`")
+  end)
+
   worlds.each("of any losses, weighted or not", function(world, device)
     local case = cases[3]
     compare(world, device, case, function(x, y) return nn.global_mean(F.mse_loss(x, y, "none"), nil, world) end,
@@ -116,6 +143,8 @@ describe("a global mean", function()
 
   it("is of this rank alone in a world of one, and says what it cannot take", function()
     assert.equal(2.5, nn.global_mean(peri.tensor { 1, 2, 3, 4 }):item())
+    assert.error_matches(function() nn.global_mean(peri.ones { 2 }, peri.ones { 2, 1 }) end,
+      "global_mean: losses is tensor f32 %[2%] on cpu, weights is tensor f32 %[2, 1%].*, wanted the same shape")
     assert.error_matches(function() nn.global_mean(peri.ones { 2 }, nil, 7) end,
       "global_mean: group is a number, wanted a group of ranks")
     assert.error_matches(function() F.mse_loss(peri.ones { 2 }, peri.ones { 2 }, "global_mean") end,

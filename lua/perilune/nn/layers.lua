@@ -218,7 +218,12 @@ M.BatchNorm1d = BatchNorm1d
 function BatchNorm1d:init(args)
   local a = util.named("BatchNorm1d", args, { num_features = util.required.number, eps = 1e-5, momentum = 0.1,
     affine = true, dtype = "f32", device = util.optional })
-  self.eps, self.momentum = a.eps, a.momentum
+  for name, most in pairs { eps = math.huge, momentum = 1 } do -- any order: fields
+    if not (util.number("BatchNorm1d", name, a[name]) >= 0 and a[name] <= most) then
+      P.fail(("BatchNorm1d: %s is %g, allowed: 0%s"):format(name, a[name], most == 1 and " to 1" or " and more"))
+    end
+  end
+  self.num_features, self.eps, self.momentum = a.num_features, a.eps, a.momentum
   self.weight = a.affine and parameter.ones({ a.num_features }, a.dtype, a.device)
   self.bias = a.affine and parameter.zeros({ a.num_features }, a.dtype, a.device)
   self:register_buffer("running_mean", parameter.buffer({ a.num_features }, 0, a.dtype, a.device))
@@ -228,6 +233,9 @@ local function update_running(running, now, momentum)
   running:copy(F.add(F.affine(running, 1 - momentum), F.affine(now, momentum)))
 end
 function BatchNorm1d:forward(x)
+  if x:dim() ~= 2 or x:size(2) ~= self.num_features then -- others would be broadcast
+    P.fail(("BatchNorm1d: x is [%s], wanted [samples, %d]"):format(table.concat(x:shape(), ", "), self.num_features))
+  end
   local mean, var = self.running_mean, self.running_var
   if self.training then
     local n = x:size(1)

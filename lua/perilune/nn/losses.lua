@@ -7,6 +7,8 @@
 -- ranks. A global mean has the same value on all ranks, and trains alike however the samples are shared among them: a
 -- rank may have more than others, or none. It is collective. group: its ranks; default: those of the
 -- DistributedModelParallel that the loss is in, else the world.
+local errors = require "perilune.errors"
+local P = require "perilune.ffi"
 local util = require "perilune.util"
 local F = require "perilune.nn.functional"
 local ranks = require "perilune.nn.ranks"
@@ -16,17 +18,21 @@ local M = {}
 
 local reductions = { "mean", "sum", "none", "global_mean" }
 
-local function targets(_, target) return target:numel() end
-
 --- The class above all losses.
 local Loss = Module:extend "Loss"
 M.Loss = Loss
 
 function Loss:forward(input, target, third)
+  if third ~= nil and self._many ~= "three" then
+    P.fail(("%s: a third argument, %s; it takes an input and its target, and `weight`, where it has one, when it is "
+      .. "made"):format(self.class_name, errors.kind(third)))
+  end
   if self.reduction ~= "global_mean" then return self:_compute(self.reduction, input, target, third) end
   local group = self.group
   if group == "default" then group = nil end
-  return ranks.mean_of(self:_compute("sum", input, target, third), self._count(input, target, third), group)
+  if not self._many then return ranks.mean_of(self:_compute("sum", input, target), target:numel(), group) end
+  local losses = self:_compute("none", input, target, third)
+  return ranks.mean_of(F.sum(losses), losses:numel(), group)
 end
 
 --- The ranks that train together, unless the constructor was told others.
@@ -36,9 +42,9 @@ end
 
 --- A class of losses. `options`: its arguments beside reduction and group, all optional tensors, which become buffers;
 --- `numbers`: those that are no tensors, with their defaults, which become fields. compute(self, reduction, ...): what
---- the functions of nn.functional know, of what the loss is called with; `count(...)`: how many losses that has
---- (default: elements of the second).
-local function define(name, options, compute, numbers, count)
+--- the functions of nn.functional know, of what the loss is called with: an input and a target for each loss, or
+--- (many) "two" or "three" tensors of which there may be more or less losses.
+local function define(name, options, compute, numbers, many)
   local class = Loss:extend(name)
   local spec = { reduction = "mean", group = util.optional }
   for _, option in ipairs(options) do spec[option] = util.optional end
@@ -52,7 +58,7 @@ local function define(name, options, compute, numbers, count)
       if a[option] then self:register_buffer(option, a[option]) end
     end
   end
-  class._compute, class._count = compute, count or targets
+  class._compute, class._many = compute, many or false
   M[name] = class
 end
 
@@ -85,12 +91,9 @@ define("CrossEntropyLoss", {}, function(_, reduction, input, target)
   return F.cross_entropy(input, target, reduction)
 end)
 
-local function third(_, _, target) return target:numel() end
-local function larger(positive, negative) return math.max(positive:numel(), negative:numel()) end
-
 --- Called with the scores of items that were taken and of others (functional.bpr_loss).
 define("BPRLoss", {}, function(_, reduction, positive, negative) return F.bpr_loss(positive, negative, reduction) end,
-  nil, larger)
+  nil, "two")
 
 --- Of logits and targets 0 or 1.
 define("FocalLoss", {}, function(self, reduction, input, target)
@@ -100,7 +103,7 @@ end, { alpha = 0.25, gamma = 2 })
 --- Called with two scores and a target: 1 where the first should be larger, -1 where the second should.
 define("MarginRankingLoss", {}, function(self, reduction, a, b, target)
   return F.margin_ranking_loss(a, b, target, self.margin, reduction)
-end, { margin = 0 }, third)
+end, { margin = 0 }, "three")
 
 define("HingeEmbeddingLoss", {}, function(self, reduction, input, target)
   return F.hinge_embedding_loss(input, target, self.margin, reduction)
@@ -109,12 +112,12 @@ end, { margin = 1 })
 --- Called with two lists of rows and a target for each: 1 (alike) or -1.
 define("CosineEmbeddingLoss", {}, function(self, reduction, a, b, target)
   return F.cosine_embedding_loss(a, b, target, self.margin, reduction)
-end, { margin = 0 }, third)
+end, { margin = 0 }, "three")
 
 --- Called with rows, rows that should be near them, and rows that should not.
 define("TripletMarginLoss", {}, function(self, reduction, anchor, positive, negative)
   return F.triplet_margin_loss(anchor, positive, negative, self.margin, self.p, self.eps, reduction)
-end, { margin = 1, p = 2, eps = 1e-6 }, function(anchor) return anchor:numel() / math.max(1, anchor:size(-1)) end)
+end, { margin = 1, p = 2, eps = 1e-6 }, "three")
 
 --- Of logarithms of probabilities and probabilities (log_target: their logarithms, too).
 define("KLDivLoss", {}, function(self, reduction, input, target)
@@ -128,6 +131,6 @@ define("InBatchSoftmaxLoss", {}, function(self, reduction, queries, items, more)
   local o = { temperature = self.temperature, reduction = reduction, log_q = more and more.log_q, ids = more
     and more.ids }
   return F.in_batch_softmax_loss(queries, items, o)
-end, { temperature = 1 }, function(queries) return queries:size(1) end)
+end, { temperature = 1 }, "three")
 
 return M

@@ -53,6 +53,7 @@ end
 --- loss for training over ranks whose shares of a batch may differ: see mean_of.
 function M.global_mean(losses, weights, group)
   if weights == nil then return M.mean_of(F.sum(losses), losses:numel(), group) end
+  Tensor._alike("global_mean", "losses", losses, "weights", weights)
   return M.mean_of(F.sum(F.mul(losses, weights)), F.sum(weights), group)
 end
 

@@ -3,6 +3,7 @@
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor.core"
 local F = require "perilune.tensor.ops"
+local util = require "perilune.util"
 local signature = require "perilune.signature"
 
 --- t divided by its p-norm (2) along dim (2); norms below eps (1e-12) count as eps.
@@ -173,7 +174,13 @@ end
 --- eps: that of f32 (2^-23) or f64 (2^-52) if not given.
 function F.rms_norm(t, n, weight, eps)
   local dims = {}
-  for i = 1, n or 1 do dims[i] = -i end
+  for i = 1, n or 1 do
+    dims[i] = -i
+    if weight and (weight:dim() ~= (n or 1) or weight:size(-i) ~= t:size(-i)) then
+      P.fail(("rms_norm: weight is %s, wanted the last %s of %s"):format(Tensor._text(weight),
+        util.number_of(n or 1, "size"), Tensor._text(t)))
+    end
+  end
   eps = eps or (t:dtype() == "f64" and 2 ^ -52 or 2 ^ -23)
   local y = F.mul(t, F.rsqrt(F.affine(F.mean(F.square(t), dims, true), 1, eps)))
   return weight and F.mul(y, weight) or y

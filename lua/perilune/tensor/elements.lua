@@ -116,6 +116,13 @@ function Tensor._same_shape(a, b)
   end
   return true
 end
+--- An error unless a and b, the arguments `name_of_a` and `name_of_b`, have the same shape: what broadcasts would be
+--- other numbers than are meant ([B, 1] with [B]: [B, B]).
+function Tensor._alike(func, name_of_a, a, name_of_b, b)
+  if Tensor._same_shape(a, b) then return end
+  P.fail(("%s: %s is %s, %s is %s, wanted the same shape"):format(func, name_of_a, Tensor._text(a), name_of_b,
+    Tensor._text(b)))
+end
 
 --- The shape that two tensors broadcast to. Sizes that do not fit are left to `expand` to refuse.
 function Tensor._broadcast(a, b)

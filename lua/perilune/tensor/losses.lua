@@ -6,6 +6,8 @@ local F = require "perilune.tensor.ops"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 
+local alike = Tensor._alike
+
 local function reduce(func, losses, reduction)
   if reduction == nil or reduction == "mean" then return F.mean(losses) end
   if reduction == "sum" then return F.sum(losses) end
@@ -34,19 +36,26 @@ end
 
 --- max(0, -target (a - b) + margin): target 1 where a should be larger, -1 where b should. margin: 0.
 function F.margin_ranking_loss(a, b, target, margin, reduction)
+  alike("margin_ranking_loss", "a", a, "b", b)
+  alike("margin_ranking_loss", "a", a, "target", target)
   return reduce("margin_ranking_loss", F.relu(F.affine(F.mul(target, F.sub(a, b)), -1, margin or 0)), reduction)
 end
 
 --- t where target is 1, max(0, margin - t) where it is -1. margin: 1.
 function F.hinge_embedding_loss(t, target, margin, reduction)
+  alike("hinge_embedding_loss", "t", t, "target", target)
   return reduce("hinge_embedding_loss", F.where(F.eq(target, 1), t, F.relu(F.affine(t, -1, margin or 1))), reduction)
 end
 
 --- The mean of |t - target|.
-function F.l1_loss(t, target, reduction) return reduce("l1_loss", F.abs(F.sub(t, target)), reduction) end
+function F.l1_loss(t, target, reduction)
+  alike("l1_loss", "t", t, "target", target)
+  return reduce("l1_loss", F.abs(F.sub(t, target)), reduction)
+end
 
 --- Of d = |t - target|: d^2 / 2 up to delta, delta (d - delta / 2) beyond it.
-local function huber(t, target, delta)
+local function huber(func, t, target, delta)
+  alike(func, "t", t, "target", target)
   local d = F.abs(F.sub(t, target))
   local near = F.clamp(d, nil, delta)
   return F.mul(near, F.sub(d, F.affine(near, 0.5, 0)))
@@ -55,14 +64,14 @@ end
 function F.huber_loss(t, target, delta, reduction)
   delta = delta or 1
   if delta <= 0 or delta ~= delta then P.fail(("huber_loss: delta is %g, allowed: numbers above 0"):format(delta)) end
-  return reduce("huber_loss", huber(t, target, delta), reduction)
+  return reduce("huber_loss", huber("huber_loss", t, target, delta), reduction)
 end
 --- huber_loss divided by beta (1), which is its delta; l1_loss for 0.
 function F.smooth_l1_loss(t, target, beta, reduction)
   beta = beta or 1
   if beta < 0 or beta ~= beta then P.fail(("smooth_l1_loss: beta is %g, allowed: numbers from 0"):format(beta)) end
   if beta == 0 then return F.l1_loss(t, target, reduction) end
-  return reduce("smooth_l1_loss", F.affine(huber(t, target, beta), 1 / beta, 0), reduction)
+  return reduce("smooth_l1_loss", F.affine(huber("smooth_l1_loss", t, target, beta), 1 / beta, 0), reduction)
 end
 
 --- Of logarithms of probabilities [B, C] and class numbers (i64 [B], from 0): minus the one of each row's class.
@@ -95,7 +104,9 @@ local function square_of(x) return F.affine(F.sum(F.square(x), -1), 1, 1e-12) en
 --- Of rows a and b [B, D] and target [B]: 1 - cosine where it is 1, max(0, cosine - margin) where it is -1. margin: 0.
 --- Squares of sizes are 1e-12 larger here than they are, as PyTorch's: gradients of rows of zeros are not infinite.
 function F.cosine_embedding_loss(a, b, target, margin, reduction)
+  alike("cosine_embedding_loss", "a", a, "b", b)
   local cosine = F.div(F.sum(F.mul(a, b), -1), F.sqrt(F.mul(square_of(a), square_of(b))))
+  alike("cosine_embedding_loss", "the cosine of each row", cosine, "target", target)
   local loss = F.where(F.eq(target, 1), F.affine(cosine, -1, 1), F.relu(F.affine(cosine, 1, -(margin or 0))))
   return reduce("cosine_embedding_loss", loss, reduction)
 end
@@ -104,6 +115,7 @@ end
 --- target is given by its logarithms. reduction also "batchmean": the sum divided by the first size, which is the
 --- distance's mean.
 function F.kl_div(t, target, log_target, reduction)
+  alike("kl_div", "t", t, "target", target)
   local loss
   if log_target then loss = F.mul(F.exp(target), F.sub(target, t))
   else
