@@ -109,6 +109,56 @@ describe("a checkpoint", function()
     assert.equal(text(p.model:state_dict()), text(again.model:state_dict()))
   end)
 
+  it("finds what optimizers remember by the names that parameters have in the models, in whatever order they were "
+    .. "given", function()
+    local function parts_in(order, grouped)
+      local parts, params = { m = nn.Module(), n = nn.Module() }, {}
+      for _, model in ipairs(order.models) do
+        for _, name in ipairs(order.layers) do
+          nn.manual_seed(#name) -- all layers begin alike
+          parts[model][name] = nn.Linear { in_features = 2, out_features = 2 }
+          local own = parts[model][name]:parameters()
+          if grouped then params[#params + 1] = { params = own, lr = 0.1 * (model .. name):byte(1, 2) } end
+          for _, p in ipairs(grouped and {} or own) do params[#params + 1] = p end
+        end
+      end
+      local adam = nn.optim.Adam { params = params, lr = 0.1 }
+      parts.optimizer = nn.optim.GradientClippingOptimizer { optimizer = adam, clipping = "value", max_gradient = 50 }
+      parts.schedule = nn.optim.StepLR { optimizer = parts.optimizer, step_size = 2, gamma = 0.5 }
+      return parts
+    end
+    local function steps(p, n)
+      for _ = 1, n do
+        local x = peri.ones { 1, 2 }
+        local loss = (p.m.a(x) * 3 + p.m.b(x) * 5 + p.n.a(x) * 7 + p.n.b(x) * 11):sum()
+        p.optimizer:zero_grad();
+        (loss * loss):backward()
+        p.optimizer:step()
+        p.schedule:step()
+      end
+      return text { p.m:state_dict(), p.n:state_dict() }
+    end
+    local forth = { models = { "m", "n" }, layers = { "a", "b" } }
+    local back = { models = { "n", "m" }, layers = { "b", "a" } }
+    for _, grouped in ipairs { false, true } do
+      local path = ("%s/order-%s"):format(folder, tostring(grouped))
+      local p, q = parts_in(forth, grouped), parts_in(back, grouped)
+      steps(p, 3)
+      peri.checkpoint.save(path, p)
+      peri.checkpoint.load(path, q)
+      assert.equal(steps(p, 2), steps(q, 2))
+      local _, err = pcall(peri.checkpoint.load, path, { m = q.m, n = q.n, optimizer = nn.optim.SGD {
+        params = q.m:parameters(), lr = 1 } }, { except = { "schedule" } })
+      assert.truthy(tostring(err):find("parameter 'm.a.bias' has no state 'exp_avg'", 1, true), tostring(err))
+    end
+    -- a checkpoint that has no names, as of an optimizer alone, is loaded by position
+    local p, q = parts_in(forth), parts_in(forth)
+    steps(p, 1)
+    peri.checkpoint.save(folder .. "/numbers", { optimizer = p.optimizer })
+    peri.checkpoint.load(folder .. "/numbers", q, { only = { "optimizer" } })
+    assert.equal(text(p.optimizer:state_dict()), text(q.optimizer:state_dict()))
+  end)
+
   it("of quantized tables has the rows of all ranks, for other plans that do not cut rows", function()
     local function quantized(seed, data_type, world, entry)
       local net = peri.quantize_embeddings { dtype = data_type, module = peri.EmbeddingBagCollection { seed = seed,

@@ -11,6 +11,7 @@ local serial = require "perilune.serial"
 local signature = require "perilune.signature"
 local nn = require "perilune.nn"
 local ranks = require "perilune.nn.ranks"
+local named = require "perilune.checkpoint.named"
 local Windows = require "perilune.checkpoint.windows"
 local Tensor = require "perilune.tensor"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
@@ -137,7 +138,7 @@ end
 --- the optimizer of its tables under the name "<model>.tables" and the windows of its maps of raw ids (windows.lua).
 --- Every object has state_dict and load_state_dict.
 function M.list(func, given)
-  local models, others = {}, {}
+  local models, modules, others = {}, {}, {}
   signature.value(func, "parts", given, "table")
   if getmetatable(given) ~= nil then
     P.fail(("%s: parts is %s, wanted a table of parts by name: { model = ... }"):format(func, errors.kind(given)))
@@ -155,6 +156,7 @@ function M.list(func, given)
     if nn.Module.is(object) then
       check_extra(func, name, object)
       models[#models + 1] = { name = name, object = object, module = true }
+      modules[#modules + 1] = models[#models]
       local tables = tables_of(object)
       if tables and #tables.names > 0 then models[#models + 1] = { name = name .. ".tables", object = tables } end
       local windows = Windows.of(object)
@@ -163,7 +165,10 @@ function M.list(func, given)
       others[#others + 1] = { name = name, object = object }
     end
   end
-  for _, part in ipairs(others) do models[#models + 1] = part end
+  for _, part in ipairs(others) do
+    part.object = named.of(part.object, modules)
+    models[#models + 1] = part
+  end
   if #models == 0 then P.fail(func .. ": parts is empty; for example { model = model, optimizer = optimizer }") end
   return models
 end

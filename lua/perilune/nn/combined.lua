@@ -108,6 +108,7 @@ end
 function CombinedOptimizer:_collect()
   local all, names, groups, seen, at = self.params, {}, {}, {}, {}
   local params = {}
+  all.unnamed = {}
   for _, o in ipairs(self.optimizers) do
     for _, group in ipairs(o.optimizer.param_groups or {}) do groups[#groups + 1] = group end
     all.elsewhere, all.group = all.elsewhere or o.optimizer.params.elsewhere, all.group or o.optimizer.params.group
@@ -116,6 +117,9 @@ function CombinedOptimizer:_collect()
       if seen[full] then P.fail(("CombinedOptimizer: two parameters are named '%s'"):format(full)) end
       seen[full] = true
       names[#names + 1] = full
+    end
+    for _, p in ipairs(o.optimizer.params.unnamed or {}) do
+      all.unnamed[#all.unnamed + 1] = { tensor = p.tensor, name = o.name == "" and p.name or o.name .. "." .. p.name }
     end
     for _, p in ipairs(o.optimizer.params) do
       params[#params + 1] = p

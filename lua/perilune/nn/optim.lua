@@ -34,7 +34,8 @@ local out, tensor_out, number = ffi.new "peri_optim *[1]", Tensor.out, ffi.new "
 
 --- Tensors and names of what a user gives as parameters: a list of tensors, a list of { name =, tensor = }, or a
 --- Module. One with a field `elsewhere` may be empty: other ranks have parameters (see parameter.own_parts); the list
---- of tensors has these fields too.
+--- of tensors has these fields too, and `unnamed`: a list of { tensor =, name = }, those that were given without a
+--- name and have a number in its place.
 local function parameters_of(func, params)
   local elsewhere = type(params) == "table" and params.elsewhere or nil
   local group = elsewhere and params.group
@@ -45,13 +46,15 @@ local function parameters_of(func, params)
   end
   local fault = util.list_fault(params)
   if fault then P.fail(("%s: params %s"):format(func, fault)) end
-  local tensors, names, seen, at = { elsewhere = elsewhere, group = group, spread = pieces }, {}, {}, {}
+  local tensors = { elsewhere = elsewhere, group = group, spread = pieces, unnamed = {} }
+  local names, seen, at = {}, {}, {}
   for i, p in ipairs(params) do
     tensors[i] = Tensor.is(p) and p or type(p) == "table" and p.tensor
     names[i] = type(p) == "table" and p.name or tostring(i - 1)
     if not Tensor.is(tensors[i]) then P.fail(("%s: params[%d] is no tensor"):format(func, i)) end
     if seen[names[i]] then P.fail(("%s: two parameters are named '%s'"):format(func, names[i])) end
     seen[names[i]] = true
+    if Tensor.is(p) or p.unnamed then table.insert(tensors.unnamed, { tensor = tensors[i], name = names[i] }) end
     if leaves.retired[tensors[i]] then
       P.fail(("%s: parameter '%s' %s"):format(func, names[i], leaves.retired[tensors[i]]))
     end

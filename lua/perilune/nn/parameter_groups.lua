@@ -34,7 +34,7 @@ local function named(params, first)
   if type(params) ~= "table" then return params, 0 end
   local own = util.copy(params) -- with what is wrong about it, of which the optimizer speaks
   for i, p in ipairs(params) do
-    if Tensor.is(p) then own[i] = { name = tostring(first + i - 1), tensor = p } end
+    if Tensor.is(p) then own[i] = { name = tostring(first + i - 1), tensor = p, unnamed = true } end
   end
   return own, #params
 end
