@@ -6,7 +6,7 @@
 #include "embed_internal.h"
 #include "../tensor/capture.h"
 
-enum { MOST_IDLE = 16, MOST_IDLE_SORTED = 4 }; /* kept for later batches; the rest is freed */
+enum { MOST_IDLE_SORTED = 4 }; /* kept for later batches; the rest is freed */
 
 /* -- taking and giving --------------------------------------------------------------------------------------------- */
 
@@ -37,10 +37,7 @@ peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_b
 {
     pthread_mutex_lock(&tbe->small);
     peri_tbe_batch *b = tbe->idle;
-    if (b) {
-        tbe->idle = b->next;
-        tbe->n_idle--;
-    }
+    if (b) tbe->idle = b->next;
     pthread_mutex_unlock(&tbe->small);
     if (!b) PERI_TRY(batch_make(tbe, &b));
     peri__refs_init(&b->refs);
@@ -75,15 +72,10 @@ void peri__batch_give(peri_tbe_batch *b)
         (void)tbe->device->vtab->stream_wait(tbe->device->ctx, b->in.blocks->copy->storage->home->ctx, b->done->ctx);
     peri_tbe_blocks_release(b->in.blocks);
     b->in = (peri_tbe_input){0};
-    pthread_mutex_lock(&tbe->small);
-    bool keep = tbe->n_idle < MOST_IDLE;
-    if (keep) {
-        b->next = tbe->idle;
-        tbe->idle = b;
-        tbe->n_idle++;
-    }
+    pthread_mutex_lock(&tbe->small); /* all are kept: as many callers at once allocate nothing the next time */
+    b->next = tbe->idle;
+    tbe->idle = b;
     pthread_mutex_unlock(&tbe->small);
-    if (!keep) batch_free(b);
 }
 
 static void sorted_free(peri__sorted *s)

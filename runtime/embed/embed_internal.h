@@ -193,7 +193,7 @@ struct peri_tbe {
     peri_event *counted; /* after the last kernel that added to `counters` beside lookups */
     peri_tbe_batch *idle;
     peri__sorted *idle_sorted;
-    int64_t n_idle, n_idle_sorted;
+    int64_t n_idle_sorted;
     int32_t forks; /* peri__forks of the process that made it */
     peri_device *device;
     int32_t dtype, bounds_check; /* dtype: or PERI_ROWS_*; `weight` is u8 then */

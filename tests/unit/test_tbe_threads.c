@@ -284,6 +284,29 @@ static void one_batch_is_of_one_thread(void **state)
     peri_tbe_release(tbe);
 }
 
+/** What the lookups of many callers at once have needed is there for as many the next time, in batches and without. */
+static void as_many_callers_as_before_allocate_nothing(void **state)
+{
+    (void)state;
+    enum { AT_ONCE = 40 };
+    peri_tbe *tbe = make("cpu", PERI_TBE_SGD, NULL);
+    worker w = worker_new(tbe, "cpu", 1, true);
+    for (int round = 0; round < 3; round++) {
+        peri_tbe_batch *batch[AT_ONCE];
+        assert_ok(peri_fault_arm("alloc", 1 << 30)); /* counts, and never fails */
+        for (int i = 0; i < AT_ONCE; i++) {
+            assert_ok(peri_tbe_batch_new(tbe, &w.input, &batch[i]));
+            assert_ok(peri_tbe_batch_forward(batch[i], w.out));
+        }
+        assert_ok(peri_tbe_forward(tbe, &w.input, w.out));
+        for (int i = 0; i < AT_ONCE; i++) peri_tbe_batch_release(batch[i]);
+        assert_true((peri_fault_passed("alloc") == 0) == (round > 0));
+    }
+    assert_ok(peri_fault_arm("alloc", 0));
+    worker_free(&w);
+    peri_tbe_release(tbe);
+}
+
 /* -- what batches share -------------------------------------------------------------------------------------------- */
 
 /** Two batches are looked up before either is updated, sorted on a stream of their own, or not: the same rows. */
@@ -360,6 +383,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(updates_are_whole),
     cmocka_unit_test(updates_add_up),
     cmocka_unit_test(one_batch_is_of_one_thread),
+    cmocka_unit_test(as_many_callers_as_before_allocate_nothing),
     cmocka_unit_test(sorts_ahead),
     cmocka_unit_test(blocks_stay_on_their_device),
 };

@@ -16,6 +16,10 @@
  * threads have returned, and they for it. So a lookup sees an update as a whole or not at all. One batch
  * (peri_tbe_batch) is in one thread's call at a time: a second thread gets PERI_EINVAL. Views of states
  * (peri_tbe_state, peri_tbe_leaf) are plain memory: who writes through them keeps others away.
+ *
+ * Memory: peri_tbe_forward allocates nothing, except when more calls are under way at once than ever before, or bags
+ * are more than ever before. A program with N threads that cannot have this later makes N batches of its largest size
+ * (peri_tbe_batch_new), looks each up once, and then releases them: what they needed is kept for the calls to come.
  */
 #ifndef PERILUNE_EMBED_H
 #define PERILUNE_EMBED_H
