@@ -468,6 +468,17 @@ for _, device in ipairs(devices) do
         local counts = (whole + 3):bincount():to_list()
         assert.equal(8, #counts)
         for _, c in ipairs(counts) do assert.is_true(math.abs(c - n / 8) < 5 * math.sqrt(n / 8)) end
+        for _, bits in ipairs { 10, 24, 25, 32, 40, 53 } do -- each bit is set as often as not
+          local high = bits < 53 and 2 ^ bits or 2LL ^ bits
+          local drawn = peri.randint(0, high, { n }, "i64", device)
+          assert.is_true(drawn:min():item() >= 0 and drawn:max():item() < high)
+          for _ = 1, bits do
+            assert.is_true(math.abs(drawn:remainder(2):to("f64"):mean():item() - 0.5) < 5 * math.sqrt(0.25 / n))
+            drawn = drawn:floor_divide(2)
+          end
+        end
+        local far = peri.randint(2LL ^ 60, 2LL ^ 60 + 4, { n }, "i64", device) - 2LL ^ 60
+        assert.equal(4, #far:bincount():to_list())
         local order = peri.randperm(100, device)
         assert.is_true(F.equal(order:sort(), peri.arange(0, 100, 1, "i64", device)))
         assert.is_false(F.equal(order, peri.arange(0, 100, 1, "i64", device)))

@@ -1,6 +1,6 @@
 -- making.lua: tensors made of numbers in a row, of another tensor's shape, and of random numbers: peri.linspace and
--- the like, with PyTorch's names. Random ones draw as peri.rand does: the n-th call after nn.manual_seed(s) is a
--- function of s and n.
+-- the like, with PyTorch's names. Random ones draw as peri.rand does: what comes after nn.manual_seed(s) is a function
+-- of s and of the draws before.
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor.core"
 local F = require "perilune.tensor.ops"
@@ -31,21 +31,33 @@ function Tensor.ones_like(t, dtype) return Tensor.full_like(t, 1, dtype) end
 function Tensor.rand_like(t, dtype) return Tensor.rand(t:shape(), dtype or t:dtype(), t:device()) end
 function Tensor.randn_like(t, dtype) return Tensor.randn(t:shape(), dtype or t:dtype(), t:device()) end
 
+local WORD = 2 ^ -24 -- what peri.rand's numbers are multiples of
+
+--- f64 numbers from 0 to below 1 (of three words: to 1) of `words` of peri.rand's, one behind the other: for what is to
+--- choose among more than 2^24, or by less than that.
+local function fine(shape, device, words)
+  local u = Tensor.rand(shape, "f64", device)
+  for k = 1, words - 1 do u = F.add(u, F.affine(Tensor.rand(shape, "f64", device), WORD ^ k, 0)) end
+  return u
+end
+
+local MANY = 2 ^ 32 -- numbers from which on 48 bits favour some of them by more than 2^-16
+
 --- Whole numbers, each of low .. high - 1 as likely as the others; i64 if no dtype is given.
 function Tensor.randint(low, high, shape, dtype, device)
-  local range = high - low
+  local range = tonumber(high - low)
   if not (range >= 1 and range <= 2 ^ 53) then
-    P.fail(("randint: from %d to below %d, wanted 1 to 2^53 numbers"):format(low, high))
+    P.fail(("randint: from %s to below %s, wanted 1 to 2^53 numbers"):format(tostring(low), tostring(high)))
   end
-  local places = F.floor(F.affine(Tensor.rand(shape, "f64", device), range, 0)):to "i64"
+  local places = F.floor(F.affine(fine(shape, device, range > MANY and 3 or 2), range, 0)):to "i64"
   return F.add(F.clamp(places, 0, range - 1), low):to(dtype or "i64") -- the product may be rounded up to range
 end
 
 --- The numbers 0 .. n - 1 in an order by chance, all orders alike: i64.
-function Tensor.randperm(n, device) return F.argsort(Tensor.rand({ n }, "f64", device)) end
+function Tensor.randperm(n, device) return F.argsort(fine({ n }, device, 2)) end
 
 --- 1 with the probability that t has at that place, else 0: of t's dtype.
-function F.bernoulli(t) return F.lt(Tensor.rand(t:shape(), "f64", t:device()), t):to(t:dtype()) end
+function F.bernoulli(t) return F.lt(fine(t:shape(), t:device(), 2), t):to(t:dtype()) end
 
 --- For each row of weights (which need not add up to 1) the numbers of n columns, drawn with probabilities in
 --- proportion to them: i64. Without `replacement` no column twice: as many as n must have a weight.
@@ -67,11 +79,11 @@ function F.multinomial(t, n, replacement)
     shape[dims] = n
     local sums = F.cumsum(weights, -1)
     local total = sums:slice(-1, -1)
-    local drawn = F.mul(Tensor.rand(shape, "f64", t:device()), total)
+    local drawn = F.mul(fine(shape, t:device(), 2), total)
     return F.minimum(F.searchsorted(sums, drawn, true), F.sum(F.lt(sums, total), -1, true))
   end
   -- of exponential waiting times the shortest come first: the same as one draw after the other
-  local waiting = F.div(F.neg(F.log(F.affine(Tensor.rand(shape, "f64", t:device()), -1, 1))), weights)
+  local waiting = F.div(F.neg(F.log(F.affine(fine(shape, t:device(), 2), -1, 1))), weights)
   local _, places = F.topk(waiting, n, -1, false)
   return places
 end
