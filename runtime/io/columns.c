@@ -261,9 +261,10 @@ static peri_status numbers(const peri_columns *c, const part *p, int64_t row, pe
     b->labels[to] = p->p.labels.data ? (float)number_at(&p->p.labels, row * p->p.labels.stride) : 0;
     bool good = isfinite(b->labels[to]);
     for (int32_t d = 0; d < c->dense_features; d++) {
-        float x = peri__dense_of(c->dense, number_at(&p->p.dense, row * p->p.dense.stride + d));
+        const double given = number_at(&p->p.dense, row * p->p.dense.stride + d);
+        float x = peri__dense_of(c->dense, given);
         b->dense[to * c->dense_features + d] = x;
-        good = good && isfinite(x);
+        good = good && isfinite(given) && isfinite(x); /* of the logarithms NaN would be 0 */
     }
     if (good) return PERI_OK;
     return peri__fail(PERI_EFORMAT, "peri_columns: %s: row %lld: a label or a dense feature that is not finite",

@@ -126,6 +126,11 @@ describe("data.npy", function()
     end
     fails(other(write("cut.npy", dense:sub(1, -2))),
       "cut.npy: it is cut short: its array has 69 elements of 4 bytes, and 275 bytes", "torchrec")
+    for _, way in ipairs { "raw", "log", "signed_log" } do -- of the logarithms, too
+      local args = other(write("nan.npy", dense:sub(1, -5) .. "\0\0\192\127"))
+      args.dense = way
+      fails(args, "a label or a dense feature that is not finite", "torchrec")
+    end
     fails(other(golden .. "fortran.npy"), "lies column by column", "torchrec")
     fails(other(golden .. "big_endian.npy"), "its elements are '>f4', allowed: little%-endian", "torchrec")
     fails(other "/nowhere", "/nowhere: No such file", "torchrec")
@@ -332,6 +337,7 @@ describe("data.samples", function()
     fails({ age = 1, history = { 1, 2.5 } }, "history, id 2, is")
     fails({ user = 1 }, "age is nil, wanted a finite number")
     fails({ age = 0 / 0 }, "age is")
+    fails({ age = 1e39 }, "age is 1e%+39, wanted a number that f32 can hold")
     fails(7, "sample 0 of pass 0 is .*, wanted a table, or nil at the end")
     local raw = loader { ids = { { name = "user", rows = 1, ids = "raw" } },
       make = function() return function() return { age = 1, user = 2 ^ 53 } end end }

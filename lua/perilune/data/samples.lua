@@ -54,10 +54,15 @@ local function bad(self, row, what, value, wanted)
     wanted))
 end
 
+local LARGEST = 0x1.fffffep127 -- of f32
+
 local function number_of(self, row, sample, name)
   local x = sample[name]
   if x == nil and name == "label" then return 0 end
-  if type(x) ~= "number" or x ~= x or math.abs(x) == math.huge then bad(self, row, name, x, "a finite number") end
+  if type(x) ~= "number" or not (math.abs(x) <= LARGEST) then
+    bad(self, row, name, x, type(x) == "number" and math.abs(x) < math.huge and "a number that f32 can hold"
+      or "a finite number")
+  end
   return x
 end
 
