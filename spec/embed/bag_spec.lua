@@ -12,6 +12,22 @@ local function config(more)
   return Config(a)
 end
 
+describe("fields of a configuration that were assigned", function()
+  it("are checked as those that were given", function()
+    for field, value in pairs { pooling = "MAX", num_embeddings = 5.5, embedding_dim = 0, feature_names = {},
+      data_type = "FP99", name = 7, init_fn = 5, weight_init_max = "x" } do
+      for kind, collection in pairs { [peri.EmbeddingBagConfig] = peri.EmbeddingBagCollection,
+        [peri.EmbeddingConfig] = peri.EmbeddingCollection } do
+        local c = kind { name = "t", embedding_dim = 4, num_embeddings = 10, feature_names = { "f" } }
+        if field ~= "pooling" or kind == peri.EmbeddingBagConfig then
+          c[field] = value
+          assert.error_matches(function() collection { tables = { c } } end, field)
+        end
+      end
+    end
+  end)
+end)
+
 describe("start values", function()
   for words, f in pairs {
     ["uniform: low is 2, high is 1, allowed: low <= high"] = function() embed.uniform(2, 1) end,

@@ -351,6 +351,21 @@ describe("collective_plan", function()
     assert.equal(plan.to_json(planner_of(loaded):plan(loaded.collections)), made)
   end, { devices = { "cpu" } })
 
+  it("refuses what was assigned after it was checked, or would not be heeded", function()
+    local model = plan.describe.of { tables = { { name = "t", num_embeddings = 400, embedding_dim = 16 } } }
+    for _, case in ipairs { { "topology", "ddr_cap", 100, "Topology: ddr_cap is now 100, but was %d+ when it was made" },
+      { "topology", "world_size", 3, "Topology: world_size is now 3, but was 2" },
+      { "constraint", "compute_kernels", "fused", "compute_kernels" },
+      { "constraint", "pooling_factors", { -1 }, "pooling_factors%[1%] is %-1, allowed" } } do
+      local changed = { topology = plan.Topology { world_size = 2 }, constraint = plan.ParameterConstraints {} }
+      local planner = plan.EmbeddingShardingPlanner { topology = changed.topology, batch_size = 4,
+        constraints = { t = changed.constraint } }
+      planner:plan(model)
+      changed[case[1]][case[2]] = case[3]
+      assert.error_matches(function() planner:plan(model) end, case[4])
+    end
+  end)
+
   worlds.each("refuses ranks that ask for other tables, and raises what rank 0 does on all", function(world, _, n)
     if n == 1 then return end
     local loaded = support.load "plan_small_cuda2"

@@ -66,6 +66,7 @@ local function check_tables(self, tables, described)
   local seen = {}
   for i, t in ipairs(tables) do
     if not class.is(t) then P.fail(("%s: entry %d of tables is no %s"):format(f, i, self.config_name)) end
+    t:_check()
     if seen[t.name] then P.fail(("%s: two tables are named '%s'"):format(f, t.name)) end
     if not self.data_types then config._check_trained(f, t) end
     if not self.data_types and t.data_type ~= tables[1].data_type and not described then

@@ -149,6 +149,13 @@ local function fill(self, args, known)
 end
 
 --- The range of uniform start values.
+--- The checks of a constructor once more, for fields may have been assigned since.
+local function check_again(self, known)
+  local now = {}
+  for name in pairs(known) do now[name] = self[name] end -- any order: fields
+  fill(self, now, known)
+end
+
 function BaseEmbeddingConfig:get_weight_init_min()
   return self.weight_init_min or -math.sqrt(1 / self.num_embeddings)
 end
@@ -174,11 +181,13 @@ end
 local EmbeddingBagConfig = util.seal(util.class("EmbeddingBagConfig", BaseEmbeddingConfig), bag_arguments)
 M.EmbeddingBagConfig = EmbeddingBagConfig
 function EmbeddingBagConfig:init(args) fill(self, args, bag_arguments) end
+function EmbeddingBagConfig:_check() check_again(self, bag_arguments) end
 
 --- A table of an EmbeddingCollection: the rows of its ids are not pooled.
 local EmbeddingConfig = util.seal(util.class("EmbeddingConfig", BaseEmbeddingConfig), table_arguments)
 M.EmbeddingConfig = EmbeddingConfig
 function EmbeddingConfig:init(args) fill(self, args, table_arguments) end
+function EmbeddingConfig:_check() check_again(self, table_arguments) end
 
 --- Names of a collection's outputs, in the order of tables and their features, and their columns: the feature, or
 --- "feature@table" where several tables use it.

@@ -85,7 +85,10 @@ function M.check(func, constraints, model)
       known[t.name], known[fqn], names[#names + 1] = true, true, fqn
     end
   end
-  for name in util.ordered(constraints) do
+  for name, c in util.ordered(constraints) do
+    local now = {} -- once more: fields may have been assigned since
+    for field in pairs(arguments) do now[field] = c[field] end -- any order: fields
+    ParameterConstraints(now)
     if not known[name] then
       P.fail(("%s: constraints of table '%s', which the model has not; it has: %s%s"):format(func, tostring(name),
         table.concat(names, ", ", 1, math.min(8, #names)), #names > 8 and ", ..." or ""))

@@ -361,6 +361,7 @@ end
 --- better than, if options were weighed, refused = those that relations leave out, topology = what was left of it,
 --- num_proposals =, num_plans =, stopped = at the limit, failure = the smallest that did not fit }.
 function EmbeddingShardingPlanner:search(model)
+  self.topology:_check()
   self.last = false
   model = in_order(describe._model("EmbeddingShardingPlanner:search", model))
   constraints_of.check("EmbeddingShardingPlanner", self.constraints, model)

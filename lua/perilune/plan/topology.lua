@@ -232,6 +232,18 @@ function Topology:init(args)
     for _, tier in ipairs(M.tiers) do device[tier] = (custom[tier .. "_cap"] or {})[r + 1] or self[tier .. "_cap"] end
     self.devices[r + 1] = device
   end
+  self._made = {}
+  for name in pairs(arguments) do self._made[name] = self[name] end -- any order: fields
+end
+
+--- An error if a field was assigned since: `devices`, and what is compared with these, were made of it. Local.
+function Topology:_check()
+  for name, was in util.ordered(self._made) do
+    if self[name] ~= was then
+      P.fail(("Topology: %s is now %s, but was %s when it was made, and plans go on with that; make another one"):format(
+        name, signature.text(self[name]), signature.text(was)))
+    end
+  end
 end
 
 --- A copy with other memory: change(device) alters a copy of each device. What storage reservations return.
