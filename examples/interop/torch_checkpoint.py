@@ -221,7 +221,8 @@ def write_part(folder, rank, tensors, before):
         entries[name]["pieces"].append({"file": rank, "begin": begin, "bytes": end - begin, "offset": offset, "size": size,
                                         "xxh3": xxhash.xxh3_64_hexdigest(data[begin:end])})
     sync(path)
-    return {"name": os.path.basename(path), "bytes": len(data)}, entries
+    return {"name": os.path.basename(path), "bytes": len(data), "header": 8 + length,
+            "xxh3": xxhash.xxh3_64_hexdigest(data[:8 + length])}, entries
 
 
 def write_manifest(folder, values, parts):

@@ -36,8 +36,10 @@ typedef struct peri__region {
 } peri__region;
 
 typedef struct peri__file {
-    int64_t name;  /* in text */
-    int64_t bytes; /* of the whole file */
+    int64_t name;      /* in text */
+    int64_t bytes;     /* of the whole file */
+    int64_t header;    /* bytes in front of the data of a safetensors file; 0: no checksum of them is known */
+    uint64_t checksum; /* of these */
 } peri__file;
 
 typedef struct peri__stored_piece {

@@ -190,6 +190,33 @@ peri_status peri_checkpoint_verify(peri_checkpoint *c, int64_t index, int64_t pi
     return status;
 }
 
+static peri_status verify_header(peri_checkpoint *c, int32_t file, XXH3_state_t *hash)
+{
+    const peri__file *f = &c->m.files[file];
+    const peri__stored_piece header = {.file = file, .bytes = f->header};
+    verifying v = {.hash = hash, .ordered = true};
+    char path[PATH_MAX];
+    XXH3_64bits_reset(hash);
+    PERI_TRY(each_block(c, &header, false, true, 0, f->header, PERI__READ_BLOCK, NULL, verify_block, &v));
+    if (XXH3_64bits_digest(hash) == f->checksum) return PERI_OK;
+    PERI_TRY(path_of(c, file, path));
+    return peri__fail(PERI_EFORMAT,
+                      "checkpoint: file '%.200s' is damaged: bytes 0 to %lld, its header, have another checksum", path,
+                      (long long)f->header);
+}
+
+peri_status peri_checkpoint_verify_headers(peri_checkpoint *c)
+{
+    PERI_NEED(c);
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_verify_headers: no memory for a hash");
+    peri_status status = PERI_OK;
+    for (int64_t f = 0; f < c->m.n_files && status >= 0; f++)
+        if (c->m.files[f].header) status = verify_header(c, (int32_t)f, hash);
+    XXH3_freeState(hash);
+    return status;
+}
+
 static void copy_from(const peri__copying *k, int32_t d, const char *from, char *to)
 {
     from += (k->low[d] - k->from[d]) * k->from_stride[d];

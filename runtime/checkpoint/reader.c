@@ -541,8 +541,10 @@ peri_status peri_checkpoint_piece_rows(peri_checkpoint *c, int64_t index, int64_
 peri_status peri_checkpoint_verify_since(peri_checkpoint *c, int64_t level)
 {
     PERI_NEED(c);
-    for (; c && level != 0; c = c->parent, level--)
+    for (; c && level != 0; c = c->parent, level--) {
+        PERI_TRY(peri_checkpoint_verify_headers(c));
         for (int64_t i = 0; i < c->m.n_entries; i++)
             for (int64_t k = 0; k < c->m.entries[i].n_pieces; k++) PERI_TRY(peri_checkpoint_verify(c, i, k));
+    }
     return PERI_OK;
 }

@@ -90,7 +90,11 @@ peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_config
     for (int64_t f = 0; f < m->n_files; f++) {
         peri__buffer_print(&b, "%s\n{\"name\":", f ? "," : "");
         peri__buffer_quote(&b, peri__manifest_text(m, m->files[f].name));
-        peri__buffer_print(&b, ",\"bytes\":%lld}", (long long)m->files[f].bytes);
+        peri__buffer_print(&b, ",\"bytes\":%lld", (long long)m->files[f].bytes);
+        if (m->files[f].header)
+            peri__buffer_print(&b, ",\"header\":%lld,\"xxh3\":\"%016" PRIx64 "\"", (long long)m->files[f].header,
+                               m->files[f].checksum);
+        peri__buffer_print(&b, "}");
     }
     peri__buffer_print(&b, "],\n\"tensors\":[");
     for (int64_t i = 0; i < m->n_entries; i++) {
@@ -149,20 +153,29 @@ static bool plain_name(const char *name)
 static bool parse_file(peri__manifest *m, peri__json *j)
 {
     char key[32], name[256] = "";
-    int64_t bytes = -1;
+    int64_t bytes = -1, header = 0;
+    uint64_t checksum = 0;
+    bool checked = false;
     int32_t index;
     peri__json_enter(j, '{');
     while (peri__json_key(j, key, sizeof key)) {
         if (strcmp(key, "name") == 0) peri__json_text(j, name, sizeof name);
         else if (strcmp(key, "bytes") == 0) bytes = peri__json_integer(j);
+        else if (strcmp(key, "header") == 0) header = peri__json_integer(j);
+        else if (strcmp(key, "xxh3") == 0) checksum = peri__json_hex(j), checked = true;
         else peri__json_skip(j, NULL, NULL);
     }
     if (j->status < 0) return false;
     if (!plain_name(name)) return peri__json_fail(j, "a file's name is no plain name in the folder");
     if (bytes < 0) return peri__json_fail(j, "a file without its bytes");
+    if (header < 0 || header > bytes || (header > 0) != checked)
+        return peri__json_fail(j, "a file whose header is longer than the file, or has no checksum");
     if (m->n_files == INT32_MAX) return peri__json_fail(j, "too many files");
     j->status = peri__manifest_file(m, name, bytes, &index);
-    return j->status >= 0;
+    if (j->status < 0) return false;
+    m->files[index].header = header;
+    m->files[index].checksum = checksum;
+    return true;
 }
 
 /** A piece of the last entry. @files: those of this text begin here. */

@@ -280,6 +280,8 @@ static peri_status open_next(peri_checkpoint_writer *w)
         } else {
             peri__io_file_direct(w->open);
             w->at = 0;
+            w->m.files[w->file].header = bytes;
+            w->m.files[w->file].checksum = XXH3_64bits(header, (size_t)bytes);
             status = append(w, header, bytes, NULL);
         }
     }

@@ -214,13 +214,14 @@ function Checkpoint:compact(path, replace)
   return ffi.string(digest)
 end
 
---- Compare all pieces with their checksums, of an increment its own. Raises at the first that differs. rank, size: only
---- this rank's share of the bytes, of so many ranks.
+--- Compare all pieces, and the headers of files, with their checksums, of an increment its own. Raises at the first
+--- that differs. rank, size: only this rank's share of the bytes, of so many ranks; headers are in that of rank 0.
 function Checkpoint:verify(rank, size)
   local shares, least = {}, 1
   size = util.integer("Checkpoint:verify", "size", size or 1, 1)
   rank = util.integer("Checkpoint:verify", "rank", rank or 0, 0, size - 1)
   for r = 1, size do shares[r] = 0 end
+  if rank == 0 then check(C.peri_checkpoint_verify_headers(pointer(self))) end
   for i = 0, self._count - 1 do
     check(C.peri_checkpoint_tensor_at(pointer(self), i, info))
     for k = 0, tonumber(info.pieces) - 1 do

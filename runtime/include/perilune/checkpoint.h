@@ -282,8 +282,11 @@ PERI_API peri_status peri_checkpoint_piece_find(peri_checkpoint *checkpoint, int
 /** Compare piece @piece of tensor @index with its checksum. PERI_EFORMAT: it differs; the message names the file and
  *  the bytes. */
 PERI_API peri_status peri_checkpoint_verify(peri_checkpoint *checkpoint, int64_t index, int64_t piece);
-/** peri_checkpoint_verify of all pieces of the first @level checkpoints of the chain (peri_checkpoint_level): what came
- *  since that number; -1: of all of them. */
+/** Compare the headers of its safetensors files, which only other programs read, with the manifest's checksums (those
+ *  that an older version saved have none). PERI_EFORMAT: one differs; the message names the file. */
+PERI_API peri_status peri_checkpoint_verify_headers(peri_checkpoint *checkpoint);
+/** peri_checkpoint_verify of all pieces, and of all headers, of the first @level checkpoints of the chain
+ *  (peri_checkpoint_level): what came since that number; -1: of all of them. */
 PERI_API peri_status peri_checkpoint_verify_since(peri_checkpoint *checkpoint, int64_t level);
 /** The digest of the checkpoint: XXH3-128 of its manifest, which has the checksums of everything else. "" for a
  *  safetensors file. Borrowed. */
