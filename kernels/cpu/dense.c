@@ -88,6 +88,8 @@ static void cpu_unary(const void *args, int64_t begin, int64_t end)
     case PERI_UNARY_LOG1P: K_MAP(dst, x, k_select(v < k_set(INFINITY), k_log1p(v), v)); break;
     case PERI_UNARY_EXPM1: K_MAP(dst, x, k_select(k_abs(v) < k_set(0.34f), k_exp_small(v), k_exp(v) - 1)); break;
     case PERI_UNARY_RSQRT: K_MAP(dst, x, 1 / k_sqrt(v)); break;
+    case PERI_UNARY_SIN: K_MAP(dst, x, k_sin(v)); break;
+    case PERI_UNARY_COS: K_MAP(dst, x, k_cos(v)); break;
     case PERI_UNARY_FLOOR: K_MAP(dst, x, k_floor(v)); break;
     case PERI_UNARY_CEIL: K_MAP(dst, x, k_ceil(v)); break;
     case PERI_UNARY_ROUND: K_MAP(dst, x, k_round(v)); break;
@@ -133,6 +135,8 @@ static void cpu_unary_grad(const void *args, int64_t begin, int64_t end)
     case PERI_UNARY_ROOT: K_MAP2(dx, dy, s, k_select(w == zero, zero, v * (half / k_sqrt(w)))); break;
     case PERI_UNARY_LOG1P: K_MAP2(dx, dy, s, v / (w + 1)); break;
     case PERI_UNARY_EXPM1: K_MAP2(dx, dy, s, v * k_exp(w)); break;
+    case PERI_UNARY_SIN: K_MAP2(dx, dy, s, v * k_cos(w)); break;
+    case PERI_UNARY_COS: K_MAP2(dx, dy, s, v * -k_sin(w)); break;
     case PERI_UNARY_RSQRT: K_MAP2(dx, dy, s, v * (-half / (w * k_sqrt(w)))); break;
     default: ref_unary_grad(args, begin, end); break;
     }

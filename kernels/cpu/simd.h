@@ -34,6 +34,8 @@ static inline k_vec k_sqrt(k_vec v) { return (k_vec)_mm512_sqrt_ps((__m512)v); }
 static inline k_vec k_max(k_vec a, k_vec b) { return (k_vec)_mm512_max_ps((__m512)a, (__m512)b); }
 /* a b + c */
 static inline k_vec k_fma(k_vec a, k_vec b, k_vec c) { return (k_vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+/** Whether any lane of a comparison's result is true. */
+static inline bool k_any(k_ivec mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0; }
 static inline k_vec k_load_f16(const uint16_t *p)
 {
     return (k_vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
@@ -79,6 +81,7 @@ static inline k_vec k_sqrt(k_vec v) { return (k_vec)_mm256_sqrt_ps((__m256)v); }
 static inline k_vec k_max(k_vec a, k_vec b) { return (k_vec)_mm256_max_ps((__m256)a, (__m256)b); }
 /* a b + c */
 static inline k_vec k_fma(k_vec a, k_vec b, k_vec c) { return (k_vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+static inline bool k_any(k_ivec mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
 static inline k_vec k_load_f16(const uint16_t *p)
 {
     return (k_vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));

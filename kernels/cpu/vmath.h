@@ -151,4 +151,80 @@ static inline k_vec k_normal_cdf(k_vec x, k_vec gauss)
     return k_select(x < k_set(0), tail, 1 - tail);
 }
 
+/* -- sine and cosine, computed in f64 ------------------------------------------------------------------------------ */
+
+typedef double k_dvec __attribute__((vector_size(K_LANES * 4)));
+typedef float k_half __attribute__((vector_size(K_LANES * 2)));
+
+/** 2 / pi in binary, behind a word of zeros. */
+static const uint32_t k_two_over_pi[8] = {0,          0xa2f9836e, 0x4e441529, 0xfc2757d1,
+                                          0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab};
+
+/** x = q pi / 2 + r, |r| <= pi / 4, for |x| >= 2^20; NaN for infinities and NaN. |x| is m 2^e, m being whole: of its
+ *  product with 2 / pi the bits that stand for multiples of 4 need not be known, so 96 bits of 2 / pi are enough,
+ *  beginning with the one that is worth 2 m. All but 2^-62 of the product's fraction is kept, and no f32 comes nearer
+ *  to a multiple of pi / 2 than 2^-29. */
+static inline double k_far_angle(float x, int64_t *q)
+{
+    uint32_t bits, w[3];
+    memcpy(&bits, &x, 4);
+    const int32_t e = (int32_t)(bits >> 23 & 255) - 150, first = e + 30;
+    const uint64_t m = (bits & 0x7fffff) | 0x800000;
+    *q = 0;
+    if (e == 105) return (double)(x - x);
+    for (int32_t i = 0; i < 3; i++) {
+        const uint32_t *at = k_two_over_pi + first / 32 + i;
+        w[i] = (uint32_t)(((uint64_t)at[0] << 32 | at[1]) >> (32 - first % 32));
+    }
+    const uint64_t low = m * w[2], middle = m * w[1] + (low >> 32), high = m * w[0] + (middle >> 32);
+    const uint64_t turns = high << 32 | (middle & 0xffffffff), whole = (turns + ((uint64_t)1 << 61)) >> 62;
+    const double r = (double)(int64_t)(turns - (whole << 62)) * 0x1.921fb54442d18p-62;
+    *q = bits >> 31 ? -(int64_t)whole : (int64_t)whole;
+    return bits >> 31 ? -r : r;
+}
+
+/** sin(v + quarter pi / 2); `far`: some |v| are 2^20 or more. v = q pi / 2 + r: pi / 2 in two parts, of which the first
+ *  has 33 bits, so that q times it is exact for |v| < 2^20, and so is what v leaves. The series to r^11 and r^10 leave
+ *  less than 2e-10 of the result: it is rounded once, to f32. */
+static inline k_half k_sin_half(k_half v, bool far, int64_t quarter)
+{
+    const k_dvec x = __builtin_convertvector(v, k_dvec), shift = (k_dvec){0} + 0x1.8p52;
+    const k_dvec t = x * 0x1.45f306dc9c883p-1 + shift, n = t - shift; /* the sum rounds to a whole number */
+    k_dvec r = (x - n * 0x1.921fb544p0) - n * 0x1.0b4611a626331p-34;
+    k_lvec q = (k_lvec)t; /* whose low bits are n */
+    for (int32_t i = 0; far && i < K_LANES / 2; i++) {
+        int64_t whole;
+        if (fabsf(v[i]) < 0x1p20f) continue;
+        r[i] = k_far_angle(v[i], &whole);
+        q[i] = whole;
+    }
+    q += quarter;
+    const k_dvec r2 = r * r;
+    k_dvec s = r2 * (-1 / 39916800.0) + 1 / 362880.0, c = r2 * (-1 / 3628800.0) + 1 / 40320.0;
+    s = s * r2 - 1 / 5040.0;
+    s = s * r2 + 1 / 120.0;
+    s = s * r2 - 1 / 6.0;
+    s = (s * r2 + 1) * r;
+    c = c * r2 - 1 / 720.0;
+    c = c * r2 + 1 / 24.0;
+    c = c * r2 - 0.5;
+    c = c * r2 + 1;
+    const k_lvec odd = -(q & 1);
+    const k_lvec y = ((odd & (k_lvec)c) | (~odd & (k_lvec)s)) ^ (k_lvec)((q & 2) << 62);
+    return __builtin_convertvector((k_dvec)y, k_half);
+}
+
+static inline k_vec k_turned(k_vec x, int64_t quarter)
+{
+    const bool far = k_any(~(k_abs(x) < k_set(0x1p20f)));
+    k_half half[2];
+    memcpy(half, &x, sizeof x);
+    half[0] = k_sin_half(half[0], far, quarter);
+    half[1] = k_sin_half(half[1], far, quarter);
+    memcpy(&x, half, sizeof x);
+    return x;
+}
+static inline k_vec k_sin(k_vec x) { return k_turned(x, 0); }
+static inline k_vec k_cos(k_vec x) { return k_turned(x, 1); }
+
 #endif

@@ -203,6 +203,7 @@ static void functions_are_accurate_everywhere(void **state)
                      {PERI_UNARY_SOFTPLUS, 4, 0x1p-126}, {PERI_UNARY_LOGSIGMOID, 4, 0x1p-126},
                      {PERI_UNARY_GELU, 5, 0x1p-122},     {PERI_UNARY_LOG1P, 4, 0x1p-126},
                      {PERI_UNARY_EXPM1, 4, 0x1p-126},    {PERI_UNARY_RSQRT, 2, 0x1p-126},
+                     {PERI_UNARY_SIN, 1, 0},             {PERI_UNARY_COS, 1, 0},
                      {PERI_UNARY_FLOOR, 0, 0},           {PERI_UNARY_CEIL, 0, 0},
                      {PERI_UNARY_ROUND, 0, 0},           {PERI_UNARY_TRUNC, 0, 0},
                      {PERI_UNARY_SIGN, 0, 0}};
