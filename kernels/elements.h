@@ -157,16 +157,17 @@ typedef struct peri_k_iota_args {
     int64_t whole_start, whole_step;
 } peri_k_iota_args;
 
-/** Operation sort_lines: of each line of x [lines][n] the first k elements in rising (`descending`: falling) order with
- *  their places: values[l][r], indices[l][r]. NaN is larger than all numbers; elements that are equal (-0 and 0, two
- *  NaNs) keep their order. Any dtype that is not complex. 0 <= k <= n; lines * n < 2^31. */
+/** Operation sort_lines: of each line of x [lines][n] k elements in rising (`descending`: falling) order, from rank
+ *  `first` on, with their places: values[l][r], indices[l][r]. NaN is larger than all numbers; elements that are equal
+ *  (-0 and 0, two NaNs) keep their order. `nan_first`: of a line that has a NaN all k are its first NaN. Any dtype that
+ *  is not complex. 0 <= first, 0 <= k, first + k <= n; lines * n < 2^31. */
 typedef struct peri_op_sort_lines {
     const void *x;
     void *values;     /* lines * k */
     int64_t *indices; /* lines * k */
     int32_t dtype;
-    bool descending;
-    int64_t lines, n, k;
+    bool descending, nan_first;
+    int64_t lines, n, first, k;
 } peri_op_sort_lines;
 
 /** An element to be sorted: its key (k_sort_key below) and its place. */

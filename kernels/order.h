@@ -50,6 +50,18 @@ K_INLINE uint64_t k_sort_key(const void *x, int64_t i, int32_t dtype, bool desce
     return k_sort_bits(dtype) == 64 ? ~key : (uint32_t)~key;
 }
 
+/** Whether x[i] is a NaN. */
+K_INLINE bool k_is_nan(const void *x, int64_t i, int32_t dtype)
+{
+    switch (dtype) {
+    case PERI_F64: return k_sort_key(x, i, dtype, false) == UINT64_MAX;
+    case PERI_F32:
+    case PERI_F16:
+    case PERI_BF16: return k_sort_key(x, i, dtype, false) == UINT32_MAX;
+    default: return false;
+    }
+}
+
 /** How many of the rising elements sorted[begin], ..., sorted[begin + n - 1] are smaller than x[i]; @right: not
  *  larger. */
 K_INLINE int64_t k_search(const void *sorted, int64_t begin, int64_t n, const void *x, int64_t i, int32_t dtype,

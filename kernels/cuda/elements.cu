@@ -243,7 +243,18 @@ template <class T> struct sorted_one {
     const int64_t *places;
     __device__ void operator()(int64_t i) const
     {
-        const int64_t l = i / a.k, r = i - l * a.k, at = places[l * a.n + r];
+        const int64_t l = i / a.k, *line = places + l * a.n;
+        int64_t rank = a.first + i - l * a.k;
+        if (a.nan_first && k_is_nan(a.x, line[a.n - 1], a.dtype)) { /* the NaNs are the last ones */
+            int64_t high = a.n - 1;
+            rank = 0;
+            while (rank < high) {
+                const int64_t middle = rank + (high - rank) / 2;
+                if (k_is_nan(a.x, line[middle], a.dtype)) high = middle;
+                else rank = middle + 1;
+            }
+        }
+        const int64_t at = line[rank];
         ((T *)a.values)[i] = ((const T *)a.x)[at];
         a.indices[i] = at - l * a.n;
     }

@@ -321,9 +321,12 @@ static void ref_iota(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* -- sorting: merges of runs, which keep the order of equal keys --------------------------------------------------- */
+/* -- sorting: merges of runs, or by bytes of keys; both keep the order of equal keys ------------------------------- */
 
-enum { REF_SORT_RUN = 16 }; /* entries of a run that insertion sorts */
+enum {
+    REF_SORT_RUN = 16,   /* entries of a run that insertion sorts */
+    REF_SORT_BYTES = 512 /* entries from which sorting by bytes is faster than merging */
+};
 
 static void ref_sort_run(peri_k_sort_entry *e, int64_t n)
 {
@@ -335,8 +338,7 @@ static void ref_sort_run(peri_k_sort_entry *e, int64_t n)
     }
 }
 
-/** The entries e[n] in order, in e or in spare[n]. */
-static peri_k_sort_entry *ref_sort_entries(peri_k_sort_entry *e, peri_k_sort_entry *spare, int64_t n)
+static peri_k_sort_entry *ref_sort_merge(peri_k_sort_entry *e, peri_k_sort_entry *spare, int64_t n)
 {
     for (int64_t i = 0; i < n; i += REF_SORT_RUN) ref_sort_run(e + i, n - i < REF_SORT_RUN ? n - i : REF_SORT_RUN);
     for (int64_t run = REF_SORT_RUN; run < n; run *= 2) {
@@ -350,6 +352,35 @@ static peri_k_sort_entry *ref_sort_entries(peri_k_sort_entry *e, peri_k_sort_ent
         spare = swap;
     }
     return e;
+}
+
+/** From the lowest byte of the keys to the highest: entries are put in the order of the byte, those of one value in the
+ *  order that they have. A byte that is the same in all keys is passed over. */
+static peri_k_sort_entry *ref_sort_bytes(peri_k_sort_entry *e, peri_k_sort_entry *spare, int64_t n)
+{
+    int64_t count[8][256] = {{0}};
+    for (int64_t i = 0; i < n; i++)
+        for (int32_t b = 0; b < 8; b++) count[b][e[i].key >> 8 * b & 255]++;
+    for (int32_t b = 0; b < 8; b++) {
+        int64_t at = 0;
+        if (count[b][e[0].key >> 8 * b & 255] == n) continue;
+        for (int32_t v = 0; v < 256; v++) {
+            const int64_t of_v = count[b][v];
+            count[b][v] = at;
+            at += of_v;
+        }
+        for (int64_t i = 0; i < n; i++) spare[count[b][e[i].key >> 8 * b & 255]++] = e[i];
+        peri_k_sort_entry *swap = e;
+        e = spare;
+        spare = swap;
+    }
+    return e;
+}
+
+/** The entries e[n] in order, in e or in spare[n]. */
+static peri_k_sort_entry *ref_sort_entries(peri_k_sort_entry *e, peri_k_sort_entry *spare, int64_t n)
+{
+    return n < REF_SORT_BYTES ? ref_sort_merge(e, spare, n) : ref_sort_bytes(e, spare, n);
 }
 
 /** The first k of the entries of a line in order, e[k], k >= 1: most of the n elements only look at the last of
@@ -366,6 +397,39 @@ static void ref_sort_first(const peri_op_sort_lines *s, int64_t line, peri_k_sor
     }
 }
 
+/** The entry of e[n] whose rank is `rank`. From the highest byte of the keys to the lowest, those stay that have the
+ *  byte that it has, in their order: so its rank among them is known. */
+static peri_k_sort_entry ref_sort_rank(peri_k_sort_entry *e, int64_t n, int64_t rank, int32_t bits)
+{
+    for (int32_t shift = bits - 8; shift >= 0 && n > 1; shift -= 8) {
+        int64_t count[256] = {0}, left = 0;
+        uint64_t v = 0;
+        for (int64_t i = 0; i < n; i++) count[e[i].key >> shift & 255]++;
+        while (rank >= count[v]) rank -= count[v++];
+        if (count[v] == n) continue;
+        for (int64_t i = 0; i < n; i++) {
+            e[left] = e[i];
+            left += (e[i].key >> shift & 255) == v;
+        }
+        n = left;
+    }
+    return e[rank];
+}
+
+/** The entries of ranks first, first + 1, ..., first + k - 1 of a line, k >= 1; room for 2 n. */
+static const peri_k_sort_entry *ref_sort_wanted(const peri_op_sort_lines *s, int64_t line, peri_k_sort_entry *e)
+{
+    if (s->first == 0 && s->k <= REF_SORT_RUN && s->k < s->n) {
+        ref_sort_first(s, line, e);
+        return e;
+    }
+    for (int64_t i = 0; i < s->n; i++)
+        e[i] = (peri_k_sort_entry){k_sort_key(s->x, line * s->n + i, s->dtype, s->descending), i};
+    if (s->k > 1) return ref_sort_entries(e, e + s->n, s->n) + s->first;
+    e[s->n] = ref_sort_rank(e, s->n, s->first, k_sort_bits(s->dtype));
+    return e + s->n;
+}
+
 static void ref_sort_line(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_sort_line_args *a = args;
@@ -374,19 +438,15 @@ static void ref_sort_line(const void *args, int64_t begin, int64_t end)
                          : s->dtype == PERI_F32 || s->dtype == PERI_I32                        ? 4
                          : s->dtype == PERI_I8 || s->dtype == PERI_U8 || s->dtype == PERI_BOOL ? 1
                                                                                                : 2;
-    for (int64_t l = begin; l < end; l++) {
-        peri_k_sort_entry *e = a->room + 2 * l * s->n;
-        if (s->k > 0 && s->k <= REF_SORT_RUN && s->k < s->n) {
-            ref_sort_first(s, l, e);
-        } else {
-            for (int64_t i = 0; i < s->n; i++)
-                e[i] = (peri_k_sort_entry){k_sort_key(s->x, l * s->n + i, s->dtype, s->descending), i};
-            e = ref_sort_entries(e, e + s->n, s->n);
-        }
+    for (int64_t l = begin; l < end && s->k > 0; l++) {
+        int64_t nan = s->nan_first ? 0 : s->n;
+        while (nan < s->n && !k_is_nan(s->x, l * s->n + nan, s->dtype)) nan++;
+        const peri_k_sort_entry *e = nan < s->n ? NULL : ref_sort_wanted(s, l, a->room + 2 * l * s->n);
         for (int64_t r = 0; r < s->k; r++) {
-            s->indices[l * s->k + r] = e[r].place;
+            const int64_t place = e ? e[r].place : nan;
+            s->indices[l * s->k + r] = place;
             memcpy((char *)s->values + (size_t)(l * s->k + r) * width,
-                   (const char *)s->x + (size_t)(l * s->n + e[r].place) * width, width);
+                   (const char *)s->x + (size_t)(l * s->n + place) * width, width);
         }
     }
 }

@@ -467,8 +467,14 @@ peri_status peri_op_searchsorted(peri_tensor *sorted, peri_tensor *x, bool right
 
 static const peri__node_vtab sort_vtab = {.name = "sort", .backward = gather_backward};
 
+/** Which ones of each line are wanted. */
+typedef struct {
+    bool descending, nan_first;
+    int64_t first, k;
+} ranks;
+
 /** Along the last dimension. */
-static peri_status sort_lines(const char *function, peri_tensor *x, bool descending, int64_t k, peri_tensor **values,
+static peri_status sort_lines(const char *function, peri_tensor *x, ranks wanted, peri_tensor **values,
                               peri_tensor **indices)
 {
     const int32_t d = x->ndim - 1;
@@ -477,7 +483,7 @@ static peri_status sort_lines(const char *function, peri_tensor *x, bool descend
     peri__node *node;
     peri_status status;
     memcpy(shape, x->shape, sizeof shape);
-    shape[d] = k;
+    shape[d] = wanted.k;
     if (peri__numel(x) > INT32_MAX)
         return peri__fail(PERI_EINVAL, "%s: %lld elements, allowed: below 2^31", function, (long long)peri__numel(x));
     PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
@@ -487,11 +493,13 @@ static peri_status sort_lines(const char *function, peri_tensor *x, bool descend
                                .values = peri__data(value),
                                .indices = peri__data(index),
                                .dtype = x->dtype,
-                               .descending = descending,
+                               .descending = wanted.descending,
+                               .nan_first = wanted.nan_first,
                                .lines = lines,
                                .n = n,
-                               .k = k};
-    if (lines * k > 0) PERI_TRY_GOTO(PERI_RUN(peri__device(x), sort_lines, &args), out);
+                               .first = wanted.first,
+                               .k = wanted.k};
+    if (lines * wanted.k > 0) PERI_TRY_GOTO(PERI_RUN(peri__device(x), sort_lines, &args), out);
     PERI_TRY_GOTO(peri__attach(&sort_vtab, &x, 1, &value, 1, &node), out);
     if (node) {
         peri__node_save(node, 0, index);
@@ -510,6 +518,25 @@ out:
     return status;
 }
 
+/** Along @d. @indices may be NULL. */
+static peri_status sort_along(const char *function, peri_tensor *x, int32_t d, ranks wanted, peri_tensor **values,
+                              peri_tensor **indices)
+{
+    peri_tensor *last = NULL, *value = NULL, *index = NULL, *places = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_transpose(x, d, -1, &last), out);
+    PERI_TRY_GOTO(sort_lines(function, last, wanted, &value, &index), out);
+    if (indices) PERI_TRY_GOTO(peri_tensor_transpose(index, d, -1, &places), out);
+    status = peri_tensor_transpose(value, d, -1, values);
+out:
+    peri_tensor_release(last);
+    peri_tensor_release(value);
+    peri_tensor_release(index);
+    if (status >= 0 && indices) *indices = places;
+    else peri_tensor_release(places);
+    return status;
+}
+
 peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k, peri_tensor **values,
                          peri_tensor **indices)
 {
@@ -524,19 +551,59 @@ peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k
     if (k > x->shape[d])
         return peri__fail(PERI_ERANGE, "%s: the first %lld of %s of %s, allowed: 0..%lld", function, (long long)k,
                           peri__dim_text(d, &words), peri__tensor_text(x, text, sizeof text), (long long)x->shape[d]);
-    peri_tensor *last = NULL, *value = NULL, *index = NULL, *places = NULL;
-    peri_status status;
-    PERI_TRY_GOTO(peri_tensor_transpose(x, d, -1, &last), out);
-    PERI_TRY_GOTO(sort_lines(function, last, descending, k, &value, &index), out);
-    if (indices) PERI_TRY_GOTO(peri_tensor_transpose(index, d, -1, &places), out);
-    status = peri_tensor_transpose(value, d, -1, values);
-out:
-    peri_tensor_release(last);
+    return sort_along(function, x, d, (ranks){.descending = descending, .k = k}, values, indices);
+}
+
+/** The element of rank @rank along @d, which is gone from the results unless @keepdim. */
+static peri_status one_rank(const char *function, peri_tensor *x, int32_t d, bool keepdim, ranks wanted,
+                            peri_tensor **values, peri_tensor **indices)
+{
+    peri_tensor *value, *index = NULL, *place = NULL;
+    PERI_TRY(sort_along(function, x, d, wanted, &value, indices ? &index : NULL));
+    if (keepdim) {
+        *values = value;
+        if (indices) *indices = index;
+        return PERI_OK;
+    }
+    peri_status status = indices ? peri_tensor_select(index, d, 0, &place) : PERI_OK;
+    if (status >= 0) status = peri_tensor_select(value, d, 0, values);
     peri_tensor_release(value);
     peri_tensor_release(index);
-    if (status >= 0 && indices) *indices = places;
-    else peri_tensor_release(places);
+    if (status >= 0 && indices) *indices = place;
+    else peri_tensor_release(place);
     return status;
+}
+
+peri_status peri_op_kthvalue(peri_tensor *x, int64_t k, int32_t dim, bool keepdim, peri_tensor **values,
+                             peri_tensor **indices)
+{
+    static const char *const function = "peri_op_kthvalue";
+    char text[128];
+    peri__words words;
+    int32_t d;
+    PERI_NEED(values);
+    PERI_TRY(check_order(function, "x", x));
+    PERI_TRY(peri__dim(function, x, dim, &d));
+    if (k < 1 || k > x->shape[d])
+        return peri__fail(PERI_ERANGE, "%s: k is %lld of %s of %s, allowed: 1..%lld", function, (long long)k,
+                          peri__dim_text(d, &words), peri__tensor_text(x, text, sizeof text), (long long)x->shape[d]);
+    return one_rank(function, x, d, keepdim, (ranks){.first = k - 1, .k = 1}, values, indices);
+}
+
+peri_status peri_op_median(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
+{
+    static const char *const function = "peri_op_median";
+    char text[128];
+    peri__words words;
+    int32_t d;
+    PERI_NEED(values);
+    PERI_TRY(check_order(function, "x", x));
+    PERI_TRY(peri__dim(function, x, dim, &d));
+    if (x->shape[d] == 0)
+        return peri__fail(PERI_ERANGE, "%s: %s of %s is empty", function, peri__dim_text(d, &words),
+                          peri__tensor_text(x, text, sizeof text));
+    const ranks middle = {.first = (x->shape[d] - 1) / 2, .k = 1, .nan_first = true};
+    return one_rank(function, x, d, keepdim, middle, values, indices);
 }
 
 /* -- numbers in a row ---------------------------------------------------------------------------------------------- */

@@ -314,17 +314,18 @@ static void rows_of_numbers(void **unused)
     }
 }
 
-/** What `sort` promises, checked of the step that the device cpu makes it of: keys that do not fall, places in order
- *  where they are equal, each once, and the smallest k of them. */
+/** What `sort_lines` promises, checked of the step that the device cpu makes it of: keys that do not fall, places in
+ *  order where they are equal, each once, the k of them from rank `first` on; or the first NaN. */
 static void sorts(void **unused)
 {
     (void)unused;
     for (int variant = 0; variant < 200; variant++) {
         const int32_t which = variant % 10;
-        const int64_t lines = 1 + (int64_t)draw(3), n = 1 + (int64_t)draw(variant % 3 ? 20 : 300);
-        const int64_t k = draw(3) ? (int64_t)draw((uint64_t)n + 1) : n;
-        peri_k_sort_line_args a = {
-            .sort = {.dtype = real_dtypes[which], .descending = variant & 1, .lines = lines, .n = n, .k = k}};
+        const int64_t lines = 1 + (int64_t)draw(3), n = 1 + (int64_t)draw(variant % 3 ? 20 : 900);
+        const int64_t k = draw(3) ? (int64_t)draw(draw(2) ? 2 : (uint64_t)n + 1) : n;
+        peri_k_sort_line_args a = {.sort = {.dtype = real_dtypes[which], .descending = variant & 1, .lines = lines,
+                                            .nan_first = draw(4) == 0, .n = n, .k = k}};
+        a.sort.first = (int64_t)draw((uint64_t)(n - k + 1));
         a.sort.x = elements(lines * n, a.sort.dtype);
         a.sort.values = room(lines * k * widths[which]);
         a.sort.indices = room(8 * lines * k);
@@ -332,16 +333,22 @@ static void sorts(void **unused)
         peri_kernels_ref.fn[PERI_K_sort_line](&a, 0, lines);
         for (int64_t l = 0; l < lines; l++) {
             const int64_t *at = a.sort.indices + l * k;
+            int64_t nan = a.sort.nan_first ? 0 : n;
+            while (nan < n && !k_is_nan(a.sort.x, l * n + nan, a.sort.dtype)) nan++;
             for (int64_t r = 0; r < k; r++) {
                 const uint64_t key = k_sort_key(a.sort.x, l * n + at[r], a.sort.dtype, a.sort.descending);
                 assert_memory_equal((char *)a.sort.values + (l * k + r) * widths[which],
                                     (const char *)a.sort.x + (l * n + at[r]) * widths[which], widths[which]);
+                if (nan < n) {
+                    assert_int_equal(at[r], nan);
+                    continue;
+                }
                 int64_t before = 0; /* elements that come before this one */
                 for (int64_t i = 0; i < n; i++) {
                     const uint64_t other = k_sort_key(a.sort.x, l * n + i, a.sort.dtype, a.sort.descending);
                     before += other < key || (other == key && i < at[r]);
                 }
-                assert_int_equal(before, r);
+                assert_int_equal(before, a.sort.first + r);
             }
         }
         drop_all(NULL);

@@ -7,14 +7,18 @@ local F = require "perilune.tensor.ops"
 local signature = require "perilune.signature"
 local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
 
+local out2 = ffi.new "peri_tensor *[1]"
+
+local function dimension(d) return d > 0 and d - 1 or d end
+
 --- Where each element of t goes among those along the last dimension of `sorted`, which rise: the number of them that
 --- are smaller (`right`: not larger): i64 of t's shape.
 function F.searchsorted(sorted, t, right)
   check(C.peri_op_searchsorted(ptr(sorted), ptr(t), right or false, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- The number of the bucket of each element: searchsorted(boundaries, t, right).
-function F.bucketize(t, boundaries, right) return F.searchsorted(boundaries, t, right) end
+function F.bucketize(t, boundaries, right) return (F.searchsorted(boundaries, t, right)) end
 
 local found = ffi.new "peri_unique_result"
 
@@ -81,60 +85,45 @@ function F.histc(t, bins, min, max)
   local inside = F.masked_select(flat, F.logical_and(F.ge(flat, min), F.le(flat, max)))
   local share = F.div(F.sub(inside, min), Tensor._scalar(max - min, inside))
   local bin = F.clamp(F.affine(share, bins, 0):to "i64", 0, bins - 1)
-  return F.bincount(bin, nil, bins):to(t:dtype())
+  return (F.bincount(bin, nil, bins):to(t:dtype()))
 end
 
 --- How many elements over dim (as in sum) are not 0: i64.
-function F.count_nonzero(t, dim) return F.sum(F.ne(t, 0), dim) end
+function F.count_nonzero(t, dim) return (F.sum(F.ne(t, 0), dim)) end
 
 --- Whether each element of t is among those of `tests`: bool.
 function F.isin(t, tests)
   local n = tests:numel()
-  if n == 0 then return Tensor.full(t:shape(), 0, "bool", t:device()) end
+  if n == 0 then return (Tensor.full(t:shape(), 0, "bool", t:device())) end
   local sorted = F.sort(tests:detach():reshape(-1))
   local place = F.clamp(F.searchsorted(sorted, t:detach()), 0, n - 1)
-  return F.eq(F.gather(sorted, 1, place:reshape(-1)):reshape(t:shape()), t:detach())
+  return (F.eq(F.gather(sorted, 1, place:reshape(-1)):reshape(t:shape()), t:detach()))
 end
 
 -- -- in the middle ----------------------------------------------------------------------------------------------------
 
 --- The k-th smallest element (from 1) along dim (-1), and its place (i64).
 function F.kthvalue(t, k, dim, keepdim)
-  dim = dim or -1
-  if k < 1 or k > t:size(dim) then
-    P.fail(("kthvalue: k is %d of %s, allowed: 1..%d"):format(k, Tensor._text(t), t:size(dim)))
-  end
-  local values, places = F.topk(t, k, dim, false)
-  values, places = F.select(values, dim, k - 1), F.select(places, dim, k - 1)
-  if keepdim then return F.unsqueeze(values, dim), F.unsqueeze(places, dim) end
-  return values, places
+  check(C.peri_op_kthvalue(ptr(t), k, dimension(dim or -1), keepdim or false, out, out2))
+  local second = out2[0]
+  return wrap(out[0]), wrap(second)
 end
 
---- t sorted along dim; and, for floats, where a line has a NaN, which its last element tells.
-local function line_up(func, t, dim)
-  if t:size(dim) == 0 then P.fail(("%s: dimension %d of %s is empty"):format(func, dim, Tensor._text(t))) end
-  local values, places = F.sort(t, dim)
-  local last = Tensor._is_float(t) and F.isnan(F.select(values:detach(), dim, -1))
-  return values, places, last
+--- t sorted along dim; and where a line has a NaN, which its last element tells.
+local function line_up(t, dim)
+  if t:size(dim) == 0 then P.fail(("quantile: dimension %d of %s is empty"):format(dim, Tensor._text(t))) end
+  local values = F.sort(t, dim)
+  return values, F.isnan(F.select(values:detach(), dim, -1))
 end
 
-local function median_along(t, dim, keepdim)
-  local sorted, order, nan = line_up("median", t, dim)
-  local at = math.floor((t:size(dim) - 1) / 2)
-  local value, place = F.select(sorted, dim, at), F.select(order, dim, at)
-  if nan then
-    place = F.where(nan, F.argmax(t:detach(), dim), place) -- the first NaN
-    value = F.squeeze(F.gather(t, dim, F.unsqueeze(place, dim)), dim)
-  end
-  if keepdim then return F.unsqueeze(value, dim), F.unsqueeze(place, dim) end
-  return value, place
-end
 --- Without dim the middle element of all, along dim that of each line and its place (i64): of two the smaller one; NaN
 --- if there is one.
 function F.median(t, dim, keepdim)
-  if dim then return median_along(t, dim, keepdim) end
-  local value = median_along(t:reshape(-1), 1)
-  return value
+  local along = dim and dimension(dim) or 0
+  check(C.peri_op_median(ptr(dim and t or t:reshape(-1)), along, dim and keepdim or false, out, dim and out2 or nil))
+  if not dim then return wrap(out[0]) end
+  local second = out2[0]
+  return wrap(out[0]), wrap(second)
 end
 
 local function quantile_of(sorted, nan, dim, q)
@@ -143,7 +132,7 @@ local function quantile_of(sorted, nan, dim, q)
   local below = math.floor(at)
   local value = F.select(sorted, dim, below)
   if below < at then value = F.lerp(value, F.select(sorted, dim, below + 1), at - below) end
-  return nan and F.where(nan, F.select(sorted, dim, -1), value) or value
+  return (F.where(nan, F.select(sorted, dim, -1), value))
 end
 --- What a share q (0..1) of the elements along dim, or of all, lies below; between two elements in proportion. A list
 --- of shares: the results along a new first dimension. NaN if there is one.
@@ -155,7 +144,7 @@ function F.quantile(t, q, dim, keepdim)
   for d = 1, t:dim() do shape[d] = 1 end
   local line = dim and t or t:reshape(-1)
   local along = dim or 1
-  local sorted, _, nan = line_up("quantile", line, along)
+  local sorted, nan = line_up(line, along)
   local list = {}
   for i, share in ipairs(type(q) == "table" and q or { q }) do
     local value = quantile_of(sorted, nan, along, share)
@@ -168,13 +157,15 @@ signature.kind("number_or_numbers", "a number or a list of them", function(x)
   return type(x) == "number" or signature.is("numbers", x)
 end)
 signature.check("", F, {
+  unique = "t: tensor, return_inverse: boolean?, return_counts: boolean?",
+  kthvalue = "t: tensor, k: count, dim: dim?, keepdim: boolean?", median = "t: tensor, dim: dim?, keepdim: boolean?",
+})
+signature.check_one("", F, {
   searchsorted = "sorted: tensor, t: tensor, right: boolean?",
   bucketize = "t: tensor, boundaries: tensor, right: boolean?",
-  unique = "t: tensor, return_inverse: boolean?, return_counts: boolean?",
   bincount = "t: tensor, weights: tensor?, minlength: count?",
   histc = "t: tensor, bins: count?, min: number?, max: number?", count_nonzero = "t: tensor, dim: dims?",
-  isin = "t: tensor, tests: tensor", kthvalue = "t: tensor, k: count, dim: dim?, keepdim: boolean?",
-  median = "t: tensor, dim: dim?, keepdim: boolean?",
+  isin = "t: tensor, tests: tensor",
   quantile = "t: tensor, q: number_or_numbers, dim: dim?, keepdim: boolean?",
 })
 for _, name in ipairs { "bucketize", "unique", "bincount", "histc", "count_nonzero", "isin", "kthvalue", "median",

@@ -175,6 +175,15 @@ PERI_API peri_status peri_op_searchsorted(peri_tensor *sorted, peri_tensor *x, b
 PERI_API peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k, peri_tensor **values,
                                   peri_tensor **indices);
 
+/** The @k-th smallest element along @dim, from 1 on, as peri_op_sort orders them, and its place (i64; @indices may be
+ *  NULL). It is found without sorting the others where the device can. */
+PERI_API peri_status peri_op_kthvalue(peri_tensor *x, int64_t k, int32_t dim, bool keepdim, peri_tensor **values,
+                                      peri_tensor **indices);
+/** The middle element along @dim, which must not be empty, of two the smaller one, and its place; the first NaN if
+ *  there is one. The rest as in peri_op_kthvalue. */
+PERI_API peri_status peri_op_median(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values,
+                                    peri_tensor **indices);
+
 /* -- dropout ------------------------------------------------------------------------------------------------------- */
 
 /** Zero each element with probability @p (0 <= p < 1) and divide the others by 1 - p. Whether element i stays is a
