@@ -8,6 +8,9 @@ local state = require("perilune.state").now
 
 local M = {}
 local locate, fail = errors.locate, errors.fail
+-- Functions as upvalues are constants of compiled code; those that are looked up in a table, or among the globals, are
+-- six more instructions each time, and most of a trace is calls of what stands here.
+local istype, gc, type = ffi.istype, ffi.gc, type
 
 -- -- handles ----------------------------------------------------------------------------------------------------------
 
@@ -37,7 +40,7 @@ local methods_of = {} -- list of { ctype, methods } of all handles
 --- The methods of a handle; nil: x is none.
 function M.methods_of(x)
   for _, entry in ipairs(methods_of) do
-    if ffi.istype(entry[1], x) then return entry[2] end
+    if istype(entry[1], x) then return entry[2] end
   end
 end
 
@@ -70,7 +73,7 @@ end
 local function pointer_check(name, ctype, text)
   local pointer_type = ffi.typeof(name .. " *")
   return function(x)
-    if type(x) == "cdata" and not ffi.istype(ctype, x) and ffi.istype(pointer_type, x) then return end
+    if type(x) == "cdata" and not istype(ctype, x) and istype(pointer_type, x) then return end
     fail(("%s is made of what C made (%s *), not of %s"):format(text, name, errors.kind(x)))
   end
 end
@@ -98,19 +101,19 @@ function M.handle(name, methods, meta, text)
   local check_pointer = pointer_check(name, ctype, text)
   local function unusable(x)
     local y = util.resolve(x)
-    if not ffi.istype(ctype, y) then fail(("%s is wanted, got %s"):format(text, errors.kind(y))) end
+    if not istype(ctype, y) then fail(("%s is wanted, got %s"):format(text, errors.kind(y))) end
     if y.ptr == nil then fail(text .. ": it was released (did it outlive its scope? keep it with peri.keep)") end
     return y.ptr
   end
   local function pointer(x)
-    if ffi.istype(ctype, x) then
+    if istype(ctype, x) then
       local p = x.ptr
       if p ~= nil then return p end
     end
     return unusable(x)
   end
   function methods.release(h)
-    if not ffi.istype(ctype, h) then
+    if not istype(ctype, h) then
       pointer(h) -- an error unless a lazy awaitable stands for one
       h = util.resolve(h)
     end
@@ -119,7 +122,7 @@ function M.handle(name, methods, meta, text)
   local function wrap_lasting(ptr)
     check_pointer(ptr)
     local h = ctype(ptr)
-    ffi.gc(h, finalize)
+    gc(h, finalize)
     made = made + 1
     if made >= 64 then
       made = 0
@@ -129,7 +132,7 @@ function M.handle(name, methods, meta, text)
   end
   local function wrap(ptr)
     local scope = state.scope
-    if not scope then return wrap_lasting(ptr) end
+    if not scope then return (wrap_lasting(ptr)) end
     check_pointer(ptr)
     local h = ctype(ptr)
     local n = scope.n + 1
@@ -156,7 +159,7 @@ function Scope:keep(h)
         outer.n = outer.n + 1
         outer[outer.n] = h
       else
-        ffi.gc(h, h.release)
+        gc(h, h.release)
       end
       return h
     end
@@ -256,7 +259,7 @@ function M.keep_for_good(h)
     for i = scope.n, 1, -1 do
       if rawequal(scope[i], h) then
         scope[i] = false
-        return ffi.gc(h, h.release)
+        return gc(h, h.release)
       end
     end
     scope = scope.outer

@@ -24,11 +24,12 @@ local wide, unsigned, pointer = ffi.typeof "int64_t", ffi.typeof "uint64_t", ffi
 local RELEASED = "was released (did it outlive its scope? keep it with peri.keep)"
 M.RELEASED = RELEASED
 
+local istype, type = ffi.istype, type
 local function whole(x) return type(x) == "number" and x == math.floor(x) and x >= -2 ^ 53 and x <= 2 ^ 53 end
 --- Whole numbers that are what was written: a Lua number from 2^53 on may have been rounded, a 64-bit integer was not.
 local function any_whole(x)
   return type(x) == "number" and x == math.floor(x) and x > -2 ^ 53 and x < 2 ^ 53
-    or type(x) == "cdata" and (ffi.istype(wide, x) or ffi.istype(unsigned, x))
+    or type(x) == "cdata" and (istype(wide, x) or istype(unsigned, x))
 end
 local function dimension(x) return type(x) == "number" and x == math.floor(x) and x ~= 0 and x >= -8 and x <= 8 end
 
@@ -72,7 +73,7 @@ local kinds = {
   },
   device = {
     text = "a device's name",
-    is = function(x) return type(x) == "string" or type(x) == "cdata" and ffi.istype(pointer, x) and x ~= nil end,
+    is = function(x) return type(x) == "string" or type(x) == "cdata" and istype(pointer, x) and x ~= nil end,
   },
   callable = { text = "a function", is = util.is_callable },
   object = { -- "self: table": a method called on its class would complain of a field that is nil
@@ -136,16 +137,16 @@ end
 function M.pointer(name, ctype)
   local of = ffi.typeof(ctype .. " *")
   M.kind(name, ("what C made (%s *)"):format(ctype), function(x)
-    return type(x) == "cdata" and ffi.istype(of, x) and x ~= nil
+    return type(x) == "cdata" and istype(of, x) and x ~= nil
   end)
 end
 
 --- Add the kind of a handle: a live one, or a lazy awaitable that stands for one.
 function M.handle(name, ctype)
   M.kind(name, (name:match "^[AEIOUaeiou]" and "an " or "a ") .. name, function(x)
-    return ffi.istype(ctype, x) and x.ptr ~= nil
+    return istype(ctype, x) and x.ptr ~= nil
   end,
-    function(x) return ffi.istype(ctype, x) and RELEASED end)
+    function(x) return istype(ctype, x) and RELEASED end)
 end
 
 --- A value for a message: numbers and short strings themselves, else what it is.
@@ -153,7 +154,7 @@ function M.text(x)
   if type(x) == "string" then return ("'%s'"):format(#x > 40 and x:sub(1, 40) .. "..." or x) end
   if type(x) == "number" or type(x) == "boolean" or x == nil then return tostring(x) end
   if type(x) ~= "cdata" then return "a " .. type(x) end
-  if ffi.istype(wide, x) or ffi.istype(unsigned, x) then return tostring(x) end
+  if istype(wide, x) or istype(unsigned, x) then return tostring(x) end
   local meta = kinds[M.name_of(x)]
   return meta and meta.text or "a cdata"
 end
@@ -221,7 +222,9 @@ local function parse(line)
 end
 
 --- The checking function around f, made of text so that it has as many parameters as there are: `...` is not compiled.
-local function guard(func, f, list)
+--- `one`: f has one result, which is handed on without a tail call: LuaJIT counts tail calls as rounds of a loop, and
+--- gives a trace up that has more than `loopunroll` of them (library.lua), which would be one of as many functions.
+local function guard(func, f, list, one)
   local names, lines, tests, locals = {}, {}, {}, {}
   for i, a in ipairs(list) do
     names[i] = "a" .. i
@@ -237,9 +240,11 @@ local function guard(func, f, list)
   end
   if not list.open then lines[#lines + 1] = "if more ~= nil then beyond(func, list, more) end" end
   local parameters, comma = table.concat(names, ", "), #names > 0 and ", " or ""
+  local open, close = one and "(" or "", one and ")" or ""
   local text = ("local f, func, list, is, bad, beyond, type, watch = ...\n%s\nreturn function(%s%smore)\n%s\n"
-    .. "if watch.call then return watch.call(func, f%s%s) end\nreturn f(%s)\nend"):format(table.concat(locals, "\n"),
-    parameters, comma, table.concat(lines, "\n"), comma, parameters, parameters)
+    .. "if watch.call then return watch.call(func, f%s%s) end\nreturn %sf(%s)%s\nend"):format(
+    table.concat(locals, "\n"), parameters, comma, table.concat(lines, "\n"), comma, parameters, open,
+    parameters, close)
   return assert(loadstring(text, "=perilune.signature"))(f, func, list, tests, bad, beyond, type, M.watch)
 end
 
@@ -257,18 +262,21 @@ local function self_of(class)
   return name
 end
 
---- Put checks in front of functions of a table: `signatures` maps their names to their arguments; messages begin with
---- `prefix` and the name.
-function M.check(prefix, functions, signatures)
+local function check(prefix, functions, signatures, one)
   local class = rawget(functions, "class_name") and functions
   for name, line in util.ordered(signatures) do
     local list = parse(line)
     if class and list[1] and list[1].kind == "object" then list[1].kind = self_of(class) end
     M.all[#M.all + 1] = { name = prefix .. name, arguments = list, table = functions, key = name }
     functions[name] = guard(prefix .. name, functions[name] or error("signature: no function " .. prefix .. name, 0),
-      list)
+      list, one)
   end
 end
+--- Put checks in front of functions of a table: `signatures` maps their names to their arguments; messages begin with
+--- `prefix` and the name.
+function M.check(prefix, functions, signatures) check(prefix, functions, signatures, false) end
+--- The same of functions that have one result, any others are dropped: loops of many of them are compiled (guard).
+function M.check_one(prefix, functions, signatures) check(prefix, functions, signatures, true) end
 
 --- Functions of any number of arguments, which check them themselves: they are watched as the others are.
 function M.check_none(prefix, functions, names)
@@ -282,12 +290,14 @@ function M.check_none(prefix, functions, names)
   end
 end
 
---- The same with one line of arguments for all functions of a list of names.
-function M.check_each(prefix, functions, names, line)
+local function check_each(prefix, functions, names, line, one)
   local signatures = {}
   for _, name in ipairs(names) do signatures[name] = line end
-  M.check(prefix, functions, signatures)
+  check(prefix, functions, signatures, one)
 end
+--- check and check_one with one line of arguments for all functions of a list of names.
+function M.check_each(prefix, functions, names, line) check_each(prefix, functions, names, line, false) end
+function M.check_each_one(prefix, functions, names, line) check_each(prefix, functions, names, line, true) end
 
 M.list_of("strings", "a list of strings", "string")
 M.list_of("numbers", "a list of numbers", "number")

@@ -60,6 +60,7 @@ describe("compiles:", function()
     ["einsum of rows"] = function() return F.einsum("bd,bd->b", a, b) end,
     cosine_similarity = function() return F.cosine_similarity(a, b) end,
     kl_div = function() return F.kl_div(a, b) end,
+    in_batch_softmax_loss = function() return F.in_batch_softmax_loss(a, b, { temperature = 0.5, ids = classes }) end,
     focal = function() return F.sigmoid_focal_loss(a, b) end,
     logsumexp = function() return a:logsumexp(2) end,
     rms_norm = function() return F.rms_norm(a) end,
@@ -86,6 +87,14 @@ describe("compiles:", function()
       end)
     end)
   end
+
+  -- LuaJIT counts tail calls as rounds of a loop, and gives up at the 20th (loopunroll).
+  it("a long row of functions", function()
+    jit_support.assert_compiles("many functions", function()
+      local t = (a:exp() + b):clamp(0, 1):sqrt():affine(2, 1):square():relu():abs():log1p():sigmoid():tanh():neg()
+      t:release()
+    end)
+  end)
 
   local function training(module, x, optimizer)
     return function()

@@ -93,7 +93,7 @@ function M.new(args)
   local c, kept, a = config_of(args)
   check(C.peri_collision_new(P.device(a.device), c, out))
   kept.segments = nil
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 local bytes_out = ffi.new "int64_t[1]"

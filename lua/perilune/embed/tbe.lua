@@ -87,7 +87,7 @@ function M.new(args)
   end
   c.seed, c.mapped = a.seed or P.state.seed, a.mapped
   check(C.peri_tbe_new(c, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- The states that the optimizer of `params` keeps for a table of `data_type`, without the weights: a list of { name =,

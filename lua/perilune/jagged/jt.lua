@@ -36,7 +36,7 @@ local function make(func, a)
   local offsets = A.tensor(func, "offsets", a.offsets, "i64", a.device)
   args.values, args.weights, args.lengths, args.offsets = A.ptr(values), A.ptr(weights), A.ptr(lengths), A.ptr(offsets)
   check(C.peri_jt_new(args, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- A JaggedTensor of tensors or lists: values, weights, lengths or offsets. Lists become f32 values and weights, i32
@@ -62,14 +62,14 @@ function M.from_dense(values, weights, device)
     end
   end
   check(C.peri_jt_from_dense(array, weight_array, n, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- Bag i has the first lengths[i] columns of row i of values; weights [rows, columns] (optional) alike.
 function M.from_dense_lengths(values, lengths, weights)
   lengths = A.tensor("JaggedTensor.from_dense_lengths", "lengths", lengths, "i32", values:device())
   check(C.peri_jt_from_dense_lengths(Tensor.ptr(values), Tensor.ptr(lengths), A.ptr(weights), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- No bag: { is_weighted, device, values_dtype = "f32", weights_dtype = "f32", lengths_dtype = "i32" }.
@@ -84,7 +84,7 @@ end
 --- Room for a copy of a JaggedTensor, on its device or another: for copy_.
 function M.empty_like(jt, device)
   check(C.peri_jt_empty_like(ptr(jt), device and P.device(device) or nil, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 -- -- looking ----------------------------------------------------------------------------------------------------------
@@ -163,12 +163,12 @@ end
 --- Tensor:to).
 function methods:to(device, non_blocking)
   check((non_blocking and C.peri_jt_upload or C.peri_jt_to)(ptr(self), P.device(device), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- A copy of this one, of cpu, in memory that is pinned for `device` (default: the rank's).
 function methods:pin_memory(device)
   check(C.peri_jt_pin(ptr(self), P.device(device), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- Overwrite this JaggedTensor with another of the same counts. Returns this one.
 function methods:copy_(src)

@@ -40,7 +40,7 @@ end
 
 local function remember(names)
   -- lives as long as the Lua list, not as long as a scope
-  local handle = P.lasting(function() return wrap(new(names)) end)
+  local handle = P.lasting(function() return (wrap(new(names))) end)
   local entry = { n = #names, handle = handle }
   for i = 1, #names do entry[i] = names[i] end
   seen[names] = entry
@@ -69,7 +69,7 @@ end
 --- A handle of a C list that something else owns.
 function M._share(ptr)
   C.peri_keys_retain(ptr)
-  return wrap(ptr)
+  return (wrap(ptr))
 end
 
 --- Names as a Lua list.

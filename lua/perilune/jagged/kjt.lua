@@ -57,7 +57,7 @@ local function make(func, a)
   args.stride, args.ranks, args.stride_per_key_per_rank = stride or 0, ranks, strides
   args.inverse_keys, args.inverse_indices = inverse_keys and inverse_keys.ptr, A.ptr(inverse)
   check(C.peri_kjt_new(args, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- A KJT of tensors or lists: keys, values, weights, lengths or offsets, stride, stride_per_key_per_rank,
@@ -200,7 +200,7 @@ end
 function methods:permute(indices)
   local array, n = integers("KeyedJaggedTensor.permute", "indices", indices)
   check(C.peri_kjt_permute(ptr(self), array, n, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- Cut into KJTs of segments[i] keys each, with their weights and inverse indices; their tensors are views.
@@ -222,7 +222,7 @@ function M.concat(kjts)
     array[i - 1] = ptr(kjts[i])
   end
   check(C.peri_kjt_concat(array, n, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- The JaggedTensor of a key, by name. kjt["name"] is the same, unless the name is that of a method.
@@ -259,7 +259,7 @@ function methods:with_values(values)
   args.offsets, args.stride, args.ranks, args.stride_per_key_per_rank = nil, stride, 0, nil
   args.inverse_keys, args.inverse_indices = nil, nil
   check(C.peri_kjt_new(args, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- name -> JaggedTensor.
@@ -284,7 +284,7 @@ function M.from_jt_dict(dict, keys)
     array[i - 1] = JaggedTensor.ptr(jt)
   end
   check(C.peri_kjt_from_jts(list.ptr, array, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- A KJT from nested lists: { keys = {...}, bags of the first key, bags of the second, ..., weights = { the same
@@ -326,12 +326,12 @@ end
 --- Tensor:to).
 function methods:to(device, non_blocking)
   check((non_blocking and C.peri_kjt_upload or C.peri_kjt_to)(ptr(self), P.device(device), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- A copy of this one, of cpu, in memory that is pinned for `device` (default: the rank's).
 function methods:pin_memory(device)
   check(C.peri_kjt_pin(ptr(self), P.device(device), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- Overwrite this KJT with another of the same keys, strides and counts. Returns this one.
 function methods:copy_(src)
@@ -344,12 +344,12 @@ function M.empty(a)
     weights_dtype = "f32", lengths_dtype = "i32" })
   local weights = a.is_weighted and P.dtype(a.weights_dtype) or -1
   check(C.peri_kjt_empty(P.device(a.device), P.dtype(a.values_dtype), P.dtype(a.lengths_dtype), weights, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- Room for a copy of a KJT, on its device or another: for copy_.
 function M.empty_like(kjt, device)
   check(C.peri_kjt_empty_like(ptr(kjt), device and P.device(device) or nil, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- Same keys, strides, lengths, values, weights (bit for bit) and inverse indices.
 function methods:equal(other)
@@ -417,7 +417,7 @@ function M.dist_init(a)
   dist_args.weights, dist_args.stride_per_rank, dist_args.strides = A.ptr(a.weights), per_rank, strides
   dist_args.ranks, dist_args.stagger = a.num_workers, a.stagger
   check(C.peri_kjt_dist_init(dist_args, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- Order of the received (rank, key) segments in the result of an exchange.

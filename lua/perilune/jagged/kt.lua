@@ -41,7 +41,7 @@ local function make(_, a)
   local lengths, _, n = A.matrix("KeyedTensor", "length_per_key", { a.length_per_key })
   if n ~= #keys then P.fail(("KeyedTensor: %d entries of length_per_key for %d keys"):format(n, #keys)) end
   check(C.peri_kt_new(keys.ptr, lengths, key_dim("KeyedTensor", a.key_dim), Tensor.ptr(values), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- A KeyedTensor of { keys, length_per_key = { columns of each key }, values = tensor [rows, columns], key_dim = 1 }
@@ -52,7 +52,7 @@ setmetatable(M, { __call = make, __tostring = function() return "class KeyedTens
 --- an array.
 function M._of(keys, lengths, values)
   check(C.peri_kt_new(keys.ptr, lengths, 1, Tensor.ptr(values), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- As the constructor, for modules that make one in each step: keys a Keys, lengths an int64_t array of their columns
 --- (copied).
@@ -72,7 +72,7 @@ function M.from_tensor_list(keys, tensors, dim)
   local array = ffi.new("peri_tensor *[?]", n > 0 and n or 1)
   for i = 1, n do array[i - 1] = Tensor.ptr(tensors[i]) end
   check(C.peri_kt_from_tensors(list.ptr, array, key_dim("KeyedTensor.from_tensor_list", dim), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 -- -- looking ----------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ end
 local function of_values(self, values)
   check(C.peri_kt_new(C.peri_kt_keys(ptr(self)), C.peri_kt_length_per_key(ptr(self)), self:key_dim(),
     Tensor.ptr(values), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- The same on another device. non_blocking: from pinned memory without waiting (see Tensor:to).

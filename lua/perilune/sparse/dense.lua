@@ -29,7 +29,7 @@ function M.jagged_to_padded_dense(values, offsets, max_lengths, padding_value)
   if #max_lengths ~= n then P.fail(("jagged_to_padded_dense: %d sizes for %d levels"):format(#max_lengths, n)) end
   for i = 1, n do sizes[i - 1] = signature.value("jagged_to_padded_dense", "a size", max_lengths[i], "integer") end
   check(C.peri_sparse_jagged_to_dense(ptr(values), levels, sizes, n, padding_value or 0, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- The way back; members beyond a size of `dense` are 0. total_L (optional): number of values. With gradient. Returns

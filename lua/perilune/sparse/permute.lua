@@ -13,7 +13,7 @@ local M = {}
 
 local function cumsum(t, mode)
   check(C.peri_sparse_cumsum(ptr(t), mode, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- Cumulative sums of [n], or of every row of [rows, n]: from 0 to the total (one more entry), from 0, or to the total.
@@ -69,7 +69,7 @@ end
 --- Rows of values. With gradient.
 function M.index_select_dim0(values, indices)
   check(C.peri_sparse_index_select(ptr(values), ptr(indices), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- The same for lists of both.
@@ -83,31 +83,31 @@ end
 --- A permutation turned around.
 function M.invert_permute(order)
   check(C.peri_sparse_invert_permute(ptr(order), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- A permutation of segments as one of elements; offsets are complete.
 function M.expand_into_jagged_permute(order, input_offset, output_offset, output_size)
   check(C.peri_sparse_expand_permute(ptr(order), ptr(input_offset), ptr(output_offset), output_size or -1, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- 0, 1, ... within each segment; the last one ends at range_size.
 function M.offsets_range(offsets, range_size)
   check(C.peri_sparse_offsets_range(ptr(offsets), range_size, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- 0, 1, ..., length - 1 for each length.
 function M.lengths_range(lengths)
   check(C.peri_sparse_lengths_range(ptr(lengths), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- Sums of values[csr_seg[s] * batch_size .. csr_seg[s + 1] * batch_size). With gradient.
 function M.segment_sum_csr(batch_size, csr_seg, values)
   check(C.peri_sparse_segment_sum(ptr(values), ptr(csr_seg), batch_size, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 -- -- pooled embeddings ------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ function M.permute_pooled_embs(pooled, offset_dim_list, permute_list)
   local order, _, count = A.matrix(func, "permute_list", { permute_list })
   if n < 1 then P.fail(func .. ": offset_dim_list is empty; it has one entry more than there are features") end
   check(C.peri_sparse_permute_pooled(ptr(pooled), offsets, n - 1, order, count, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 -- -- distinct ids -----------------------------------------------------------------------------------------------------

@@ -30,13 +30,13 @@ end
 function M.pruned_array_lookup(indices, offsets, index_remappings, index_remappings_offsets)
   check(C.peri_sparse_pruned_array_lookup(ptr(indices), ptr(offsets), ptr(index_remappings),
     ptr(index_remappings_offsets), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- The same by hash tables, [slots, 2] of an id and its row, -1 and -1 in free slots.
 function M.pruned_hashmap_lookup(indices, offsets, hash_table, hash_table_offsets)
   check(C.peri_sparse_pruned_hashmap_lookup(ptr(indices), ptr(offsets), ptr(hash_table), ptr(hash_table_offsets), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- A hash table with more ids in it: a new one (FBGEMM's changes its argument). Ids whose dense index is -1 are left
@@ -44,7 +44,7 @@ end
 function M.pruned_hashmap_insert(indices, dense_indices, offsets, hash_table, hash_table_offsets)
   check(C.peri_sparse_pruned_hashmap_insert(ptr(indices), ptr(dense_indices), ptr(offsets), ptr(hash_table),
     ptr(hash_table_offsets), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 signature.check("sparse.", M, {

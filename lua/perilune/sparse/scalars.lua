@@ -12,14 +12,14 @@ local M = {}
 --- tables]. With gradient.
 function M.batched_unary_embeddings(weight, table_offsets, offsets, indices)
   check(C.peri_sparse_batched_unary(ptr(weight), ptr(table_offsets), ptr(offsets), ptr(indices), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- For each distinct id (reverse_indices: unique's inverse) the sum of its weights and how many they are:
 --- [num_unique_indices, 2].
 function M.jagged_acc_weights_and_counts(weights, reverse_indices, num_unique_indices)
   check(C.peri_sparse_weights_and_counts(ptr(weights), ptr(reverse_indices), num_unique_indices, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 local calibration = ffi.new "peri_calibration_args"
@@ -84,7 +84,7 @@ function M.murmur_hash3(input, y, seed)
     a.seed_number = signature.value("murmur_hash3", "seed", seed, "integer")
   end
   check(C.peri_sparse_murmur_hash3(ptr(input), a, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 signature.check("sparse.", M, {

@@ -49,7 +49,7 @@ function M.batch_index_select_dim0(inputs, indices, input_num_indices, input_row
   a.n, a.num_indices, a.rows, a.columns = n, host.counts, host.rows, host.columns
   a.permute_output_dim_0_1 = permute_output_dim_0_1 or false
   check(C.peri_sparse_batch_index_select(ptr(inputs), ptr(indices), a, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 signature.check("sparse.", M, {

@@ -43,7 +43,7 @@ local function attend(func, a, form, max_seq_len, scale)
   c.min_full_attn_seq_len = want(func, a, "min_full_attn_seq_len", "count")
   c.alpha, c.scale = a.alpha or 1 / math.sqrt(a.q:size(-1)), scale
   check(C.peri_sparse_attention(c, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- Softmax attention within each sequence. Named arguments: q and k [n, heads, D], v [n, heads, V], seq_offsets
@@ -79,14 +79,14 @@ function M.sequence_positions(args)
   check(C.peri_sparse_sequence_positions(ptr(want(func, a, "seq_offsets", "tensor")),
     A.ptr(want(func, a, "num_targets", "tensor", true)), want(func, a, "rows", "count"),
     want(func, a, "max_positions", "count"), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- For each of `rows` members (i64) the number of its sequence: what repeats a row of each sequence for its members, by
 --- index_select_dim0.
 function M.sequence_numbers(seq_offsets, rows)
   check(C.peri_sparse_sequence_numbers(ptr(seq_offsets), rows, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 local time_args = P.struct "peri_time_buckets_args"
@@ -102,7 +102,7 @@ function M.time_buckets(args)
   c.num_buckets, c.increment = want(func, a, "num_buckets", "count"), a.increment
   c.log = util.one_of(func, "time_bucket_fn", a.time_bucket_fn, { "sqrt", "log" }) == "log"
   check(C.peri_sparse_time_buckets(c, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 -- -- joining and cutting ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ local function roll_one(t, shift, dim)
   local n = t:size(dim)
   shift = n > 0 and tonumber(shift) % n or 0
   if shift == 0 then return t end
-  return F.cat({ t:slice(dim, n - shift, n), t:slice(dim, 0, n - shift) }, dim)
+  return (F.cat({ t:slice(dim, n - shift, n), t:slice(dim, 0, n - shift) }, dim))
 end
 --- Elements moved `shifts` places up along dim; those that leave at the end come in at the front. Lists of both: one
 --- after the other; no dim: in row-major order.
@@ -62,7 +62,7 @@ function F.tile(t, times)
   for i = #times, 1, -1 do
     if times[i] ~= 1 then tiled = repeated(tiled, first + i, times[i]) end
   end
-  return F.clone(tiled)
+  return (F.clone(tiled))
 end
 
 --- Each element along dim as often as a number, or for each its own of a tensor of one dimension, says, one beside the
@@ -79,7 +79,7 @@ function F.repeat_interleave(t, times, dim)
   local n = ends:numel()
   if n > 0 and F.amin(times):item() < 0 then P.fail "repeat_interleave: a negative number of times, allowed: from 0" end
   local total = n > 0 and ends:item(n - 1) or 0
-  return F.index_select(t, d, F.searchsorted(ends, Tensor.arange(0, total, 1, "i64", t:device()), true))
+  return (F.index_select(t, d, F.searchsorted(ends, Tensor.arange(0, total, 1, "i64", t:device()), true)))
 end
 
 --- How far right of the diagonal each element of the last two dimensions is.
@@ -87,12 +87,12 @@ local function right_of(func, t)
   if t:dim() < 2 then P.fail(("%s: %s, wanted two dimensions or more"):format(func, Tensor._text(t))) end
   local rows, columns = Tensor.arange(0, t:size(-2), 1, "i64", t:device()), Tensor.arange(0, t:size(-1), 1, "i64",
     t:device())
-  return F.sub(columns, F.unsqueeze(rows, 2))
+  return (F.sub(columns, F.unsqueeze(rows, 2)))
 end
 --- t with zeros below the diagonal of the last two dimensions, or, with k, the diagonal k places right of it.
-function F.triu(t, k) return F.masked_fill(t, F.lt(right_of("triu", t), k or 0), 0) end
+function F.triu(t, k) return (F.masked_fill(t, F.lt(right_of("triu", t), k or 0), 0)) end
 --- t with zeros above it.
-function F.tril(t, k) return F.masked_fill(t, F.gt(right_of("tril", t), k or 0), 0) end
+function F.tril(t, k) return (F.masked_fill(t, F.gt(right_of("tril", t), k or 0), 0)) end
 
 --- Of a matrix the elements on the diagonal k (0) places right of the main one; of a row the matrix that has it there.
 function F.diag(t, k)
@@ -102,7 +102,7 @@ function F.diag(t, k)
     local square = F.unsqueeze(t, 2):expand { n, n }
     square = F.masked_fill(square, F.ne(right_of("diag", square), 0), 0)
     if k == 0 then return square end
-    return F.pad(square, k > 0 and { k, 0, 0, k } or { 0, -k, -k, 0 })
+    return (F.pad(square, k > 0 and { k, 0, 0, k } or { 0, -k, -k, 0 }))
   end
   if t:dim() ~= 2 then P.fail(("diag: %s, wanted one or two dimensions"):format(Tensor._text(t))) end
   local rows, columns = t:size(1), t:size(2)
@@ -114,7 +114,7 @@ end
 --- The sum of a matrix's diagonal.
 function F.trace(t)
   if t:dim() ~= 2 then P.fail(("trace: %s, wanted two dimensions"):format(Tensor._text(t))) end
-  return F.sum(F.diag(t))
+  return (F.sum(F.diag(t)))
 end
 
 --- The product of each element of a with each of b, both of one dimension: [size of a, size of b].
@@ -122,14 +122,14 @@ function F.outer(a, b)
   if a:dim() ~= 1 or b:dim() ~= 1 then
     P.fail(("outer: %s and %s, wanted one dimension each"):format(Tensor._text(a), Tensor._text(b)))
   end
-  return F.mul(F.unsqueeze(a, 2), b)
+  return (F.mul(F.unsqueeze(a, 2), b))
 end
 
 --- `size` slices of `value` along dimension d of what has the shape of t elsewhere.
 local function filled(t, d, size, value)
   local shape = t:shape()
   shape[d] = size
-  return Tensor.full(shape, value or 0, t:dtype(), t:device())
+  return (Tensor.full(shape, value or 0, t:dtype(), t:device()))
 end
 --- t with `value` (0) around it: a list of how many before and behind it along the last dimension, then along the one
 --- before, and so on. Negative: so many elements are cut off.
@@ -166,12 +166,12 @@ end
 --- gather. Of several at one place the last one along dim stays.
 function F.scatter(t, dim, index, src)
   check(C.peri_op_scatter(ptr(t), dim > 0 and dim - 1 or dim, ptr(index), ptr(spread(src, t, index)), false, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- The same, added to what is there.
 function F.scatter_add(t, dim, index, src)
   check(C.peri_op_scatter(ptr(t), dim > 0 and dim - 1 or dim, ptr(index), ptr(spread(src, t, index)), true, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- t with each slice i of src along dim, times alpha (1), added to its slice ids[i].
 function F.index_add(t, dim, ids, src, alpha)
@@ -179,18 +179,18 @@ function F.index_add(t, dim, ids, src, alpha)
   if alpha then src = F.affine(src, alpha, 0) end
   check(C.peri_sparse_sum_by_id(ptr(d == 1 and src or src:transpose(1, d)), ptr(ids), t:size(d), out))
   local sums = wrap(out[0])
-  return F.add(t, d == 1 and sums or sums:transpose(1, d))
+  return (F.add(t, d == 1 and sums or sums:transpose(1, d)))
 end
 --- gather of an index whose other sizes broadcast with t's; no dim: of all elements in row-major order.
 function F.take_along_dim(t, index, dim)
-  if not dim then return F.gather(t:reshape(-1), 1, index:reshape(-1)) end
+  if not dim then return (F.gather(t:reshape(-1), 1, index:reshape(-1))) end
   local d, own, other = counted(t, dim), t:shape(), index:shape()
   for k = 1, #own do
     if k ~= d and other[k] ~= own[k] then
       if other[k] == 1 then other[k] = own[k] else own[k] = other[k] end
     end
   end
-  return F.gather(t:expand(own), d, index:expand(other))
+  return (F.gather(t:expand(own), d, index:expand(other)))
 end
 
 --- The rows of `rows` where the mask of one dimension is true. Waits.
@@ -198,7 +198,7 @@ local function chosen(rows, mask)
   local n = Tensor.full({ 1 }, mask:numel(), "i64", mask:device())
   check(C.peri_sparse_masked_select(ptr(rows), ptr(n), ptr(mask), out, lengths_out))
   wrap(lengths_out[0]):release()
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- The elements of t where the bool tensor `mask`, which broadcasts with it, is true, in row-major order: one
 --- dimension. Waits for the mask.
@@ -227,8 +227,8 @@ function F.nonzero(t)
     columns[d] = F.remainder(flat, math.max(shape[d], 1))
     flat = F.floor_divide(flat, math.max(shape[d], 1))
   end
-  if #shape == 0 then return Tensor.empty({ flat:numel(), 0 }, "i64", t:device()) end
-  return F.stack(columns, 2)
+  if #shape == 0 then return (Tensor.empty({ flat:numel(), 0 }, "i64", t:device())) end
+  return (F.stack(columns, 2))
 end
 
 signature.list_of("integers", "a list of whole numbers", "integer")
@@ -238,7 +238,7 @@ end)
 signature.kind("count_or_tensor", "a whole number from 0 on, or a tensor", function(x)
   return Tensor.is_live(x) or signature.is("count", x)
 end)
-signature.check("", F, {
+signature.check_one("", F, {
   roll = "t: tensor, shifts: integer_or_integers, dim: dims?", flip = "t: tensor, dim: dims",
   tile = "t: tensor, times: counts", repeat_interleave = "t: tensor, times: count_or_tensor, dim: dim?",
   diag = "t: tensor, k: integer?", trace = "t: tensor", outer = "a: tensor, b: tensor",
@@ -247,8 +247,8 @@ signature.check("", F, {
   take_along_dim = "t: tensor, index: tensor, dim: dim?", masked_select = "t: tensor, mask: tensor",
   nonzero = "t: tensor",
 })
-signature.check_each("", F, { "triu", "tril" }, "t: tensor, k: integer?")
-signature.check_each("", F, { "scatter", "scatter_add" }, "t: tensor, dim: dim, index: tensor, src: operand")
+signature.check_each_one("", F, { "triu", "tril" }, "t: tensor, k: integer?")
+signature.check_each_one("", F, { "scatter", "scatter_add" }, "t: tensor, dim: dim, index: tensor, src: operand")
 for _, name in ipairs { "roll", "flip", "tile", "repeat_interleave", "triu", "tril", "diag", "trace", "outer", "pad",
   "unbind", "scatter", "scatter_add", "index_add", "take_along_dim", "masked_select", "nonzero" } do
   Tensor.methods[name] = F[name]

@@ -59,7 +59,7 @@ function Hook:init(f)
 end
 function Hook:__call(t)
   check(C.peri_tensor_hooked(ptr(t), self.id, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- Who is asked about a pass that reaches what nobody averages (peri_backward_strays): object -> its function(object,

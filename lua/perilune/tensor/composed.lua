@@ -8,7 +8,7 @@ local signature = require "perilune.signature"
 
 --- t divided by its p-norm (2) along dim (2); norms below eps (1e-12) count as eps.
 function F.normalize(t, p, dim, eps)
-  return F.div(t, F.clamp(F.norm(t, p or 2, dim or 2, true), eps or 1e-12))
+  return (F.div(t, F.clamp(F.norm(t, p or 2, dim or 2, true), eps or 1e-12)))
 end
 
 --- dtype -> its largest finite number.
@@ -19,13 +19,13 @@ function F.logsumexp(t, dim, keepdim)
   local most, bound = F.amax(t:detach(), dim, true), largest[t:dtype()]
   if bound then most = F.clamp(most, -bound, bound) end -- infinite ones would leave NaN behind
   local sum = F.log(F.sum(F.exp(F.sub(t, most)), dim, keepdim))
-  return F.add(sum, most:reshape(sum:shape()))
+  return (F.add(sum, most:reshape(sum:shape())))
 end
 
 --- Whether any element over dim (as in sum) is true, or not 0: bool.
-function F.any(t, dim, keepdim) return F.gt(F.sum(F.ne(t, 0), dim, keepdim), 0) end
+function F.any(t, dim, keepdim) return (F.gt(F.sum(F.ne(t, 0), dim, keepdim), 0)) end
 --- Whether all of them are.
-function F.all(t, dim, keepdim) return F.eq(F.sum(F.eq(t, 0), dim, keepdim), 0) end
+function F.all(t, dim, keepdim) return (F.eq(F.sum(F.eq(t, 0), dim, keepdim), 0)) end
 
 --- Views of t cut along dim (1) into n parts of one size, the last of which may be smaller, or missing.
 function F.chunk(t, n, dim)
@@ -36,7 +36,7 @@ function F.chunk(t, n, dim)
   if total == 0 then
     for i = 1, n do sizes[i] = 0 end
   end
-  return F.split(t, sizes, dim)
+  return (F.split(t, sizes, dim))
 end
 
 --- t with the dimensions from `first` (1) to `last` (-1) as one.
@@ -68,41 +68,41 @@ function F.one_hot(ids, classes)
         Tensor._text(ids), classes - 1))
     end
   end
-  return F.eq(F.unsqueeze(ids, -1), Tensor.arange(0, classes, 1, "i64", ids:device())):to "i64"
+  return (F.eq(F.unsqueeze(ids, -1), Tensor.arange(0, classes, 1, "i64", ids:device())):to "i64")
 end
 
 -- -- of one number ----------------------------------------------------------------------------------------------------
 
 --- Where an element is an infinity: bool.
-function F.isinf(t) return F.eq(F.abs(t), math.huge) end
+function F.isinf(t) return (F.eq(F.abs(t), math.huge)) end
 --- t with `nan` (0) for NaN, and for infinities posinf and neginf: where they are nil the largest and the least number
 --- of the dtype.
 function F.nan_to_num(t, nan, posinf, neginf)
-  if not Tensor._is_float(t) then return F.clone(t) end
+  if not Tensor._is_float(t) then return (F.clone(t)) end
   local most = largest[t:dtype()]
   t = F.masked_fill(t, F.isnan(t), nan or 0)
   t = F.masked_fill(t, F.eq(t, math.huge), posinf or most)
-  return F.masked_fill(t, F.eq(t, -math.huge), neginf or -most)
+  return (F.masked_fill(t, F.eq(t, -math.huge), neginf or -most))
 end
 --- log(t / (1 - t)); eps: of t not below eps nor above 1 - eps.
 function F.logit(t, eps)
   if eps then t = F.clamp(t, eps, 1 - eps) end
-  return F.sub(F.log(t), F.log1p(F.neg(t)))
+  return (F.sub(F.log(t), F.log1p(F.neg(t))))
 end
 --- t where it is above 0, else alpha (1) times exp(t) - 1.
 function F.elu(t, alpha)
   -- of large t, which is not chosen, the exponential would leave NaN in the gradient
-  return F.where(F.gt(t, 0), t, F.affine(F.expm1(F.clamp(t, nil, 1)), alpha or 1, 0))
+  return (F.where(F.gt(t, 0), t, F.affine(F.expm1(F.clamp(t, nil, 1)), alpha or 1, 0)))
 end
 
 -- -- of truth ---------------------------------------------------------------------------------------------------------
 
 --- Where t is 0 or false: bool.
-function F.logical_not(t) return F.eq(t, 0) end
+function F.logical_not(t) return (F.eq(t, 0)) end
 --- Where both, one of both, or exactly one of both are not 0: bool.
-function F.logical_and(a, b) return F.mul(F.ne(a, 0), F.ne(b, 0)) end
-function F.logical_or(a, b) return F.add(F.ne(a, 0), F.ne(b, 0)) end
-function F.logical_xor(a, b) return F.ne(F.ne(a, 0), F.ne(b, 0)) end
+function F.logical_and(a, b) return (F.mul(F.ne(a, 0), F.ne(b, 0))) end
+function F.logical_or(a, b) return (F.add(F.ne(a, 0), F.ne(b, 0))) end
+function F.logical_xor(a, b) return (F.ne(F.ne(a, 0), F.ne(b, 0))) end
 
 --- Where |a - b| <= atol (1e-8) + rtol (1e-5) |b|; equal infinities are close, and with equal_nan NaN and NaN.
 function F.isclose(a, b, rtol, atol, equal_nan)
@@ -124,7 +124,7 @@ end
 -- -- of two and more --------------------------------------------------------------------------------------------------
 
 --- a + weight (b - a); weight: a number or a tensor.
-function F.lerp(a, b, weight) return F.add(a, F.mul(F.sub(b, a), weight)) end
+function F.lerp(a, b, weight) return (F.add(a, F.mul(F.sub(b, a), weight))) end
 --- beta (1) t + alpha (1) times a product. beta 0: t may hold anything, NaN too.
 local function add_product(t, product, beta, alpha)
   local sum = F.affine(product, alpha or 1, 0)
@@ -153,7 +153,7 @@ function F.diff(t, n, dim)
 end
 --- The p-norm (2) of a - b + eps (1e-6) along the last dimension.
 function F.pairwise_distance(a, b, p, eps, keepdim)
-  return F.norm(F.affine(F.sub(a, b), 1, eps or 1e-6), p or 2, -1, keepdim)
+  return (F.norm(F.affine(F.sub(a, b), 1, eps or 1e-6), p or 2, -1, keepdim))
 end
 local MOST_PAIRS = 25 -- rows, up to which cdist subtracts them, as PyTorch does
 --- The p-norm (2) of the difference of each row of a [..., n, D] and each of b [..., m, D]: [..., n, m]. Of more than
@@ -164,10 +164,10 @@ function F.cdist(a, b, p)
     P.fail(("cdist: %s and %s, wanted rows of one size"):format(Tensor._text(a), Tensor._text(b)))
   end
   if p ~= 2 or a:size(-2) <= MOST_PAIRS and b:size(-2) <= MOST_PAIRS then
-    return F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1)
+    return (F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1))
   end
   local squares = F.add(F.sum(F.square(a), -1, true), F.unsqueeze(F.sum(F.square(b), -1), -2))
-  return F._root(F.clamp(F.sub(squares, F.affine(F.matmul(a, b:transpose(-1, -2)), 2, 0)), 0))
+  return (F._root(F.clamp(F.sub(squares, F.affine(F.matmul(a, b:transpose(-1, -2)), 2, 0)), 0)))
 end
 
 --- t divided by the root of the mean of its squares plus eps over the last n (1) dimensions, times weight (nil: 1).
@@ -200,15 +200,16 @@ function F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, scale)
     scores = attn_mask:dtype() == "bool" and F.masked_fill(scores, F.logical_not(attn_mask), -math.huge)
       or F.add(scores, attn_mask)
   end
-  return F.matmul(F.softmax(scores, -1), v)
+  return (F.matmul(F.softmax(scores, -1), v))
 end
 
-signature.check_each("", F, { "isinf", "logical_not" }, "t: tensor")
-signature.check_each("", F, { "logical_and", "logical_or", "logical_xor", "equal" }, "a: tensor, b: tensor")
-signature.check_each("", F, { "isclose", "allclose" },
+signature.check_each_one("", F, { "isinf", "logical_not" }, "t: tensor")
+signature.check_each_one("", F, { "logical_and", "logical_or", "logical_xor", "equal" }, "a: tensor, b: tensor")
+signature.check_each_one("", F, { "isclose", "allclose" },
   "a: tensor, b: tensor, rtol: number?, atol: number?, equal_nan: boolean?")
-signature.check_each("", F, { "addmm", "baddbmm" }, "t: tensor, a: tensor, b: tensor, beta: number?, alpha: number?")
-signature.check("", F, {
+signature.check_each_one("", F, { "addmm", "baddbmm" },
+  "t: tensor, a: tensor, b: tensor, beta: number?, alpha: number?")
+signature.check_one("", F, {
   nan_to_num = "t: tensor, nan: number?, posinf: number?, neginf: number?", logit = "t: tensor, eps: number?",
   elu = "t: tensor, alpha: number?", lerp = "a: tensor, b: tensor, weight: operand",
   diff = "t: tensor, n: count?, dim: dim?",
@@ -218,7 +219,7 @@ signature.check("", F, {
   "q: tensor, k: tensor, v: tensor, attn_mask: tensor?, is_causal: boolean?, scale: number?",
 })
 
-signature.check("", F, {
+signature.check_one("", F, {
   normalize = "t: tensor, p: number?, dim: dims?, eps: number?", logsumexp = "t: tensor, dim: dims?, keepdim: boolean?",
   any = "t: tensor, dim: dims?, keepdim: boolean?", all = "t: tensor, dim: dims?, keepdim: boolean?",
   chunk = "t: tensor, n: count, dim: dim?", flatten = "t: tensor, first: dim?, last: dim?",

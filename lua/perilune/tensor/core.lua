@@ -5,6 +5,7 @@ local util = require "perilune.util"
 local signature = require "perilune.signature"
 local lists = require "perilune.tensor.lists"
 local C, check = P.C, P.check
+local istype, type = ffi.istype, type
 
 local M = {}
 local methods = {}
@@ -17,7 +18,7 @@ M.ctype = ctype
 signature.handle("tensor", ctype)
 
 local out = ffi.new "peri_tensor *[1]"
-M.out = out -- for other modules of this layer: check(C.f(..., out)); return wrap(out[0])
+M.out = out -- for other modules of this layer: check(C.f(..., out)); return (wrap(out[0]))
 local desc = P.struct "peri_tensor_info"
 local MOST_DIMS = 8 -- PERI_MAX_DIMS
 local dims = ffi.new "int64_t[8]"
@@ -32,13 +33,13 @@ end
 
 local int64, uint64 = ffi.typeof "int64_t", ffi.typeof "uint64_t"
 --- True for Lua's numbers and 64-bit integers.
-function M._is_number(x) return type(x) == "number" or ffi.istype(int64, x) or ffi.istype(uint64, x) end
+function M._is_number(x) return type(x) == "number" or istype(int64, x) or istype(uint64, x) end
 signature.kind("scalar", "a number", M._is_number)
 
 --- True for tensors that were not released.
-function M.is_live(x) return ffi.istype(ctype, x) and x.ptr ~= nil end
+function M.is_live(x) return istype(ctype, x) and x.ptr ~= nil end
 --- True for tensors.
-function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
+function M.is(x) return istype(ctype, x) or (type(x) == "table" and istype(ctype, util.resolve(x))) end
 
 local function size_of(func, i, x)
   if type(x) == "cdata" then x = tonumber(x) end
@@ -59,36 +60,36 @@ end
 --- An uninitialised tensor of a shape (list of sizes).
 function M.empty(shape, dtype, device)
   check(C.peri_tensor_new(P.device(device), P.dtype(dtype or "f32"), fill_dims("empty", shape), dims, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 function M.full(shape, value, dtype, device)
   local n = fill_dims("full", shape)
   check(C.peri_tensor_full(P.device(device), P.dtype(dtype or "f32"), n, dims, value, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- The number x as a tensor without dimensions where `t` is, of the dtype with this code (t's own).
 function M._scalar(x, t, code)
   local d = t:describe()
   check(C.peri_tensor_full(d.device, code or d.dtype, 0, nil, x, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
-function M.zeros(shape, dtype, device) return M.full(shape, 0, dtype, device) end
-function M.ones(shape, dtype, device) return M.full(shape, 1, dtype, device) end
+function M.zeros(shape, dtype, device) return (M.full(shape, 0, dtype, device)) end
+function M.ones(shape, dtype, device) return (M.full(shape, 1, dtype, device)) end
 
 --- Uniform numbers in [low, high): element i depends on (seed, stream, i) only.
 function M.uniform(shape, low, high, seed, stream, dtype, device)
   local n = fill_dims("uniform", shape)
   check(C.peri_tensor_uniform(P.device(device), P.dtype(dtype or "f32"), n, dims, low, high, seed, stream or 0, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 function M.normal(shape, mean, deviation, seed, stream, dtype, device)
   local n = fill_dims("normal", shape)
   check(C.peri_tensor_normal(P.device(device), P.dtype(dtype or "f32"), n, dims, mean, deviation, seed, stream or 0,
     out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 -- C element types for the host side of reads and writes.
@@ -110,13 +111,13 @@ end
 --- (optional) reshapes. A number that does not fit the dtype is an error: 300 in u8, 1.5 in i64, 1e300 in f32. 16-bit
 --- floats are rounded from f32; of bool everything but 0 and false is true. Complex numbers are pairs in the innermost
 --- lists.
-function M.tensor(data, dtype, device, shape) return M._named_tensor("tensor", data, dtype, device, shape) end
+function M.tensor(data, dtype, device, shape) return (M._named_tensor("tensor", data, dtype, device, shape)) end
 
 --- The same; errors begin with `func`.
 function M._named_tensor(func, data, dtype, device, shape)
   dtype = P.dtype_names[P.dtype(dtype or "f32")]
   data = util.resolve(data)
-  if type(data) == "table" and getmetatable(data) ~= nil or ffi.istype(ctype, data) then
+  if type(data) == "table" and getmetatable(data) ~= nil or istype(ctype, data) then
     P.fail(("%s: an object (%s), wanted a number or nested lists of numbers"):format(func,
       M.is(data) and M._text(data) or tostring(data):match "^[^\n]*"))
   end
@@ -162,7 +163,7 @@ end
 --- `void *` are bytes of any. `exact`: there must be no more.
 local function room_of(func, data, dtype)
   if type(data) == "string" then return #data, true end
-  local memory = type(data) == "cdata" and not ffi.istype(ctype, data) and memory_of(data)
+  local memory = type(data) == "cdata" and not istype(ctype, data) and memory_of(data)
   -- an object of Perilune's is no numbers
   if memory and memory.element and memory.element:find "^struct peri_" then memory = false end
   if not memory or not memory.array and (not memory.pointer or data == nil) then
@@ -320,11 +321,11 @@ end
 
 --- "tensor f32 [2, 3] on cpu": what messages call a tensor. tostring(t) shows its elements, too (print.lua).
 function M._text(t)
-  if not ffi.istype(ctype, t) then return require("perilune.errors").kind(t) end
+  if not istype(ctype, t) then return require("perilune.errors").kind(t) end
   if t.ptr == nil then return "tensor (released)" end
   return ("tensor %s [%s] on %s"):format(methods.dtype(t), table.concat(methods.shape(t), ", "), methods.device(t))
 end
-require("perilune.errors").handle_text = function(x) return ffi.istype(ctype, x) and M._text(x) end
+require("perilune.errors").handle_text = function(x) return istype(ctype, x) and M._text(x) end
 
 -- -- copies and views -------------------------------------------------------------------------------------------------
 
@@ -350,13 +351,13 @@ function methods:to(dtype, device, non_blocking)
     P.fail(("to: dtype is '%s'; a device is the second argument: t:to(nil, '%s')"):format(dtype, dtype))
   end
   check(move(ptr(self), dtype and P.dtype(dtype) or -1, device and P.device(device) or nil, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- A copy of this tensor of cpu in memory that is pinned for `device` (default: the rank's), which can copy from it
 --- without waiting.
 function methods:pin_memory(device)
   check(C.peri_tensor_pin(ptr(self), P.device(device), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- Whether it is in pinned memory.
 function methods:is_pinned() return C.peri_tensor_is_pinned(ptr(self)) end
@@ -369,12 +370,12 @@ function methods:reshape(...)
     for i = 1, n do dims[i - 1] = size_of("reshape", i, (select(i, ...))) end
   end
   check(C.peri_tensor_reshape(ptr(self), n, dims, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- Exchange dimensions a and b (1 is the first, -1 the last).
 function methods:transpose(a, b)
   check(C.peri_tensor_transpose(ptr(self), a > 0 and a - 1 or a, b > 0 and b - 1 or b, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- The place that a negative number names among n elements: -1 is the last one.
 local function from_end(t, what, x, n)
@@ -392,25 +393,25 @@ function methods:slice(d, start, stop, step)
     if not stop then stop = n elseif stop < 0 then stop = from_end(self, "stop", stop, n) end
   end
   check(C.peri_tensor_slice(ptr(self), d > 0 and d - 1 or d, start, stop, step or 1, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- So many elements of dimension d from `start` on.
 function methods:narrow(d, start, length)
   local n = methods.size(self, d)
   if start < 0 then start = from_end(self, "start", start, n) end
-  return methods.slice(self, d, start, start + length)
+  return (methods.slice(self, d, start, start + length))
 end
 function methods:expand(shape)
   check(C.peri_tensor_expand(ptr(self), fill_dims("expand", shape), dims, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 function methods:contiguous()
   check(C.peri_tensor_contiguous(ptr(self), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 function methods:detach()
   check(C.peri_tensor_detach(ptr(self), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- Another handle of the same tensor, outside any scope.
 function methods:share()
@@ -428,7 +429,7 @@ end
 --- The accumulated gradient, or nil.
 function methods:grad()
   check(C.peri_tensor_grad(ptr(self), out))
-  if out[0] ~= nil then return wrap(out[0]) end
+  if out[0] ~= nil then return (wrap(out[0])) end
 end
 --- Replace the gradient; nil drops it.
 function methods:set_grad(grad)
@@ -436,7 +437,7 @@ function methods:set_grad(grad)
   return self
 end
 
-signature.check("", M, {
+signature.check_one("", M, {
   empty = "shape: list, dtype: dtype?, device: device?",
   zeros = "shape: list, dtype: dtype?, device: device?",
   ones = "shape: list, dtype: dtype?, device: device?",
@@ -448,10 +449,10 @@ signature.check("", M, {
   _named_tensor = "func: string, data: any, dtype: dtype?, device: device?, shape: list?",
   from_memory = "data: any, shape: list, dtype: dtype?, device: device?",
 })
-signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous",
-  "is_mapped", "is_leaf", "is_pinned",  "read", "to_list", "to_table", "contiguous", "detach", "share", "grad" },
+signature.check_each_one("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous",
+  "is_mapped", "is_leaf", "is_pinned", "to_list", "to_table", "contiguous", "detach", "share", "grad" },
     "self: tensor")
-signature.check("tensor:", methods, {
+signature.check_one("tensor:", methods, {
   size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?",
   copy = "self: tensor, src: tensor", fill = "self: tensor, value: scalar",
   to = "self: tensor, dtype: dtype?, device: device?, non_blocking: boolean?",
@@ -461,6 +462,7 @@ signature.check("tensor:", methods, {
   requires_grad = "self: tensor, on: boolean?", set_grad = "self: tensor, grad: tensor?",
 })
 
+signature.check("tensor:", methods, { read = "self: tensor" })
 signature.check_none("tensor:", methods, { "reshape" })
 
 signature.methods = methods

@@ -7,6 +7,7 @@ local Tensor = require "perilune.tensor.core"
 local ops = require "perilune.tensor.ops"
 local signature = require "perilune.signature"
 local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
+local istype, type = ffi.istype, type
 
 local M = ops
 local out2 = ffi.new "peri_tensor *[1]"
@@ -35,7 +36,7 @@ end
 local EXACT = 2 ^ 53
 
 local function compare(t, op, x)
-  if ffi.istype(int64, x) or ffi.istype(uint64, x) then
+  if istype(int64, x) or istype(uint64, x) then
     local number = tonumber(x) -- from 2^53 on it may be rounded, which only i64 can tell
     if number < EXACT and number > -EXACT or t:describe().dtype ~= C.PERI_I64 then x = number
     else x = Tensor._number(x, t) end
@@ -45,7 +46,7 @@ local function compare(t, op, x)
   end
   if type(x) == "number" then check(C.peri_op_compare(ptr(t), op, nil, x, out))
   else check(C.peri_op_compare(ptr(t), op, ptr(x), 0, out)) end
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- t == x for each element, x a tensor that broadcasts with t, or a number.
@@ -58,9 +59,9 @@ function M.ge(t, x) return compare(t, C.PERI_COMPARE_GE, x) end
 function M.isnan(t) return compare(t, C.PERI_COMPARE_NE, t) end
 --- Neither NaN nor an infinity.
 function M.isfinite(t)
-  if not Tensor._is_float(t) then return M.eq(t, t) end
+  if not Tensor._is_float(t) then return (M.eq(t, t)) end
   check(C.peri_op_compare(ptr(M.sub(t, t)), C.PERI_COMPARE_EQ, nil, 0, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 -- -- choosing ---------------------------------------------------------------------------------------------------------
@@ -77,34 +78,34 @@ function M.where(condition, a, b)
   elseif Tensor._is_number(a) then a = Tensor._number(a, b)
   elseif Tensor._is_number(b) then b = Tensor._number(b, a) end
   check(C.peri_op_where(ptr(condition), ptr(a), ptr(b), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- t with `value` where the bool tensor `mask` is true: of t's dtype, which must hold it.
 function M.masked_fill(t, mask, value)
   if type(value) == "number" then value = Tensor._scalar(value, t)
   else value = Tensor.tensor({ value }, t:dtype(), t:device(), none) end
   check(C.peri_op_where(ptr(mask), ptr(value), ptr(t), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- t with what is below `min` raised to it, and what is above `max` lowered to it; either may be nil. NaN stays.
 function M.clamp(t, min, max)
   if not min and not max then P.fail "clamp: min and max are nil, wanted at least one of them" end
   check(C.peri_op_clamp(ptr(t), min or -math.huge, max or math.huge, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- The larger of a and b for each element, NaN if either is.
 function M.maximum(a, b)
   check(C.peri_op_maximum(ptr(a), ptr(b), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 function M.minimum(a, b)
   check(C.peri_op_minimum(ptr(a), ptr(b), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- A copy in memory of its own, through which gradients go.
 function M.clone(t)
   check(C.peri_tensor_clone(ptr(t), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- Whether two tensors have one shape.
@@ -140,7 +141,7 @@ end
 --- Element (i, j) of the result is t[index[i][j]][j] for dim 1, t[i][index[i][j]] for dim 2, and so on.
 function M.gather(t, dim, index)
   check(C.peri_op_gather(ptr(t), dimension(dim), ptr(index), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- The slices of t along `dim` that a list of ids (a tensor of one dimension) names.
 function M.index_select(t, dim, ids)
@@ -152,13 +153,13 @@ end
 --- Element i (from 0; negative: from the end) of dimension `dim`, which is gone from the result: a view.
 function M.select(t, dim, i)
   check(C.peri_tensor_select(ptr(t), dimension(dim), i, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- A view without dimensions of size 1: without dimension `dim`, if it has size 1, or without all of them (nil).
 function M.squeeze(t, dim)
   if dim then
     check(C.peri_tensor_squeeze(ptr(t), dimension(dim), out))
-    return wrap(out[0])
+    return (wrap(out[0]))
   end
   for d = t:dim(), 1, -1 do
     if t:size(d) == 1 then t = M.squeeze(t, d) end
@@ -168,7 +169,7 @@ end
 --- A view with a new dimension `dim` of size 1.
 function M.unsqueeze(t, dim)
   check(C.peri_tensor_unsqueeze(ptr(t), dimension(dim), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- A view whose dimension k is dimension order[k] of t.
 function M.permute(t, order)
@@ -221,23 +222,23 @@ end
 --- The largest element over a dimension, a list of dimensions, or all (nil); equal ones share the gradient.
 function M.amax(t, dim, keepdim)
   check(C.peri_op_amax(ptr(t), dims, fill_dims(dim), keepdim or false, false, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 function M.amin(t, dim, keepdim)
   check(C.peri_op_amax(ptr(t), dims, fill_dims(dim), keepdim or false, true, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 --- Three functions, as in PyTorch: of all elements (no dim): the largest one; along a dimension: the largest elements
 --- and their places (i64, from 0; of equal ones one that has it gets the gradient); with a tensor: maximum.
 function M.max(t, dim, keepdim)
-  if not dim then return M.amax(t) end
-  if type(dim) ~= "number" then return M.maximum(t, dim) end
+  if not dim then return (M.amax(t)) end
+  if type(dim) ~= "number" then return (M.maximum(t, dim)) end
   check(C.peri_op_max(ptr(t), dimension(dim), keepdim or false, out, out2))
   return wrap_two()
 end
 function M.min(t, dim, keepdim)
-  if not dim then return M.amin(t) end
-  if type(dim) ~= "number" then return M.minimum(t, dim) end
+  if not dim then return (M.amin(t)) end
+  if type(dim) ~= "number" then return (M.minimum(t, dim)) end
   check(C.peri_op_min(ptr(t), dimension(dim), keepdim or false, out, out2))
   return wrap_two()
 end
@@ -270,12 +271,12 @@ end
 
 local function variance(t, dim, keepdim, correction)
   local squares = M.square(M.sub(t, M.mean(t, dim, true)))
-  return M.affine(M.sum(squares, dim, keepdim), 1 / math.max(0, count(t, dim) - (correction or 1)), 0)
+  return (M.affine(M.sum(squares, dim, keepdim), 1 / math.max(0, count(t, dim) - (correction or 1)), 0))
 end
 --- The square root, whose gradient is 0 where it is 0.
 local function root(t)
   check(C.peri_op_root(ptr(t), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 M._root = root -- of this layer
 local function deviation(t, dim, keepdim, correction) return root(variance(t, dim, keepdim, correction)) end
@@ -287,14 +288,14 @@ function M.std(t, dim, keepdim, correction) return in_f32(deviation, t, dim, kee
 local function power_norm(t, p, dim, keepdim)
   local sum = M.sum(M.pow(M.abs(t), p), dim, keepdim)
   local zero = M.eq(sum, 0) -- there the root's derivative is infinite, and the gradient is 0
-  return M.masked_fill(M.pow(M.masked_fill(sum, zero, 1), 1 / p), zero, 0)
+  return (M.masked_fill(M.pow(M.masked_fill(sum, zero, 1), 1 / p), zero, 0))
 end
 local function norm(t, p, dim, keepdim)
   if p == 2 then return root(M.sum(M.square(t), dim, keepdim)) end
-  if p == 1 then return M.sum(M.abs(t), dim, keepdim) end
-  if p == math.huge then return M.amax(M.abs(t), dim, keepdim) end
-  if p == -math.huge then return M.amin(M.abs(t), dim, keepdim) end
-  if p == 0 then return M.sum(M.ne(t, 0):to(t:dtype()), dim, keepdim) end
+  if p == 1 then return (M.sum(M.abs(t), dim, keepdim)) end
+  if p == math.huge then return (M.amax(M.abs(t), dim, keepdim)) end
+  if p == -math.huge then return (M.amin(M.abs(t), dim, keepdim)) end
+  if p == 0 then return (M.sum(M.ne(t, 0):to(t:dtype()), dim, keepdim)) end
   if p < 0 or p ~= p then P.fail(("norm: p is %g, allowed: numbers >= 0, math.huge, -math.huge"):format(p)) end
   return power_norm(t, p, dim, keepdim)
 end
@@ -309,13 +310,13 @@ end
 --- t[1] + ... + t[i] along dim; of integers and bool in i64.
 function M.cumsum(t, dim)
   check(C.peri_op_running_sum(ptr(t), dimension(dim), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 --- t[1] * ... * t[i] along dim; of integers and bool in i64.
 function M.cumprod(t, dim)
   check(C.peri_op_running_product(ptr(t), dimension(dim), out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 -- -- making -----------------------------------------------------------------------------------------------------------
@@ -332,7 +333,7 @@ function Tensor.arange(start, stop, step, dtype, device)
   end
   local all_whole = start == math.floor(start) and stop == math.floor(stop) and step == math.floor(step)
   check(C.peri_tensor_arange(P.device(device), P.dtype(dtype or all_whole and "i64" or "f32"), start, step, n, out))
-  return wrap(out[0])
+  return (wrap(out[0]))
 end
 
 -- Numbers of rand and randn: streams of the rank's seed that neither parameters (0, 1, ...) nor dropout (from 2^52 on)
@@ -347,11 +348,11 @@ local function next_stream()
 end
 --- Uniform numbers in [0, 1) of a shape. nn.manual_seed sets the seed; ranks with one seed draw the same numbers.
 function Tensor.rand(shape, dtype, device)
-  return Tensor.uniform(shape, 0, 1, state.seed, next_stream(), dtype, device)
+  return (Tensor.uniform(shape, 0, 1, state.seed, next_stream(), dtype, device))
 end
 --- Normal numbers of mean 0 and deviation 1.
 function Tensor.randn(shape, dtype, device)
-  return Tensor.normal(shape, 0, 1, state.seed, next_stream(), dtype, device)
+  return (Tensor.normal(shape, 0, 1, state.seed, next_stream(), dtype, device))
 end
 
 -- -- what they take ---------------------------------------------------------------------------------------------------
@@ -361,24 +362,25 @@ signature.kind("dim_or_tensor", "a dimension (1, 2, ..., or -1, -2, ... from the
 end)
 signature.list_of("order", "a list of dimensions", "dim")
 
-signature.check_each("", M, { "eq", "ne", "lt", "le", "gt", "ge" }, "t: tensor, x: operand")
-signature.check_each("", M, { "isnan", "isfinite", "clone" }, "t: tensor")
-signature.check_each("", M, { "maximum", "minimum" }, "a: tensor, b: tensor")
-signature.check_each("", M, { "amax", "amin" }, "t: tensor, dim: dims?, keepdim: boolean?")
+signature.check_each_one("", M, { "eq", "ne", "lt", "le", "gt", "ge" }, "t: tensor, x: operand")
+signature.check_each_one("", M, { "isnan", "isfinite", "clone" }, "t: tensor")
+signature.check_each_one("", M, { "maximum", "minimum" }, "a: tensor, b: tensor")
+signature.check_each_one("", M, { "amax", "amin" }, "t: tensor, dim: dims?, keepdim: boolean?")
 signature.check_each("", M, { "max", "min" }, "t: tensor, dim: dim_or_tensor?, keepdim: boolean?")
-signature.check_each("", M, { "argmax", "argmin" }, "t: tensor, dim: dim?, keepdim: boolean?")
-signature.check_each("", M, { "sort", "argsort" }, "t: tensor, dim: dim?, descending: boolean?")
-signature.check_each("", M, { "var", "std" }, "t: tensor, dim: dims?, keepdim: boolean?, correction: number?")
-signature.check("", M, {
+signature.check_each_one("", M, { "argmax", "argmin" }, "t: tensor, dim: dim?, keepdim: boolean?")
+signature.check("", M, { sort = "t: tensor, dim: dim?, descending: boolean?",
+  topk = "t: tensor, k: count, dim: dim?, largest: boolean?" })
+signature.check_each_one("", M, { "var", "std" }, "t: tensor, dim: dims?, keepdim: boolean?, correction: number?")
+signature.check_one("", M, {
   where = "condition: tensor, a: operand, b: operand", masked_fill = "t: tensor, mask: tensor, value: scalar",
   clamp = "t: tensor, min: number?, max: number?", gather = "t: tensor, dim: dim, index: tensor",
   index_select = "t: tensor, dim: dim, ids: tensor", select = "t: tensor, dim: dim, i: integer",
   squeeze = "t: tensor, dim: dim?", unsqueeze = "t: tensor, dim: dim", permute = "t: tensor, order: order",
-  topk = "t: tensor, k: count, dim: dim?, largest: boolean?",
+  argsort = "t: tensor, dim: dim?, descending: boolean?",
   norm = "t: tensor, p: number?, dim: dims?, keepdim: boolean?", cumsum = "t: tensor, dim: dim",
   cumprod = "t: tensor, dim: dim",
 })
-signature.check("", Tensor, {
+signature.check_one("", Tensor, {
   arange = "start: number, stop: number?, step: number?, dtype: dtype?, device: device?",
   rand = "shape: list, dtype: dtype?, device: device?", randn = "shape: list, dtype: dtype?, device: device?",
 })

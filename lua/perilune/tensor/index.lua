@@ -28,7 +28,7 @@ local function bound(t, d, i, n, default)
 end
 
 --- By the method, which whoever records a model hears of.
-local function select(t, d, i) return methods.select(t, d, i) end
+local function select(t, d, i) return (methods.select(t, d, i)) end
 
 --- One entry of a list for each of the first dimensions: a number takes its dimension away, a list { start, stop, step
 --- } keeps a part.
@@ -53,7 +53,7 @@ end
 
 local function by_ids(t, ids)
   if t:dim() == 0 then P.fail(("%s: it has no dimension to index"):format(Tensor._text(t))) end
-  if ids:dtype() == "bool" then return Tensor._by_mask(t, ids) end
+  if ids:dtype() == "bool" then return (Tensor._by_mask(t, ids)) end
   local shape, rest = ids:shape(), t:shape()
   local rows = methods.index_select(t, 1, #shape == 1 and ids or ids:reshape(-1))
   if #shape == 1 then return rows end

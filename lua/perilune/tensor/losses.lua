@@ -9,8 +9,8 @@ local signature = require "perilune.signature"
 local alike = Tensor._alike
 
 local function reduce(func, losses, reduction)
-  if reduction == nil or reduction == "mean" then return F.mean(losses) end
-  if reduction == "sum" then return F.sum(losses) end
+  if reduction == nil or reduction == "mean" then return (F.mean(losses)) end
+  if reduction == "sum" then return (F.sum(losses)) end
   if reduction == "none" then return losses end
   P.fail(("%s: reduction '%s', allowed: none, mean, sum"):format(func, tostring(reduction)))
 end
@@ -58,7 +58,7 @@ local function huber(func, t, target, delta)
   alike(func, "t", t, "target", target)
   local d = F.abs(F.sub(t, target))
   local near = F.clamp(d, nil, delta)
-  return F.mul(near, F.sub(d, F.affine(near, 0.5, 0)))
+  return (F.mul(near, F.sub(d, F.affine(near, 0.5, 0))))
 end
 --- Half the squared difference up to delta (1), delta times the difference minus half of delta beyond it.
 function F.huber_loss(t, target, delta, reduction)
@@ -70,7 +70,7 @@ end
 function F.smooth_l1_loss(t, target, beta, reduction)
   beta = beta or 1
   if beta < 0 or beta ~= beta then P.fail(("smooth_l1_loss: beta is %g, allowed: numbers from 0"):format(beta)) end
-  if beta == 0 then return F.l1_loss(t, target, reduction) end
+  if beta == 0 then return (F.l1_loss(t, target, reduction)) end
   return reduce("smooth_l1_loss", F.affine(huber("smooth_l1_loss", t, target, beta), 1 / beta, 0), reduction)
 end
 
@@ -97,10 +97,10 @@ function F.cosine_similarity(a, b, dim, eps)
     a, b = a:expand(shape), b:expand(shape)
   end
   local x, y = F.clamp(F.norm(a, 2, dim, true), eps), F.clamp(F.norm(b, 2, dim, true), eps)
-  return F.sum(F.mul(F.div(a, x), F.div(b, y)), dim)
+  return (F.sum(F.mul(F.div(a, x), F.div(b, y)), dim))
 end
 
-local function square_of(x) return F.affine(F.sum(F.square(x), -1), 1, 1e-12) end
+local function square_of(x) return (F.affine(F.sum(F.square(x), -1), 1, 1e-12)) end
 --- Of rows a and b [B, D] and target [B]: 1 - cosine where it is 1, max(0, cosine - margin) where it is -1. margin: 0.
 --- Squares of sizes are 1e-12 larger here than they are, as PyTorch's: gradients of rows of zeros are not infinite.
 function F.cosine_embedding_loss(a, b, target, margin, reduction)
@@ -122,36 +122,44 @@ function F.kl_div(t, target, log_target, reduction)
     local known = F.where(F.gt(target, 0), target, 1) -- a target of 0 has no logarithm, and counts nothing
     loss = F.mul(target, F.sub(F.log(known), t))
   end
-  if reduction == "batchmean" then return F.affine(F.sum(loss), 1 / t:size(1), 0) end
+  if reduction == "batchmean" then return (F.affine(F.sum(loss), 1 / t:size(1), 0)) end
   return reduce("kl_div", loss, reduction)
 end
 
+local in_batch = { temperature = 1, log_q = util.optional, ids = util.optional, reduction = "mean" }
+local none = {}
+--- The options of in_batch_softmax_loss, if they are such. util.named refuses others; it is not compiled.
+local function in_batch_options(o)
+  local known = o.temperature == nil or type(o.temperature) == "number"
+  for name in pairs(o) do known = known and in_batch[name] ~= nil end -- any order: a set
+  return known and o or util.named("in_batch_softmax_loss", o, in_batch)
+end
 --- Sampled softmax with the batch's own items as negatives: row i of `queries` [B, D] should choose row i of `items`
 --- [B, D] among all of them. options: temperature (1) divides the products; log_q [B]: the logarithm of how often each
 --- item is drawn as a negative (its share of the data), which is subtracted from its logits, since frequent items are
 --- drawn too often; ids (i64 [B]): items with the same id are no negatives of each other; reduction.
 function F.in_batch_softmax_loss(queries, items, options)
-  local o = util.named("in_batch_softmax_loss", options or {},
-    { temperature = 1, log_q = util.optional, ids = util.optional, reduction = "mean" })
-  if not (o.temperature > 0 and o.temperature < math.huge) then
-    P.fail(("in_batch_softmax_loss: temperature is %s, allowed: finite numbers above 0"):format(o.temperature))
+  local o = in_batch_options(options or none)
+  local temperature = o.temperature or 1
+  if not (temperature > 0 and temperature < math.huge) then
+    P.fail(("in_batch_softmax_loss: temperature is %s, allowed: finite numbers above 0"):format(temperature))
   end
   if queries:dim() ~= 2 or items:dim() ~= 2 or queries:size(1) ~= items:size(1) then
     P.fail(("in_batch_softmax_loss: queries %s and items %s, wanted two dimensions each and as many rows"):format(
       Tensor._text(queries), Tensor._text(items)))
   end
   local n, device = queries:size(1), queries:device()
-  local logits = F.affine(F.matmul(queries, items:transpose(1, 2)), 1 / o.temperature, 0)
+  local logits = F.affine(F.matmul(queries, items:transpose(1, 2)), 1 / temperature, 0)
   if o.log_q then logits = F.sub(logits, o.log_q) end
   local own = Tensor.arange(0, n, 1, "i64", device)
   if o.ids then
     local same, self = F.eq(F.unsqueeze(o.ids, 2), o.ids), F.eq(F.unsqueeze(own, 2), own)
     logits = F.masked_fill(logits, F.gt(same, self), -math.huge) -- the same item, but not the row's own
   end
-  return F.cross_entropy(logits, own, o.reduction)
+  return (F.cross_entropy(logits, own, o.reduction))
 end
 
-signature.check("", F, {
+signature.check_one("", F, {
   bpr_loss = "positive: tensor, negative: tensor, reduction: string?",
   sigmoid_focal_loss = "t: tensor, target: tensor, alpha: number?, gamma: number?, reduction: string?",
   margin_ranking_loss = "a: tensor, b: tensor, target: tensor, margin: number?, reduction: string?",

@@ -13,7 +13,7 @@ function Tensor.linspace(start, stop, steps, dtype, device)
     P.fail(("linspace: dtype is '%s', allowed: f32, f64"):format(dtype))
   end
   local t = Tensor.arange(0, steps, 1, dtype, device)
-  if steps < 2 then return F.affine(t, 1, start) end
+  if steps < 2 then return (F.affine(t, 1, start)) end
   t = F.affine(t, (stop - start) / (steps - 1), start)
   t:slice(1, steps - 1, steps):fill(stop)
   return t
@@ -22,14 +22,14 @@ end
 --- Ones where the row's number is the column's, zeros elsewhere: [rows, columns], columns being rows if not given.
 function Tensor.eye(rows, columns, dtype, device)
   local at, along = Tensor.arange(0, rows, 1, "i64", device), Tensor.arange(0, columns or rows, 1, "i64", device)
-  return F.eq(F.unsqueeze(at, 2), along):to(dtype or "f32")
+  return (F.eq(F.unsqueeze(at, 2), along):to(dtype or "f32"))
 end
 
-function Tensor.full_like(t, value, dtype) return Tensor.full(t:shape(), value, dtype or t:dtype(), t:device()) end
-function Tensor.zeros_like(t, dtype) return Tensor.full_like(t, 0, dtype) end
-function Tensor.ones_like(t, dtype) return Tensor.full_like(t, 1, dtype) end
-function Tensor.rand_like(t, dtype) return Tensor.rand(t:shape(), dtype or t:dtype(), t:device()) end
-function Tensor.randn_like(t, dtype) return Tensor.randn(t:shape(), dtype or t:dtype(), t:device()) end
+function Tensor.full_like(t, value, dtype) return (Tensor.full(t:shape(), value, dtype or t:dtype(), t:device())) end
+function Tensor.zeros_like(t, dtype) return (Tensor.full_like(t, 0, dtype)) end
+function Tensor.ones_like(t, dtype) return (Tensor.full_like(t, 1, dtype)) end
+function Tensor.rand_like(t, dtype) return (Tensor.rand(t:shape(), dtype or t:dtype(), t:device())) end
+function Tensor.randn_like(t, dtype) return (Tensor.randn(t:shape(), dtype or t:dtype(), t:device())) end
 
 local WORD = 2 ^ -24 -- what peri.rand's numbers are multiples of
 
@@ -50,14 +50,14 @@ function Tensor.randint(low, high, shape, dtype, device)
     P.fail(("randint: from %s to below %s, wanted 1 to 2^53 numbers"):format(tostring(low), tostring(high)))
   end
   local places = F.floor(F.affine(fine(shape, device, range > MANY and 3 or 2), range, 0)):to "i64"
-  return F.add(F.clamp(places, 0, range - 1), low):to(dtype or "i64") -- the product may be rounded up to range
+  return (F.add(F.clamp(places, 0, range - 1), low):to(dtype or "i64")) -- the product may be rounded up to range
 end
 
 --- The numbers 0 .. n - 1 in an order by chance, all orders alike: i64.
-function Tensor.randperm(n, device) return F.argsort(fine({ n }, device, 2)) end
+function Tensor.randperm(n, device) return (F.argsort(fine({ n }, device, 2))) end
 
 --- 1 with the probability that t has at that place, else 0: of t's dtype.
-function F.bernoulli(t) return F.lt(fine(t:shape(), t:device(), 2), t):to(t:dtype()) end
+function F.bernoulli(t) return (F.lt(fine(t:shape(), t:device(), 2), t):to(t:dtype())) end
 
 --- For each row of weights (which need not add up to 1) the numbers of n columns, drawn with probabilities in
 --- proportion to them: i64. Without `replacement` no column twice: as many as n must have a weight.
@@ -120,19 +120,21 @@ function F.gumbel_softmax(t, tau, hard, dim)
   local kept = soft:detach()
   local _, place = F.max(kept, dim, true)
   local best = F.scatter(Tensor.zeros_like(kept), dim, place, 1)
-  return F.add(best, F.sub(soft, kept))
+  return (F.add(best, F.sub(soft, kept)))
 end
 
-signature.check("", Tensor, {
+signature.check_one("", Tensor, {
   linspace = "start: number, stop: number, steps: count, dtype: dtype?, device: device?",
   eye = "rows: count, columns: count?, dtype: dtype?, device: device?",
   full_like = "t: tensor, value: number, dtype: dtype?",
   randint = "low: integer, high: integer, shape: list, dtype: dtype?, device: device?",
   randperm = "n: count, device: device?",
 })
-signature.check_each("", Tensor, { "zeros_like", "ones_like", "rand_like", "randn_like" }, "t: tensor, dtype: dtype?")
-signature.check("", F, {
-  bernoulli = "t: tensor", multinomial = "t: tensor, n: count, replacement: boolean?", meshgrid = "tensors: list",
+signature.check_each_one("", Tensor, { "zeros_like", "ones_like", "rand_like", "randn_like" },
+  "t: tensor, dtype: dtype?")
+signature.check("", F, { meshgrid = "tensors: list" })
+signature.check_one("", F, {
+  bernoulli = "t: tensor", multinomial = "t: tensor, n: count, replacement: boolean?",
   gumbel_softmax = "t: tensor, tau: number?, hard: boolean?, dim: dim?",
 })
 for _, name in ipairs { "bernoulli", "multinomial", "gumbel_softmax" } do Tensor.methods[name] = F[name] end

@@ -140,7 +140,7 @@ local function sum_of(x, row, n)
       x:read(offset, rows)
       x = rows
     elseif row then x = x:slice(1, row, row + n) end
-    return Tensor._checksum(x)
+    return (Tensor._checksum(x))
   end)
 end
 
