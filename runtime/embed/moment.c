@@ -107,9 +107,11 @@ typedef struct batch {
     char *to;
 } batch;
 
-/** Tables in memory that the host reaches: copy rows [begin, end) of the batch. */
+/** Tables in memory that the host reaches: copy rows [begin, end) of the batch. They lie anywhere in a large table, so
+ *  rows are asked for ahead of time. */
 static void copy_here(void *ctx, int64_t begin, int64_t end)
 {
+    enum { AHEAD = 8, LINE = 64 }; /* rows; bytes of a cache line */
     const batch *b = ctx;
     const peri_tbe *tbe = b->w->tbe;
     const int64_t bytes = b->w->copy_bytes[b->table];
@@ -118,8 +120,11 @@ static void copy_here(void *ctx, int64_t begin, int64_t end)
         const peri__state *s = &tbe->state[p->state];
         const int64_t size = peri_dtype_size(s->dtype), stride = p->cols ? tbe->layout[p->table].stride : 1;
         const char *from = (const char *)peri__data(s->flat) + peri__state_offset(tbe, s, p->table) * size;
-        for (int64_t i = begin; i < end; i++)
+        for (int64_t i = begin; i < end; i++) {
+            const char *ahead = from + (b->rows[peri__min(i + AHEAD, end - 1)] - b->first) * stride * size;
+            for (int64_t at = 0; at < p->row_bytes; at += LINE) __builtin_prefetch(ahead + at);
             memcpy(b->to + i * bytes + p->offset, from + (b->rows[i] - b->first) * stride * size, (size_t)p->row_bytes);
+        }
     }
 }
 
@@ -247,7 +252,7 @@ static peri_status before(peri__row_watch *watch, peri_tbe *tbe, const peri__row
 {
     watched *w = (watched *)watch;
     int64_t *rows = NULL, n = 0;
-    if (atomic_load(&w->moment->failed) < 0) return PERI_OK;
+    if (atomic_load(&w->moment->failed) < 0 || w->bits.passed == w->bits.rows) return PERI_OK;
     const bool recording = peri__grad_swap(false);
     peri_status status = peri__row_bits_mark(tbe, &w->bits, change, true);
     if (status >= 0) status = fresh_rows(w, &rows, &n);

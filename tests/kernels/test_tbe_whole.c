@@ -138,9 +138,9 @@ static void the_largest_counter_is_found(void **state)
 
 /* -- rows in a bitmap ---------------------------------------------------------------------------------------------- */
 
-enum { MARK_ROWS = 1000, MARK_ITEMS = 3000, MARK_WORDS = (MARK_ROWS + 63) / 64, PAYLOAD = 20 };
+enum { MARK_ROWS = 1024, MARK_ITEMS = 3000, MARK_WORDS = (MARK_ROWS + 63) / 64, PAYLOAD = 20 };
 
-/** Every third row is named, by one to three items; behind row 299 stand ids that are no rows. */
+/** Every third row is named, by one to three items; behind row 300 and the last stand ids that are no rows. */
 static int64_t mark_items(uint64_t *sorted, float *touched)
 {
     int64_t n = 0;
@@ -148,9 +148,44 @@ static int64_t mark_items(uint64_t *sorted, float *touched)
         touched[row] = row % 3 == 0 ? 0.5f : 0;
         for (uint64_t k = 0; row % 3 == 0 && k <= row % 7 % 3; k++)
             sorted[n++] = row << PAYLOAD | (row * 31 + k) % 1000;
-        for (uint64_t k = 0; row == 299 && k < 5; k++) sorted[n++] = (uint64_t)MARK_ROWS << PAYLOAD | k;
+        for (uint64_t k = 0; (row == 300 || row == MARK_ROWS - 1) && k < 5; k++)
+            sorted[n++] = (uint64_t)MARK_ROWS << PAYLOAD | k;
     }
     return n;
+}
+
+/** Rows from @first on, by ranges of @part items, the last ranges first. @form: 0 sorted, 1 touched, 2 neither, of 500
+ *  rows. Every second row of the second half has its bit already, and so have all of a few words. */
+static void mark_rows(const peri_kernels *k, const uint64_t *sorted, int64_t n, const float *touched, int form,
+                      int64_t first, int64_t part)
+{
+    uint64_t bits[MARK_WORDS] = {0};
+    uint8_t listed[MARK_ROWS] = {0};
+    int64_t fresh[MARK_ROWS], n_fresh = 0, count = 0;
+    const int64_t range = form == 0 ? MARK_ITEMS : form == 1 ? MARK_ROWS : 500;
+#define MARKED_BEFORE(row) (((row) >= 250 && (row) < 460) || ((row) >= 500 && (row) % 2 == 0))
+    for (int64_t row = 0; row < MARK_ROWS; row++)
+        if (MARKED_BEFORE(row)) bits[row / 64] |= (uint64_t)1 << row % 64;
+    const peri_k_tbe_mark_args args = {.total_rows = MARK_ROWS,
+                                       .bits = bits,
+                                       .fresh = fresh,
+                                       .n_fresh = &n_fresh,
+                                       .sorted = form == 0 ? sorted : NULL,
+                                       .touched = form == 1 ? touched : NULL,
+                                       .n = &n,
+                                       .payload_bits = PAYLOAD,
+                                       .first = first};
+    for (int64_t at = (range - 1) / part * part; at >= 0; at -= part)
+        k->fn[PERI_K_tbe_mark](&args, at, at + part < range ? at + part : range);
+    for (int64_t i = 0; i < n_fresh; i++) listed[fresh[i]]++;
+    for (int64_t row = 0; row < MARK_ROWS; row++) {
+        const bool named = row >= first && (form == 2 ? row < first + 500 : row % 3 == 0);
+        assert_int_equal(bits[row / 64] >> row % 64 & 1, named || MARKED_BEFORE(row));
+        assert_int_equal(listed[row], named && !MARKED_BEFORE(row));
+        count += named && !MARKED_BEFORE(row);
+    }
+    assert_int_equal(count, n_fresh);
+#undef MARKED_BEFORE
 }
 
 static void rows_are_marked_once(void **state)
@@ -161,32 +196,9 @@ static void rows_are_marked_once(void **state)
     const int64_t n = mark_items(sorted, touched);
     for (size_t i = 0; i < ISAS; i++)
         for (int form = 0; form < 3; form++)
-            for (int64_t part = 1; kernels_of(isas[i]) && part < 5000; part = part * 7 + 1) {
-                uint64_t bits[MARK_WORDS] = {0};
-                int64_t fresh[MARK_ROWS], n_fresh = 0, range = form == 0 ? MARK_ITEMS : form == 1 ? MARK_ROWS : 500;
-                for (int64_t row = 250; row < 260; row++) bits[row / 64] |= (uint64_t)1 << row % 64;
-                peri_k_tbe_mark_args args = {.total_rows = MARK_ROWS,
-                                             .bits = bits,
-                                             .fresh = fresh,
-                                             .n_fresh = &n_fresh,
-                                             .n = &n,
-                                             .payload_bits = PAYLOAD,
-                                             .first = 200};
-                if (form == 0) args.sorted = sorted;
-                if (form == 1) args.touched = touched;
-                for (int64_t at = (range - 1) / part * part; at >= 0; at -= part)
-                    kernels_of(isas[i])->fn[PERI_K_tbe_mark](&args, at, at + part < range ? at + part : range);
-                int64_t count = 0;
-                uint8_t listed[MARK_ROWS] = {0};
-                for (int64_t k = 0; k < n_fresh; k++) listed[fresh[k]]++;
-                for (int64_t row = 0; row < MARK_ROWS; row++) {
-                    bool named = row >= 200 && (form == 2 ? row < 700 : row % 3 == 0), before = row >= 250 && row < 260;
-                    assert_int_equal(bits[row / 64] >> row % 64 & 1, named || before);
-                    assert_int_equal(listed[row], named && !before);
-                    count += named && !before;
-                }
-                assert_int_equal(count, n_fresh);
-            }
+            for (int64_t part = 1; kernels_of(isas[i]) && part < 5000; part = part * 7 + 1)
+                for (int64_t first = 0; first <= MARK_ROWS; first += 128)
+                    mark_rows(kernels_of(isas[i]), sorted, n, touched, form, first, part);
 }
 
 /* -- Shampoo ------------------------------------------------------------------------------------------------------- */
