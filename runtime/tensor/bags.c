@@ -62,9 +62,9 @@ peri_status peri__bags_init(const char *function, peri__bags *b, peri_tensor *le
                       .given_offsets = offsets != NULL,
                       .longest = -1};
     if (lengths) PERI_TRY(peri_tensor_contiguous(lengths, &b->lengths));
-    if (!offsets) return PERI_OK;
-    peri_status status = peri_tensor_contiguous(offsets, &b->offsets);
+    peri_status status = offsets ? peri_tensor_contiguous(offsets, &b->offsets) : PERI_OK;
     if (status < 0) peri__bags_fini(b);
+    else b->version = peri__bags_version(b);
     return status;
 }
 
@@ -77,9 +77,24 @@ void peri__bags_adopt(peri__bags *b, peri_tensor *lengths, peri_tensor *offsets,
                       .given_lengths = lengths != NULL,
                       .given_offsets = offsets != NULL,
                       .checked = true,
-                      .longest = -1};
+                      .longest = -1,
+                      .version = -1};
     if (lengths) peri_tensor_retain(lengths);
     if (offsets) peri_tensor_retain(offsets);
+}
+
+bool peri__bags_changed(peri__bags *b)
+{
+    if (b->version < 0 || b->report || b->version == peri__bags_version(b)) return false;
+    peri_tensor **derived = b->given_lengths ? &b->offsets : &b->lengths;
+    if (!(b->given_lengths && b->given_offsets)) {
+        peri_tensor_release(*derived);
+        *derived = NULL;
+    }
+    b->version = peri__bags_version(b);
+    b->checked = false;
+    b->longest = -1;
+    return true;
 }
 
 void peri__bags_fini(peri__bags *b)

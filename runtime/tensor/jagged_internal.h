@@ -41,6 +41,7 @@ typedef struct peri__bags {
     bool given_lengths, given_offsets; /* what the constructor got */
     bool checked;                   /* they are well formed */
     int64_t longest;                /* -1: not known */
+    int64_t version;                /* peri__bags_version when they were looked at; -1: no caller's tensors */
     peri__report *report;           /* a check on its way, or NULL */
 } peri__bags;
 
@@ -51,6 +52,10 @@ static inline int64_t peri__bags_version(const peri__bags *b)
     return (b->given_lengths ? peri_tensor_version(b->lengths) : 0) +
            (b->given_offsets ? peri_tensor_version(b->offsets) : 0);
 }
+
+/** Whether the caller has changed the given tensors in place since they were looked at: then what was derived from them
+ *  is gone, and they are to be checked again. */
+bool peri__bags_changed(peri__bags *b);
 
 /** Writes "key 'f2', sample 17" into @text. */
 typedef void (*peri__bag_text_fn)(const void *owner, int64_t bag, char *text, size_t len);

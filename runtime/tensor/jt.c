@@ -34,9 +34,20 @@ static peri_jt *shell(void)
     return jt;
 }
 
+/** Forget what was known of bags that the caller has changed since; whether they are to be checked at once, as new ones
+ *  are where the host can. */
+static bool look(peri_jt *jt)
+{
+    if (!peri__bags_changed(&jt->bags)) return false;
+    peri__free(jt->host_offsets);
+    jt->host_offsets = NULL;
+    return peri_device_host_access(peri__device(jt->values));
+}
+
 /** Check and bring the longest bag to the host. */
 static peri_status sync(peri_jt *jt, const char *function)
 {
+    look(jt);
     if (jt->bags.longest >= 0) return PERI_OK;
     jt->bags.checked = false; /* only a check finds the longest */
     PERI_TRY(peri__bags_post(&jt->bags, NULL, 0, 0));
@@ -113,6 +124,7 @@ peri_status peri_jt_lengths(peri_jt *jt, peri_tensor **out)
 {
     PERI_NEED(jt);
     PERI_NEED(out);
+    if (look(jt)) PERI_TRY(sync(jt, "peri_jt_lengths"));
     PERI_TRY(peri__bags_lengths(&jt->bags));
     return peri__share(jt->bags.lengths, out);
 }
@@ -121,6 +133,7 @@ peri_status peri_jt_offsets(peri_jt *jt, peri_tensor **out)
 {
     PERI_NEED(jt);
     PERI_NEED(out);
+    if (look(jt)) PERI_TRY(sync(jt, "peri_jt_offsets"));
     PERI_TRY(peri__bags_offsets(&jt->bags));
     return peri__share(jt->bags.offsets, out);
 }
@@ -145,6 +158,7 @@ peri_status peri_jt_offsets_on_host(peri_jt *jt, const int64_t **out)
 {
     PERI_NEED(jt);
     PERI_NEED(out);
+    look(jt);
     if (!jt->host_offsets) {
         peri_tensor *wide = NULL;
         int64_t n = jt->bags.bags + 1, *host = NULL;

@@ -284,6 +284,7 @@ peri_status peri_jt_copy(peri_jt *dst, peri_jt *src)
     if (dst->weights) PERI_TRY(peri_tensor_copy(dst->weights, src->weights));
     if (dst->bags.lengths) PERI_TRY(peri_tensor_copy(dst->bags.lengths, src->bags.lengths));
     if (dst->bags.offsets) PERI_TRY(peri_tensor_copy(dst->bags.offsets, src->bags.offsets));
+    if (dst->bags.version >= 0) dst->bags.version = peri__bags_version(&dst->bags);
     return peri_device_host_access(peri__device(dst->values)) ? peri_jt_validate(dst) : PERI_OK;
 }
 

@@ -311,10 +311,26 @@ peri_status peri_kjt_inverse_indices(peri_kjt *k, peri_tensor **out)
     return peri__share(k->inverse, out);
 }
 
+/** Whether the host knows the sizes of what the bags are now. */
+static bool is_synced(peri_kjt *k)
+{
+    if (peri__bags_changed(&k->bags)) k->synced = false;
+    return k->synced;
+}
+
+/** Bags that the caller has changed since they were looked at are checked as new ones are: at once where the host
+ *  can. */
+static peri_status look(peri_kjt *k)
+{
+    if (is_synced(k) || k->bags.checked || !peri_device_host_access(peri__device(k->values))) return PERI_OK;
+    return peri_kjt_sync(k);
+}
+
 peri_status peri_kjt_lengths(peri_kjt *k, peri_tensor **out)
 {
     PERI_NEED(k);
     PERI_NEED(out);
+    PERI_TRY(look(k));
     PERI_TRY(peri__bags_lengths(&k->bags));
     return peri__share(k->bags.lengths, out);
 }
@@ -323,6 +339,7 @@ peri_status peri_kjt_offsets(peri_kjt *k, peri_tensor **out)
 {
     PERI_NEED(k);
     PERI_NEED(out);
+    PERI_TRY(look(k));
     if (!k->bags.offsets && !k->bags.checked) PERI_TRY(peri_kjt_sync_post(k)); /* the check makes them on its way */
     PERI_TRY(peri__bags_offsets(&k->bags));
     return peri__share(k->bags.offsets, out);
@@ -353,7 +370,7 @@ static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
 peri_status peri_kjt_sync_post(peri_kjt *k)
 {
     PERI_NEED(k);
-    if (k->synced || k->bags.report) return PERI_OK;
+    if (is_synced(k) || k->bags.report) return PERI_OK;
     peri_tensor *bounds = NULL;
     int64_t n = k->keys->count + 1;
     PERI_TRY(peri__inverse_post(k));
@@ -384,7 +401,7 @@ static peri_status finish(peri_kjt *k)
 peri_status peri_kjt_sync_test(peri_kjt *k)
 {
     PERI_NEED(k);
-    if (k->synced) return PERI_OK;
+    if (is_synced(k)) return PERI_OK;
     PERI_TRY(peri_kjt_sync_post(k));
     peri_status status = peri__report_test(k->bags.report);
     if (status == PERI_OK && k->inverse_report) status = peri__report_test(k->inverse_report);
@@ -394,7 +411,7 @@ peri_status peri_kjt_sync_test(peri_kjt *k)
 peri_status peri_kjt_sync(peri_kjt *k)
 {
     PERI_NEED(k);
-    if (k->synced) return PERI_OK;
+    if (is_synced(k)) return PERI_OK;
     PERI_TRY(peri_kjt_sync_post(k));
     PERI_TRY(peri__report_wait(k->bags.report));
     if (k->inverse_report) PERI_TRY(peri__report_wait(k->inverse_report));

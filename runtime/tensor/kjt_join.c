@@ -308,6 +308,7 @@ peri_status peri_kjt_copy(peri_kjt *dst, peri_kjt *src)
     if (dst->bags.offsets) PERI_TRY(peri_tensor_copy(dst->bags.offsets, src->bags.offsets));
     dst->bags.given_lengths = dst->bags.lengths != NULL;
     dst->bags.given_offsets = dst->bags.offsets != NULL && (!dst->bags.lengths || src->bags.given_offsets);
+    if (dst->bags.version >= 0) dst->bags.version = peri__bags_version(&dst->bags);
     if (!src->synced) return peri_device_host_access(peri__kjt_device(dst)) ? peri_kjt_sync(dst) : PERI_OK;
     size_t n = (size_t)dst->keys->count;
     memcpy(dst->length_per_key, src->length_per_key, sizeof(int64_t) * n);

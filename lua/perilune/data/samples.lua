@@ -59,7 +59,7 @@ local LARGEST = 0x1.fffffep127 -- of f32
 local function number_of(self, row, sample, name)
   local x = sample[name]
   if x == nil and name == "label" then return 0 end
-  if type(x) ~= "number" or not (math.abs(x) <= LARGEST) then
+  if type(x) ~= "number" or x ~= x or math.abs(x) > LARGEST then
     bad(self, row, name, x, type(x) == "number" and math.abs(x) < math.huge and "a number that f32 can hold"
       or "a finite number")
   end

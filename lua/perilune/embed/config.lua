@@ -152,7 +152,7 @@ end
 --- The checks of a constructor once more, for fields may have been assigned since.
 local function check_again(self, known)
   local now = {}
-  for name in pairs(known) do now[name] = self[name] end -- any order: fields
+  for name in util.ordered(known) do now[name] = self[name] end
   fill(self, now, known)
 end
 

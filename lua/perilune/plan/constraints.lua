@@ -87,7 +87,7 @@ function M.check(func, constraints, model)
   end
   for name, c in util.ordered(constraints) do
     local now = {} -- once more: fields may have been assigned since
-    for field in pairs(arguments) do now[field] = c[field] end -- any order: fields
+    for field in util.ordered(arguments) do now[field] = c[field] end
     ParameterConstraints(now)
     if not known[name] then
       P.fail(("%s: constraints of table '%s', which the model has not; it has: %s%s"):format(func, tostring(name),

@@ -233,15 +233,15 @@ function Topology:init(args)
     self.devices[r + 1] = device
   end
   self._made = {}
-  for name in pairs(arguments) do self._made[name] = self[name] end -- any order: fields
+  for name in util.ordered(arguments) do self._made[name] = self[name] end
 end
 
 --- An error if a field was assigned since: `devices`, and what is compared with these, were made of it. Local.
 function Topology:_check()
   for name, was in util.ordered(self._made) do
     if self[name] ~= was then
-      P.fail(("Topology: %s is now %s, but was %s when it was made, and plans go on with that; make another one"):format(
-        name, signature.text(self[name]), signature.text(was)))
+      P.fail(("Topology: %s is now %s, but was %s when it was made, and plans go on with that; make another one")
+        :format(name, signature.text(self[name]), signature.text(was)))
     end
   end
 end
