@@ -354,7 +354,8 @@ describe("collective_plan", function()
   it("refuses what was assigned after it was checked, or would not be heeded", function()
     local model = plan.describe.of { tables = { { name = "t", num_embeddings = 400, embedding_dim = 16 } } }
     for _, case in ipairs {
-      { "topology", "ddr_cap", 100, "Topology: ddr_cap is now 100, but was %d+ when it was made" }, { "topology", "world_size", 3, "Topology: world_size is now 3, but was 2" },
+      { "topology", "ddr_cap", 100, "Topology: ddr_cap is now 100, but was %d+ when it was made" },
+      { "topology", "world_size", 3, "Topology: world_size is now 3, but was 2" },
       { "constraint", "compute_kernels", "fused", "compute_kernels" },
       { "constraint", "pooling_factors", { -1 }, "pooling_factors%[1%] is %-1, allowed" } } do
       local changed = { topology = plan.Topology { world_size = 2 }, constraint = plan.ParameterConstraints {} }
