@@ -263,8 +263,9 @@ def save(path, parts, optimizers=None, values=None, steps=0):
                 tree = from_optimizer(part, tree, optimizers[part], steps)
             elif "param_groups" in tree or part.endswith(".tables"):
                 raise ValueError(f"part '{part}' is an optimizer's: say which in optimizers={{'{part}': 'Adam'}}")
-            else:
+            else:  # torch's batch norm counts batches, for momentum=None alone; Perilune's has no such count
                 extra[part] = {}
+                tree = {name: value for name, value in tree.items() if name.rsplit(".")[-1] != "num_batches_tracked"}
             trees[part] = flatten(part, tree, tensors)
         return trees
 
