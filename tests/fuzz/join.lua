@@ -1,10 +1,11 @@
 -- join.lua: everything that keeps a model, in one run: at random, steps, full saves and increments (at once, or behind
 -- the next steps), `model:reshard`, loads into new models, ways back to older checkpoints, from where the chain forks,
--- compactions, removals, loads of the model alone, under its names or others, and a follower; over tables in memory and
--- in files, of several dtypes, and maps of raw ids of both kinds. A run has up to three phases, each on another number
--- of ranks, which begins with a load. The law: after each of them the state is that of a run that only trained, bit for
--- bit; what is loaded or followed is that of the step that was saved; and a checkpoint can be removed unless another
--- one stands on it.
+-- compactions, removals, loads of the model alone, under its names or others, a reader, and a follower; over tables in
+-- memory and in files, of several dtypes, and maps of raw ids of both kinds. A run has up to three phases, each on
+-- another number of ranks, which begins with a load. In half of the runs a Saver saves, which removes old checkpoints.
+-- The law: after each of them the state is that of a run that only trained, bit for bit; what is loaded, read or
+-- followed is that of the step that was saved; a checkpoint can be removed unless another one stands on it, or somebody
+-- reads it; and a Saver removes all that it does not have to keep (to_leave), and nothing else.
 --
 --   luajit tests/fuzz/join.lua [RUNS [SEED]]       as `make test` runs it; a failure prints the run and how to repeat
 --                                                  it
@@ -53,7 +54,7 @@ local function plan_of(below, case, ranks)
 end
 
 local things = { "step", "step", "step", "full", "full behind", "increment", "increment", "increment behind", "reshard",
-  "load", "follow", "back", "compact", "remove", "model alone", "model renamed" }
+  "load", "follow", "back", "compact", "remove", "model alone", "model renamed", "read" }
 local planned = peri.util.index_of { "reshard", "load", "back", "model alone", "model renamed" }
 
 local function draw(seed)
@@ -61,6 +62,8 @@ local function draw(seed)
   local case = { optimizer = pick(below, { "rowwise_adagrad", "adam", "sgd" }), files = below(2) == 0, phases = {},
     map = pick(below, { "lfu", "lru", "ttl", "ttl", false }),
     dtype = pick(below, { "FP32", "FP32", "FP16", "BF16" }) }
+  case.keep = below(2) == 0 and { newest = 1 + below(3), every = pick(below, { 2, 3, 5, false }),
+    full_every = 1 + below(4), async = below(2) == 0 } or false
   case.by_row = case.optimizer == "rowwise_adagrad" -- a number for each row: columns that are cut anew take the mean
   for k = 1, 1 + below(3) do
     local phase = { ranks = below(3) + 1, list = {} }
@@ -79,7 +82,10 @@ local function text_of(case)
   local function words(p)
     return ("a %s, b %s%s"):format(tostring(p.ebc.a), tostring(p.ebc.b), p.mc and ", raw " .. tostring(p.mc.raw) or "")
   end
-  local lines = { ("%s, %s, map %s"):format(case.optimizer, case.dtype, tostring(case.map)) }
+  local keep = case.keep
+  local lines = { ("%s, %s, map %s%s"):format(case.optimizer, case.dtype, tostring(case.map), keep
+    and (", keep %d, every %s, full every %d%s"):format(keep.newest, tostring(keep.every), keep.full_every,
+      keep.async and ", async" or "") or "") }
   for _, phase in ipairs(case.phases) do
     lines[#lines + 1] = ("%d ranks, %s"):format(phase.ranks, words(phase.plan))
     for _, x in ipairs(phase.list) do
@@ -158,12 +164,125 @@ end
 
 --- s: { case =, world =, phase = its number, plan = its plan, p = the run, never = one that only trains, history = the
 --- batches of their steps, i = the last batch of any step, saves = list of what is in the folder: { path =, history =,
---- text = of the state, model = numbers_of, phase =, start = }, start = the one that `never` began with (nil: none):
---- dense sums of other numbers of ranks round otherwise, tip = the one that the run was saved as, or loaded from, last,
---- n = saves so far, folder =, pending = a save behind the steps, follower =, fans = what it follows with, followed =
---- path }.
+--- text = of the state, model = numbers_of, phase =, start =, run = path of the first save of its Saver's run }, start
+--- = what `never` began with (nil: nothing): dense sums of other numbers of ranks round otherwise, tip = the one that
+--- the run was saved as, or loaded from, last, n = saves so far, folder =, pending = a save behind the steps,
+--- follower =, fans = what it follows with, open = of rank 0, by who reads: { c = the checkpoint of "read", saved =,
+--- names = of what it stands on }, saver =, run = as of saves, from = what the Saver went on from, unswept = whether it
+--- has removed nothing since its last save, starts = copies so far }.
 local does = {}
 local function parts(p) return { model = p.model, optimizer = p.optimizer } end
+--- What rank 0 does, and tells the others.
+local function of_first(s, f)
+  s.world:barrier():wait()
+  return s.world:all_gather_object(s.world:rank() == 0 and f() or false)[1]
+end
+local function name_of(path) return path:match "[^/]*$" end
+--- Names of the checkpoints that one stands on, itself too.
+local function stands_on(saved)
+  local c, set = peri.checkpoint.open(saved.path), {}
+  for _, path in ipairs(c:levels()) do set[name_of(path)] = true end
+  c:close()
+  return set
+end
+
+-- -- what a Saver keeps -----------------------------------------------------------------------------------------------
+
+--- Names of what the Saver has to leave of s.saves (the oldest first), which stand on stood[saved]: the newest of its
+--- run and those of certain steps, what it went on from, all of other runs, what is read, and what these stand on.
+local function to_leave(s, stood)
+  local names, own, keep = {}, 0, s.case.keep
+  for k = #s.saves, 1, -1 do
+    local one = s.saves[k]
+    local of_step = keep.every and #one.history % keep.every == 0
+    own = own + (one.run == s.run and 1 or 0)
+    if one.run ~= s.run or own <= keep.newest or one.path == s.from or of_step then
+      for name in pairs(stood[one]) do names[name] = true end -- luacheck: ignore 512
+    end
+  end
+  for _, reader in pairs(s.open) do -- luacheck: ignore 512
+    for name in pairs(reader.names) do names[name] = true end -- luacheck: ignore 512
+  end
+  return names
+end
+
+local function is_there(path)
+  local file = io.open(path)
+  if file then file:close() end
+  return file ~= nil
+end
+local strange = { "notes", "save-000002-step-1/rank-0.safetensors" } -- what is no checkpoint
+
+--- In f the Saver removes what it does not keep, of s.saves and, if f adds one to them, that.
+local function sweeping(s, f)
+  local stood = {}
+  of_first(s, function()
+    for _, one in ipairs(s.saves) do stood[one] = stands_on(one) end
+  end)
+  f()
+  local there = of_first(s, function()
+    for _, one in ipairs(s.saves) do stood[one] = stood[one] or stands_on(one) end
+    local leave, set = to_leave(s, stood), {}
+    for _, one in ipairs(s.saves) do
+      local name = name_of(one.path)
+      set[name] = is_there(one.path .. "/manifest.json")
+      if set[name] ~= (leave[name] or false) then
+        error(("the Saver has %s %s"):format(set[name] and "left" or "removed", name), 0)
+      end
+    end
+    for _, name in ipairs(strange) do assert(is_there(s.folder .. "/" .. name), name) end
+    return set
+  end)
+  for k = #s.saves, 1, -1 do
+    if not there[name_of(s.saves[k].path)] then table.remove(s.saves, k) end
+  end
+end
+
+--- Save by the Saver, and let it remove what it does not keep: that is done when a save has ended, so with async it is
+--- the save before that is looked at.
+local function save_kept(s, new)
+  local keep = s.case.keep
+  local function act()
+    new.path = s.saver:save(#s.history, { step = #s.history })
+    if not keep.async then
+      s.run = s.run or new.path
+      new.run = s.run
+      table.insert(s.saves, new)
+    end
+  end
+  if not keep.async or s.unswept then sweeping(s, act) else act() end
+  if not keep.async then return end
+  s.run, s.unswept = s.run or new.path, true
+  new.run, s.pending = s.run, s.saver.saving.handle
+  table.insert(s.saves, new)
+end
+
+local function close_saver(s)
+  local function act() s.saver:close() end
+  if s.saver then
+    if s.unswept then sweeping(s, act) else act() end
+  end
+  s.saver, s.run, s.from, s.unswept = nil, nil, nil, false
+end
+
+--- A Saver that goes on from `saved` (nil: nothing), into parts `p`; anew: it is not told what was loaded.
+local function open_saver(s, p, saved, anew)
+  local keep, newest = s.case.keep, s.saves[#s.saves]
+  local auto = saved and saved == newest and not anew
+  s.saver = peri.checkpoint.Saver { folder = s.folder, parts = parts(p), group = s.world, keep = keep.newest,
+    keep_every = keep.every or nil, full_every = keep.full_every, async = keep.async, every = 1000,
+    resume = not saved and "auto" or anew and "no" or auto and "auto" or saved.path }
+  s.run, s.from = saved and not anew and saved.run or nil, saved and not anew and saved.path or nil
+  local function act()
+    local at, values = s.saver:resume()
+    expect(tostring(saved and not anew and #saved.history or nil), tostring(at), "the step of resume")
+    if at then expect(tostring(at), tostring(values.step), "what was saved beside") end
+  end
+  if auto then sweeping(s, act) else act() end
+end
+
+-- -- what is done -----------------------------------------------------------------------------------------------------
+
 function does.step(s)
   s.i = s.i + 1
   s.history[#s.history + 1] = s.i
@@ -180,6 +299,7 @@ local function save(s, async, parent)
   local path = ("%s/save-%06d-step-%d"):format(s.folder, s.n, #s.history) -- names that say their order
   s.tip = { path = path, history = peri.util.copy(s.history), text = state(s.p), model = numbers_of(s.p.model),
     phase = s.phase, start = s.start }
+  if s.saver then return save_kept(s, s.tip) end
   s.saves[#s.saves + 1] = s.tip
   local handle = peri.checkpoint.save(path, parts(s.p),
     { group = s.world, async = async, increments = true, increment_of = parent and parent.path })
@@ -194,16 +314,20 @@ function does.reshard(s, x)
   s.p.model:reshard(x.plan, { folder = s.folder .. "/.." })
 end
 --- The run is that of a checkpoint now.
-local function go_on_from(s, saved, entries)
+local function go_on_from(s, saved, entries, anew)
   local loaded = build(s.case, s.world, entries)
-  peri.checkpoint.load(saved.path, parts(loaded), { group = s.world, increments = true })
+  if s.case.keep then open_saver(s, loaded, saved, anew) end
+  if not s.case.keep or anew then
+    peri.checkpoint.load(saved.path, parts(loaded), { group = s.world, increments = true })
+  end
   expect(saved.text, state(loaded), "what was loaded")
   s.p, s.tip = loaded, saved
 end
 function does.load(s, x)
   settle(s)
   if not s.tip then return end
-  go_on_from(s, s.tip, x.plan)
+  close_saver(s)
+  go_on_from(s, s.tip, x.plan, x.which % 4 == 0)
   for k = #s.tip.history + 1, #s.history do step(s.p, s.history[k]) end
 end
 --- Train a new model as the run was, from the start on.
@@ -212,22 +336,23 @@ local function train_alone(s)
   if s.start then peri.checkpoint.load(s.start.path, parts(s.never), { group = s.world }) end
   for k = s.start and #s.start.history + 1 or 1, #s.history do step(s.never, s.history[k]) end
 end
+--- A checkpoint that was loaded, and what it stands on, as what `never` begins with: nobody removes it there.
+local function start_of(s, saved)
+  s.starts = s.starts + 1
+  local to = ("%s/start-%d-%d"):format(kept, s.phase, s.starts)
+  of_first(s, function() assert(os.execute(("cp -r %s %s"):format(s.folder, to)) == 0) end)
+  return { path = to .. "/" .. name_of(saved.path), history = saved.history }
+end
 local function which(s, x) return s.saves[x.which % math.max(#s.saves, 1) + 1] end
 function does.back(s, x)
   settle(s)
+  if not which(s, x) then return end
+  close_saver(s)
   local saved = which(s, x)
-  if not saved then return end
-  go_on_from(s, saved, x.plan)
-  s.history, s.start = peri.util.copy(saved.history), saved
-  if saved.phase == s.phase then s.start = saved.start end
+  go_on_from(s, saved, x.plan, x.which % 4 == 0)
+  s.history, s.start = peri.util.copy(saved.history), saved.start
+  if saved.phase ~= s.phase then s.start = start_of(s, saved) end
   train_alone(s)
-end
---- What rank 0 does, and tells the others.
-local function on_first(s, f)
-  settle(s)
-  s.world:barrier():wait()
-  local result = s.world:all_gather_object(s.world:rank() == 0 and f() or false)[1]
-  return result
 end
 local function loads(s, saved, entries)
   local loaded = build(s.case, s.world, entries)
@@ -235,44 +360,57 @@ local function loads(s, saved, entries)
   expect(saved.text, state(loaded), saved.path)
 end
 function does.compact(s, x)
+  settle(s)
   local saved = which(s, x)
   if not saved then return end
-  on_first(s, function()
+  of_first(s, function()
     local c = peri.checkpoint.open(saved.path)
-    if c:parent() then c:compact(saved.path, true) end
+    if c:parent() then
+      c:compact(saved.path, true)
+      for _, reader in pairs(s.open) do reader.names[name_of(saved.path)] = nil end -- it reads the old one
+    end
     c:close()
   end)
   for _, other in ipairs(s.saves) do loads(s, other, s.plan) end
 end
---- Names of the checkpoints that one stands on, itself too.
-local function stands_on(saved)
-  local c, set = peri.checkpoint.open(saved.path), {}
-  for _, path in ipairs(c:levels()) do set[path:match "[^/]*$"] = true end
-  c:close()
-  return set
-end
 function does.remove(s, x)
   settle(s)
   local saved = which(s, x)
-  if not saved or saved == s.tip or saved == s.saves[#s.saves] or saved == s.start or saved.path == s.followed then
-    return
-  end
-  for _, other in ipairs(s.saves) do
-    if other.start == saved then return end
-  end
-  local gone = on_first(s, function()
-    local wanted = false
-    for _, other in ipairs(s.saves) do
-      wanted = wanted or other ~= saved and stands_on(other)[saved.path:match "[^/]*$"] or false
-    end
+  if not saved or saved == s.tip or saved == s.saves[#s.saves] then return end
+  local gone = of_first(s, function()
+    local name, wanted = name_of(saved.path), false
+    for _, other in ipairs(s.saves) do wanted = wanted or other ~= saved and stands_on(other)[name] or false end
+    local is_read = false
+    for _, reader in pairs(s.open) do is_read = is_read or reader.names[name] or false end
     local ok, err = pcall(peri.checkpoint.remove, saved.path)
-    if not (ok or wanted) then error(err, 0) end
+    if not (ok or wanted or is_read) then error(err, 0) end
+    if ok and is_read then error(("%s was removed, and is read"):format(name), 0) end
     return ok -- what is needed may have a double of the same digest; else it is missed below
   end)
   for k = #s.saves, 1, -1 do
     if gone and s.saves[k] == saved then table.remove(s.saves, k) end
   end
   for _, other in ipairs(s.saves) do loads(s, other, s.plan) end
+end
+--- What was opened before still is what it was; then another one is.
+local function read_on(s, saved)
+  settle(s)
+  of_first(s, function()
+    local reader = s.open.reader
+    if reader then
+      for name, numbers in peri.util.ordered(reader.saved.model) do
+        if reader.c:has("model/" .. name) then
+          expect(numbers, text { reader.c:read("model/" .. name) }, "what is read of " .. name)
+        end
+      end
+      reader.c:close()
+    end
+    s.open.reader = saved and { c = peri.checkpoint.open(saved.path), saved = saved, names = stands_on(saved) } or nil
+  end)
+end
+function does.read(s, x)
+  settle(s)
+  read_on(s, which(s, x))
 end
 does["model alone"] = function(s, x)
   settle(s)
@@ -305,9 +443,9 @@ function does.follow(s)
   if not newest then return end
   s.fans = s.fans or build(s.case, s.world, s.plan)
   s.follower = s.follower or peri.checkpoint.follow(s.folder, parts(s.fans), { group = s.world })
-  local path, why = s.follower:poll()
-  if why then error("the follower: " .. why, 0) end
-  s.followed = path or s.followed
+  local path, why = s.follower:poll() -- or what was saved beside
+  if not path and why then error("the follower: " .. why, 0) end
+  if path then s.open.follower = { names = stands_on(newest) } end
   expect(newest.text, state(s.fans), "what was followed")
 end
 
@@ -315,18 +453,25 @@ end
 local function run_phase(case, number, left, shows)
   local phase, result = case.phases[number], nil
   sim.run(phase.ranks, function(rank, world)
-    local s = { case = case, world = world, plan = phase.plan, phase = number, start = left and left.tip or nil,
+    local s = { case = case, world = world, plan = phase.plan, phase = number, starts = 0, open = {},
       i = left and left.i or 0, n = left and left.n or 0,
       saves = left and peri.util.copy(left.saves) or {}, history = left and peri.util.copy(left.history) or {},
       folder = kept .. "/saves", p = build(case, world, phase.plan) }
+    if left then
+      go_on_from(s, left.tip, phase.plan)
+      s.start = start_of(s, left.tip)
+    elseif case.keep then
+      open_saver(s, s.p)
+    end
     train_alone(s)
-    if left then go_on_from(s, left.tip, phase.plan) end
     for k, x in ipairs(phase.list) do
       if shows and rank == 0 then print(k, x.what) end
       does[x.what](s, x)
       expect(state(s.never), state(s.p), ("number %d (%s)"):format(k, x.what))
     end
     does.full(s)
+    read_on(s)
+    close_saver(s)
     if s.follower then s.follower:close() end
     if rank == 0 then result = s end
   end)
@@ -335,6 +480,9 @@ end
 
 local function run(case, shows)
   os.execute(("rm -rf %s; mkdir -p %s/saves"):format(kept, kept))
+  if case.keep then
+    os.execute(("cd %s/saves && mkdir save-000002-step-1 && touch %s"):format(kept, table.concat(strange, " ")))
+  end
   local left
   for number = 1, #case.phases do left = run_phase(case, number, left, shows) end
   os.execute("rm -rf " .. kept)
