@@ -40,7 +40,7 @@ static peri_kernels tables[ISA_COUNT];
 static const char *const isa_names[ISA_COUNT] = {"ref", "avx2", "avx512"};
 
 /** X(name) for the units of kernels/cpu that have a table; no kernel is in two of them. */
-#define UNITS(X) X(dense) X(sparse) X(route) X(tbe) X(sequence)
+#define UNITS(X) X(dense) X(product) X(sparse) X(route) X(tbe) X(sequence)
 
 #if defined(PERI_ISA_avx2)
 #define X(unit) extern const peri_kernels peri_kernels_avx2_##unit;

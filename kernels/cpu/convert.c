@@ -4,6 +4,7 @@
  * and from the 16-bit floats and f64, and of i32 to and from i64. Everything else goes through ref's scalar rules row
  * by row.
  */
+#include "convert.h"
 
 static void cpu_fill(const void *args, int64_t begin, int64_t end)
 {
@@ -25,8 +26,7 @@ static int64_t cpu_element_size(int32_t dtype)
     return sizes[dtype];
 }
 
-/** One row of n elements, element strides ds and ss. */
-static void cpu_convert_row(void *dst, int32_t dd, int64_t ds, const void *src, int32_t sd, int64_t ss, int64_t n)
+void cpu_convert_row(void *dst, int32_t dd, int64_t ds, const void *src, int32_t sd, int64_t ss, int64_t n)
 {
     if (dd == sd && ds == 1 && ss == 1) {
         memcpy(dst, src, (size_t)(n * cpu_element_size(dd)));

@@ -651,9 +651,8 @@ static void cpu_cross_entropy_grad(const void *args, int64_t begin_row, int64_t 
 #define K_CPU_DENSE                                                                                                    \
     [PERI_K_axpy] = cpu_axpy, [PERI_K_unary] = cpu_unary, [PERI_K_unary_grad] = cpu_unary_grad,                        \
     [PERI_K_binary] = cpu_binary, [PERI_K_muladd] = cpu_muladd, [PERI_K_bias_act] = cpu_bias_act,                      \
-    [PERI_K_panel_product] = cpu_panel_product, [PERI_K_act_grad] = cpu_act_grad, [PERI_K_cross] = cpu_cross,          \
-    [PERI_K_cross_grad] = cpu_cross_grad, [PERI_K_sum_dim] = cpu_sum_dim, [PERI_K_softmax] = cpu_softmax,              \
-    [PERI_K_softmax_grad] = cpu_softmax_grad, [PERI_K_layer_norm] = cpu_layer_norm,                                    \
-    [PERI_K_layer_norm_grad] = cpu_layer_norm_grad, [PERI_K_dropout] = cpu_dropout, [PERI_K_loss] = cpu_loss,          \
-    [PERI_K_cross_entropy] = cpu_cross_entropy, [PERI_K_cross_entropy_grad] = cpu_cross_entropy_grad,                  \
-    K_CPU_INTERACTION
+    [PERI_K_act_grad] = cpu_act_grad, [PERI_K_cross] = cpu_cross, [PERI_K_cross_grad] = cpu_cross_grad,                \
+    [PERI_K_sum_dim] = cpu_sum_dim, [PERI_K_softmax] = cpu_softmax, [PERI_K_softmax_grad] = cpu_softmax_grad,          \
+    [PERI_K_layer_norm] = cpu_layer_norm, [PERI_K_layer_norm_grad] = cpu_layer_norm_grad,                              \
+    [PERI_K_dropout] = cpu_dropout, [PERI_K_loss] = cpu_loss, [PERI_K_cross_entropy] = cpu_cross_entropy,              \
+    [PERI_K_cross_entropy_grad] = cpu_cross_entropy_grad, K_CPU_INTERACTION

@@ -3,15 +3,20 @@
  * interaction.c (cpu): pairwise dot products of a sample's vectors, in f32. Forward, a tile of 4 x K_LANES / 4 products
  * is accumulated in K_LANES vectors and then summed across lanes by one tree, which leaves the tile in one vector.
  * Backward is a small symmetric matrix times the vectors, whose coefficients are read where they lie in dy.
+ *
+ * Sums are arrays that must live in registers. gcc puts an array there if the innermost loop that goes over it is
+ * unrolled, so each loop over sums is one loop (row q / columns, column q % columns), never two nested ones.
  */
 
 enum { K_TILE_ROWS = 4, K_TILE_COLS = K_LANES / 4 };
+enum { K_WIDE = K_LANES == 16 ? 4 : 2 }; /* vectors of columns in a tile of gradients */
 
 /** Lane l of the result is the sum of the lanes of acc[l]. */
 static inline k_vec k_sum_lanes(const k_vec *acc)
 {
 #if defined(__AVX512F__)
     __m512 quarter[4]; /* quarter[j]: 128-bit part i has 4 partial sums of acc[4 i + j] */
+#pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         __m512 a = (__m512)acc[j], b = (__m512)acc[4 + j], c = (__m512)acc[8 + j], d = (__m512)acc[12 + j];
         __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
@@ -35,22 +40,19 @@ static inline k_vec k_sum_lanes(const k_vec *acc)
 /** Products of rows[0..4) and cols[0..K_TILE_COLS), row-major. */
 static inline k_vec k_tile(const float *const *rows, const float *const *cols, int64_t dim)
 {
-    k_vec acc[K_LANES] = {{0}};
+    k_vec acc[K_LANES];
+#pragma GCC unroll 16
+    for (int q = 0; q < K_LANES; q++) acc[q] = (k_vec){0};
     int64_t d = 0;
-    for (; d + K_LANES <= dim; d += K_LANES) {
-        k_vec c[K_TILE_COLS];
-        for (int j = 0; j < K_TILE_COLS; j++) c[j] = k_load(cols[j] + d);
-        for (int i = 0; i < K_TILE_ROWS; i++) {
-            k_vec r = k_load(rows[i] + d);
-            for (int j = 0; j < K_TILE_COLS; j++) acc[i * K_TILE_COLS + j] = k_fma(r, c[j], acc[i * K_TILE_COLS + j]);
-        }
-    }
+    for (; d + K_LANES <= dim; d += K_LANES)
+#pragma GCC unroll 16
+        for (int q = 0; q < K_LANES; q++)
+            acc[q] = k_fma(k_load(rows[q / K_TILE_COLS] + d), k_load(cols[q % K_TILE_COLS] + d), acc[q]);
     if (d < dim)
-        for (int i = 0; i < K_TILE_ROWS; i++) {
-            k_vec r = k_load_part(rows[i] + d, dim - d);
-            for (int j = 0; j < K_TILE_COLS; j++)
-                acc[i * K_TILE_COLS + j] = k_fma(r, k_load_part(cols[j] + d, dim - d), acc[i * K_TILE_COLS + j]);
-        }
+#pragma GCC unroll 16
+        for (int q = 0; q < K_LANES; q++)
+            acc[q] = k_fma(k_load_part(rows[q / K_TILE_COLS] + d, dim - d),
+                           k_load_part(cols[q % K_TILE_COLS] + d, dim - d), acc[q]);
     return k_sum_lanes(acc);
 }
 
@@ -77,23 +79,29 @@ static void cpu_interaction(const void *args, int64_t begin, int64_t end)
         memcpy(y, dense, (size_t)a->dim * sizeof *y);
         for (int64_t i0 = 0; i0 < last; i0 += K_TILE_ROWS) {
             const float *rows[K_TILE_ROWS], *cols[K_TILE_COLS];
-            for (int i = 0; i < K_TILE_ROWS; i++)
+            float *to[K_TILE_ROWS]; /* to[i][j]: where the product of vectors i0 + i and j goes */
+#pragma GCC unroll 4
+            for (int i = 0; i < K_TILE_ROWS; i++) {
                 rows[i] = cpu_vector(dense, sparse, a->feature_stride, i0 + i < last ? i0 + i : last);
+                to[i] = pairs + cpu_pairs_before(i0 + i, last) - (i0 + i) - 1;
+            }
             for (int64_t j0 = i0 / K_TILE_COLS * K_TILE_COLS; j0 <= last; j0 += K_TILE_COLS) {
+#pragma GCC unroll 4
                 for (int j = 0; j < K_TILE_COLS; j++)
                     cols[j] = cpu_vector(dense, sparse, a->feature_stride, j0 + j < last ? j0 + j : last);
                 float tile[K_LANES];
                 k_store(tile, k_tile(rows, cols, a->dim));
                 bool whole = j0 > i0 + K_TILE_ROWS - 1 && j0 + K_TILE_COLS - 1 <= last && i0 + K_TILE_ROWS - 1 < last;
-                for (int i = 0; i < K_TILE_ROWS; i++) {
-                    float *row = pairs + cpu_pairs_before(i0 + i, last) + j0 - (i0 + i) - 1;
-                    if (whole) {
-                        memcpy(row, tile + i * K_TILE_COLS, K_TILE_COLS * sizeof *row);
-                        continue;
+                if (whole)
+#pragma GCC unroll 4
+                    for (int i = 0; i < K_TILE_ROWS; i++)
+                        memcpy(to[i] + j0, tile + i * K_TILE_COLS, K_TILE_COLS * sizeof *tile);
+                else
+#pragma GCC unroll 16
+                    for (int q = 0; q < K_LANES; q++) {
+                        int64_t i = i0 + q / K_TILE_COLS, j = j0 + q % K_TILE_COLS;
+                        if (i < j && j <= last) to[q / K_TILE_COLS][j] = tile[q];
                     }
-                    for (int j = 0; j < K_TILE_COLS; j++)
-                        if (i0 + i < j0 + j && j0 + j <= last) row[j] = tile[i * K_TILE_COLS + j];
-                }
             }
         }
     }
@@ -101,64 +109,72 @@ static void cpu_interaction(const void *args, int64_t begin, int64_t end)
 
 /* -- backward ------------------------------------------------------------------------------------------------------ */
 
+/** Inlined everywhere, so that numbers of rows and vectors are known when it is compiled. */
+#define K_ALWAYS static inline __attribute__((always_inline))
+
 /** One sample's vectors and upstream gradient. */
 typedef struct k_sample {
     const float *dense, *sparse, *pairs; /* pairs: dy behind its first dim columns */
     int64_t features, feature_stride;
 } k_sample;
 
-/** acc[r][v] += coefficient[r] * vector j's columns from d on. */
-static inline void k_accumulate(k_vec *acc, int rows, int vectors, const k_sample *s, int64_t j, int64_t d,
-                                const float *const *coefficient, int64_t left)
+/** acc[r][v] += g[r] times the v-th K_LANES of vector j's columns from d on; if left > 0, there are @left columns. */
+K_ALWAYS void k_accumulate(k_vec *acc, const int rows, const int vectors, const k_sample *s, int64_t j, int64_t d,
+                           const float *g, int64_t left)
 {
     const float *v = cpu_vector(s->dense, s->sparse, s->feature_stride, j) + d;
-    k_vec x[4];
-    for (int q = 0; q < vectors; q++) x[q] = left ? k_load_part(v, left) : k_load(v + q * K_LANES);
-    for (int r = 0; r < rows; r++) {
-        k_vec c = k_set(*coefficient[r]);
-        for (int q = 0; q < vectors; q++) acc[r * vectors + q] = k_fma(c, x[q], acc[r * vectors + q]);
+#pragma GCC unroll 16
+    for (int q = 0; q < rows * vectors; q++) {
+        k_vec x = left ? k_load_part(v, left) : k_load(v + q % vectors * K_LANES);
+        acc[q] = k_fma(k_set(g[q / vectors]), x, acc[q]);
     }
 }
 
-/** acc = gradients of vectors [i0, i0 + rows), columns from d on: `vectors` whole vectors, or, if left > 0, one of
- *  `left` lanes. */
-static inline void k_gradient_tile(k_vec *acc, int rows, int vectors, const k_sample *s, int64_t i0, int64_t d,
-                                   int64_t left)
+/** Gradients of vectors [i0, i0 + rows), columns from d on: `vectors` whole vectors, or, if left > 0, one of `left`
+ *  lanes. */
+K_ALWAYS void k_gradient_tile(k_vec *gradients, const int rows, const int vectors, const k_sample *s, int64_t i0,
+                              int64_t d, int64_t left)
 {
-    static const float zero = 0;
-    const float *c[K_TILE_ROWS];
+    float g[K_TILE_ROWS];
+    const float
+        *pairs[K_TILE_ROWS]; /* pairs[r][j]: upstream gradient of the product of vectors i0 + r and j > i0 + r */
+    k_vec acc[K_TILE_ROWS * K_WIDE];
+#pragma GCC unroll 16
     for (int q = 0; q < rows * vectors; q++) acc[q] = (k_vec){0};
-    for (int64_t j = 0; j < i0; j++) { /* pairs (j, i0), (j, i0 + 1), ... lie side by side */
-        const float *side = s->pairs + cpu_pairs_before(j, s->features) + i0 - j - 1;
-        for (int r = 0; r < rows; r++) c[r] = side + r;
-        k_accumulate(acc, rows, vectors, s, j, d, c, left);
+    const float *side = s->pairs + i0 - 1; /* side[r]: that of vectors j and i0 + r, which lie side by side */
+    for (int64_t j = 0; j < i0; j++) {
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) g[r] = side[r];
+        k_accumulate(acc, rows, vectors, s, j, d, g, left);
+        side += s->features - j - 1;
     }
-    for (int64_t j = i0; j < i0 + rows; j++) {
-        for (int64_t i = i0; i < i0 + rows; i++) {
-            int64_t low = i < j ? i : j, high = i < j ? j : i;
-            c[i - i0] = i == j ? &zero : s->pairs + cpu_pairs_before(low, s->features) + high - low - 1;
-        }
-        k_accumulate(acc, rows, vectors, s, j, d, c, left);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) pairs[r] = s->pairs + cpu_pairs_before(i0 + r, s->features) - (i0 + r) - 1;
+    for (int j = 0; j < rows; j++) {
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) g[r] = r == j ? 0 : r < j ? pairs[r][i0 + j] : pairs[j][i0 + r];
+        k_accumulate(acc, rows, vectors, s, i0 + j, d, g, left);
     }
-    for (int r = 0; r < rows; r++) c[r] = s->pairs + cpu_pairs_before(i0 + r, s->features) + rows - 1 - r;
     for (int64_t j = i0 + rows; j <= s->features; j++) {
-        k_accumulate(acc, rows, vectors, s, j, d, c, left);
-        for (int r = 0; r < rows; r++) c[r]++;
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) g[r] = pairs[r][j];
+        k_accumulate(acc, rows, vectors, s, j, d, g, left);
     }
+#pragma GCC unroll 16
+    for (int q = 0; q < rows * vectors; q++) gradients[q] = acc[q];
 }
 
 /** Gradients of vectors [i0, i0 + rows) of sample b. */
-static inline void k_gradient_rows(const peri_k_interaction_grad_args *a, const k_sample *s, int64_t b, int64_t i0,
-                                   int rows)
+K_ALWAYS void k_gradient_rows(const peri_k_interaction_grad_args *a, const k_sample *s, int64_t b, int64_t i0,
+                              const int rows)
 {
-    enum { WIDE = K_LANES == 16 ? 4 : 2 };
     const float *dy = s->pairs - a->dim;
     for (int64_t d = 0; d < a->dim;) {
-        k_vec acc[K_TILE_ROWS * WIDE];
+        k_vec acc[K_TILE_ROWS * K_WIDE];
         int64_t left = a->dim - d;
-        int vectors = left >= WIDE * K_LANES ? WIDE : 1;
+        int vectors = left >= K_WIDE * K_LANES ? K_WIDE : 1;
         int64_t part = left < K_LANES ? left : 0;
-        if (vectors == WIDE) k_gradient_tile(acc, rows, WIDE, s, i0, d, 0);
+        if (vectors == K_WIDE) k_gradient_tile(acc, rows, K_WIDE, s, i0, d, 0);
         else if (!part) k_gradient_tile(acc, rows, 1, s, i0, d, 0);
         else k_gradient_tile(acc, rows, 1, s, i0, d, part);
         for (int r = 0; r < rows; r++) {
@@ -191,11 +207,13 @@ static void cpu_interaction_grad(const void *args, int64_t begin, int64_t end)
                       .pairs = (const float *)a->dy + b * a->dy_stride + a->dim,
                       .features = a->features,
                       .feature_stride = a->feature_stride};
-        int64_t i = 0;
-        for (; i + K_TILE_ROWS <= count; i += K_TILE_ROWS) k_gradient_rows(a, &s, b, i, K_TILE_ROWS);
         /* The last tile may overlap the one before: the same numbers are stored twice. */
-        if (i < count && count >= K_TILE_ROWS) k_gradient_rows(a, &s, b, count - K_TILE_ROWS, K_TILE_ROWS);
-        else for (; i < count; i++) k_gradient_rows(a, &s, b, i, 1);
+        const int64_t last = count - K_TILE_ROWS;
+        if (last < 0)
+            for (int64_t i = 0; i < count; i++) k_gradient_rows(a, &s, b, i, 1);
+        else
+            for (int64_t i = 0; i < count; i += K_TILE_ROWS)
+                k_gradient_rows(a, &s, b, i < last ? i : last, K_TILE_ROWS);
     }
 }
 

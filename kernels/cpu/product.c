@@ -282,3 +282,5 @@ static void cpu_panel_product(const void *args, int64_t begin, int64_t end)
     else if (a->dtype == PERI_I8) k_panel_product(a, begin, end, PERI_I8);
     else k_panel_product(a, begin, end, PERI_F32);
 }
+
+#define K_CPU_PRODUCT [PERI_K_panel_product] = cpu_panel_product,
