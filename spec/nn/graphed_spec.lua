@@ -42,7 +42,7 @@ describe("nn.graphed", function()
         assert.is_truthy(line:find(words, 1, true), line)
       else assert.equal("Graphed(captures=0, replays=0, eager=3: device cpu captures nothing 3)", line) end
     end
-    assert.equal(27, same, out)
+    assert.equal(28, same, out)
     assert.equal(#REFUSED, refused, out)
   end)
 end)

@@ -228,6 +228,23 @@ same("batch norm, whose buffers move on, in training and not", function(graphed)
   return out, "captures=2"
 end)
 
+same("modes in turns, each with a graph of its own", function(graphed)
+  local linear, optimizer = layer()
+  local net, out = nn.Sequential { linear, nn.Dropout { p = 0.4 } }, {}
+  graphed(net, { max_graphs = 2 })
+  for i = 1, 14 do
+    local training = i % 3 > 0
+    net:train(training)
+    if i == 8 then linear.weight:requires_grad(false) end -- both captures are others now
+    local y = net(input(i, i > 12 and 5 or 2)) -- at last a kind that has to make room
+    optimizer:zero_grad()
+    F.mean(F.square(y)):backward()
+    if training then optimizer:step() end
+    numbers(out, { y, linear.bias })
+  end
+  return out, "captures=5, replays=12, eager=2: first call of its kind 2"
+end)
+
 same("dropout, whose masks are others in each call", function(graphed)
   local linear, optimizer = layer()
   local net = nn.Sequential { nn.Dropout { p = 0.4 }, linear, nn.Dropout { p = 0.5 } }

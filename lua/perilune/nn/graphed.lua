@@ -8,7 +8,8 @@
 --
 -- A kind of call is the shapes and dtypes of the tensors, the other arguments, and how operations compute. The first
 -- call of a kind runs as ever; the second is captured. What is captured holds for the modules' fields as they are: when
--- one is another than it was, the capture is dropped, and the call is captured anew.
+-- one is another than it was, the capture is dropped, and the call is captured anew. Modes (train, eval) are the
+-- exception: each has captures of its own, which are kept.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -29,15 +30,20 @@ local TENSOR = {} -- stands for a tensor in a list of arguments
 -- -- what a capture holds for -----------------------------------------------------------------------------------------
 
 --- All fields of modules and of those within them, and in the plain tables that they have: three lists, of tables, keys
---- and values; and the tensors among the values.
+--- and values; the tensors among the values; and the modules' modes (field `training`), which are in a list of their
+--- own.
 local function fields_of(modules)
   local f, tensors, seen = { n = 0, owner = {}, key = {}, value = {} }, {}, {}
+  local modes = { n = 0, owner = {}, key = {}, value = {} }
   local function visit(at)
     if seen[at] then return end
     seen[at] = true
     local moving = Module.is(at) and at._moving or NONE
     for key, value in next, at do -- any order: each is compared
-      if not moving[key] then
+      if key == "training" and Module.is(at) then
+        modes.n = modes.n + 1
+        modes.owner[modes.n], modes.key[modes.n], modes.value[modes.n] = at, key, value
+      elseif not moving[key] then
         f.n = f.n + 1
         f.owner[f.n], f.key[f.n], f.value[f.n] = at, key, value
       end
@@ -46,7 +52,7 @@ local function fields_of(modules)
     end
   end
   for _, module in ipairs(modules) do visit(module) end
-  return f, tensors
+  return f, tensors, modes
 end
 
 --- The place of the first field that is another than it was; nil: none is.
@@ -147,12 +153,13 @@ local Graphed = util.class "Graphed"
 M.Graphed = Graphed
 
 function Graphed:_capture(f, inputs, n, others)
-  local fields, tensors = fields_of(self._modules)
+  local fields, tensors, modes = fields_of(self._modules)
   local used = pointers(math.max(#tensors, 1))
   for i, t in ipairs(tensors) do used[i - 1] = Tensor.ptr(t) end
   local stand_ins = pointers(math.max(n, 1))
   check(C.peri_graph_new(P.device(self._device), graph_out))
-  local entry = { graph = P.lasting(wrap_graph, graph_out[0]), fields = fields, others = others }
+  local entry = { graph = P.lasting(wrap_graph, graph_out[0]), fields = fields, modes = modes,
+    others = others }
   check(C.peri_graph_begin(graph_out[0], inputs, n, used, #tensors, stand_ins))
   local graph = graph_ptr(entry.graph)
   local collects = collectgarbage "isrunning" -- what is collected could ask the device something
@@ -166,6 +173,7 @@ function Graphed:_capture(f, inputs, n, others)
   Tensor._note_autocast()
   if not ok then error(m, 0) end
   check_unchanged(fields)
+  check_unchanged(modes)
   if C.peri_graph_draws(graph) ~= #draws then
     P.fail("graphed: the function calls dropout, whose numbers would be the same in each replay; allowed: nn.Dropout")
   end
@@ -209,7 +217,8 @@ function Graphed:_find(inputs, n, others)
   local entries, i, why = self._entries, 1, "new"
   while i <= #entries do
     local entry = entries[i]
-    local fits = changed_field(entry.fields) and C.PERI_GRAPH_STALE
+    local fits = changed_field(entry.modes) and C.PERI_GRAPH_OTHER
+      or changed_field(entry.fields) and C.PERI_GRAPH_STALE
       or same_others(entry.others, others) and C.peri_graph_fits(graph_ptr(entry.graph), inputs, n)
       or C.PERI_GRAPH_OTHER
     if fits == C.PERI_GRAPH_FITS then return entry end
@@ -217,6 +226,18 @@ function Graphed:_find(inputs, n, others)
     if fits == C.PERI_GRAPH_STALE then table.remove(entries, i).graph:release() else i = i + 1 end
   end
   return nil, why
+end
+
+--- Whether there is room for one more capture. Where there is none, one of another mode makes room.
+function Graphed:_room()
+  local entries = self._entries
+  if #entries < self.max_graphs then return true end
+  for i, entry in ipairs(entries) do
+    if changed_field(entry.modes) then
+      table.remove(entries, i).graph:release()
+      return true
+    end
+  end
 end
 
 local FIRST, BUSY, MANY = "first call of its kind", "the call before awaits its backward pass", "too many kinds"
@@ -242,7 +263,7 @@ function Graphed:_run(f, ...)
   local refusal = self:_refusal(tensors)
   if refusal then return self:_eager(refusal, f, ...) end
   if why == "busy" then return self:_eager(BUSY, f, ...) end
-  if #self._entries >= self.max_graphs then return self:_eager(MANY, f, ...) end
+  if not self:_room() then return self:_eager(MANY, f, ...) end
   local kind = kind_of(tensors, others)
   if not self._seen[kind] then
     if self._kinds >= self.max_graphs then return self:_eager(MANY, f, ...) end
