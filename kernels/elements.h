@@ -109,16 +109,17 @@ typedef struct peri_k_take_args {
     int64_t shape[PERI_MAX_DIMS], src_stride[PERI_MAX_DIMS], index_stride[PERI_MAX_DIMS];
 } peri_k_take_args;
 
-/** The adjoint of take: for each line u along the dimension `dim` of shape (lines in row-major order of the other
- *  dimensions), and j from 0 up to shape[dim] - 1: dst[.., index[.., j, ..], ..] += src[.., j, ..]; `put`: = instead of
- *  +=, so that of several the last one stays. Strides of all three; no two lines share elements of dst. f32, f64, and
- *  i64, which wraps. range: lines. */
+/** Operation take_add, and its step, the adjoint of take: for each line u along the dimension `dim` of shape (lines in
+ *  row-major order of the other dimensions), and j from 0 up to shape[dim] - 1: dst[.., index[.., j, ..], ..] +=
+ *  src[.., j, ..]; `put`: = instead of +=, so that of several the last one stays. Strides of all three; no two lines
+ *  share elements of dst. f32, f64, and i64, which wraps. The step's range: lines. */
 typedef struct peri_k_take_add_args {
     void *dst;
     const void *src;
     const int64_t *index;
     int32_t dtype, ndim, dim;
     bool put;
+    int64_t size; /* of dst along dim */
     int64_t shape[PERI_MAX_DIMS], dst_stride[PERI_MAX_DIMS], src_stride[PERI_MAX_DIMS], index_stride[PERI_MAX_DIMS];
 } peri_k_take_add_args;
 

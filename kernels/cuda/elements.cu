@@ -125,6 +125,66 @@ template <class T, class Sum> struct take_add_line {
     }
 };
 
+/** Lines that are longer than LONG, and so few that a thread for each leaves most of a GPU idle, are not walked: their
+ *  elements are sorted by the element of dst that they go to. A sort keeps the order of equal ones, so a thread then adds
+ *  up what goes to one element in the order of its line, and sums have the same bits. */
+enum { LONG = 128, MANY_LINES = 1 << 14 };
+
+int64_t lines_of(const peri_k_take_add_args *a)
+{
+    int64_t lines = 1;
+    for (int32_t d = 0; d < a->ndim; d++) lines *= d == a->dim ? 1 : a->shape[d];
+    return lines;
+}
+
+int64_t sorted_of(const peri_k_take_add_args *a) /* how many elements are sorted; 0: lines are walked */
+{
+    const int64_t lines = lines_of(a), n = a->shape[a->dim];
+    return n > LONG && lines < MANY_LINES ? lines * n : 0;
+}
+
+/** Where each element goes, as an offset in dst, and where it lies in src. */
+struct take_add_keys {
+    peri_k_take_add_args a;
+    uint64_t *keys;
+    int64_t *places;
+    __device__ void operator()(int64_t i) const
+    {
+        int64_t rest = i, dst = 0, src = 0, index = 0;
+        for (int32_t d = a.ndim - 1; d >= 0; d--) {
+            const int64_t next = rest / a.shape[d], here = rest - next * a.shape[d];
+            rest = next;
+            if (d != a.dim) dst += here * a.dst_stride[d];
+            src += here * a.src_stride[d];
+            index += here * a.index_stride[d];
+        }
+        keys[i] = (uint64_t)(dst + a.index[index] * a.dst_stride[a.dim]);
+        places[i] = src;
+    }
+};
+
+/** What goes to one element of dst: the run of equal keys that begins (put: ends) with number i. */
+template <class T, class Sum> struct take_add_run {
+    peri_k_take_add_args a;
+    const uint64_t *keys;
+    const int64_t *places;
+    int64_t n;
+    __device__ void operator()(int64_t i) const
+    {
+        const uint64_t key = keys[i];
+        T *dst = (T *)a.dst + key;
+        const T *src = (const T *)a.src;
+        if (a.put) {
+            if (i + 1 == n || keys[i + 1] != key) *dst = src[places[i]];
+            return;
+        }
+        if (i > 0 && keys[i - 1] == key) return;
+        T sum = *dst;
+        for (int64_t j = i; j < n && keys[j] == key; j++) sum = (T)((Sum)sum + (Sum)src[places[j]]);
+        *dst = sum;
+    }
+};
+
 /* -- running sums -------------------------------------------------------------------------------------------------- */
 
 /** Line u by LANES threads, which add up as many neighbours at a time. */
@@ -276,13 +336,6 @@ PERI_CUDA_KERNEL(compare) { return each(begin, end, c, compare_one{*a}); }
 PERI_CUDA_KERNEL(where) { return PERI_BY_WORD(a->width, WHERE); }
 PERI_CUDA_KERNEL(take) { return PERI_BY_WORD(a->width, TAKE); }
 
-PERI_CUDA_KERNEL(take_add)
-{
-    return a->dtype == PERI_F64   ? each(begin, end, c, take_add_line<double, double>{*a})
-           : a->dtype == PERI_I64 ? each(begin, end, c, take_add_line<int64_t, uint64_t>{*a})
-                                  : each(begin, end, c, take_add_line<float, float>{*a});
-}
-
 PERI_CUDA_KERNEL(running_sum) { return a->inner < 8 ? running<32>(a, begin, end, c) : running<1>(a, begin, end, c); }
 
 /** The same functor for elements of each integer dtype. */
@@ -311,11 +364,34 @@ PERI_CUDA_KERNEL(search) { return each(begin, end, c, search_one{*a}); }
 PERI_CUDA_KERNEL(iota) { return each(begin, end, c, iota_one{*a}); }
 
 /** Keys and sorted keys, places and sorted places, and CUB's. */
-PERI_CUDA_SCRATCH(sort_lines)
+static int64_t sort_scratch(int64_t n) { return 4 * peri_part(8 * n) + peri_part((int64_t)peri_sort_bytes(n)); }
+
+PERI_CUDA_SCRATCH(take_add) { return sorted_of(a) ? sort_scratch(sorted_of(a)) : 0; }
+
+PERI_CUDA_OP(take_add)
 {
-    const int64_t n = a->lines * a->n;
-    return 4 * peri_part(8 * n) + peri_part((int64_t)peri_sort_bytes(n));
+    const int64_t n = sorted_of(a), part = peri_part(8 * n);
+    char *at = c->scratch;
+    uint64_t *keys = (uint64_t *)at, *sorted = (uint64_t *)(at + part);
+    int64_t *places = (int64_t *)(at + 2 * part), *moved = (int64_t *)(at + 3 * part), most = 0;
+    if (n == 0) {
+#define WALK(T, Sum) each(0, lines_of(a), c, take_add_line<T, Sum>{*a})
+        return a->dtype == PERI_F64   ? WALK(double, double)
+               : a->dtype == PERI_I64 ? WALK(int64_t, uint64_t)
+                                      : WALK(float, float);
+    }
+    size_t bytes = (size_t)(c->bytes - 4 * part);
+    for (int32_t d = 0; d < a->ndim; d++) most += ((d == a->dim ? a->size : a->shape[d]) - 1) * a->dst_stride[d];
+    PERI_CUDA_TRY(each(0, n, c, take_add_keys{*a, keys, places}));
+    PERI_CUDA_TRY(peri_sort_pairs(at + 4 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)places, moved,
+                                  n, 0, bits_below(most + 2), c->stream));
+#define ADD_RUNS(T, Sum) each(0, n, c, take_add_run<T, Sum>{*a, sorted, moved, n})
+    return a->dtype == PERI_F64   ? ADD_RUNS(double, double)
+           : a->dtype == PERI_I64 ? ADD_RUNS(int64_t, uint64_t)
+                                  : ADD_RUNS(float, float);
 }
+
+PERI_CUDA_SCRATCH(sort_lines) { return sort_scratch(a->lines * a->n); }
 
 PERI_CUDA_OP(sort_lines)
 {

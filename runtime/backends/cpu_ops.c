@@ -761,6 +761,16 @@ static void run_sort_lines(const call *c)
     step(c, PERI_K_sort_line, &lines, a->lines, max(1, (1 << 12) / max(1, a->n)));
 }
 
+/* -- the adjoint of take -------------------------------------------------------------------------------------------- */
+
+static void run_take_add(const call *c)
+{
+    const peri_k_take_add_args *a = c->args;
+    int64_t lines = 1;
+    for (int32_t d = 0; d < a->ndim; d++) lines *= d == a->dim ? 1 : a->shape[d];
+    step(c, PERI_K_take_add, a, lines, max(1, (1 << 14) / max(1, a->shape[a->dim])));
+}
+
 /* -- the largest products ------------------------------------------------------------------------------------------ */
 
 enum { ITEM_GRAIN = 1024, NEAREST_PARTS = 2 /* of a thread */ };
@@ -811,6 +821,7 @@ static const struct {
     OP(tbe_report),           OP(tbe_forward),         OP(tbe_weight_gradient),
     OP_SCRATCH(tbe_sort),     OP_SCRATCH(tbe_update),  OP_SCRATCH(tbe_dense_update),
     OP_SCRATCH(tbe_ema),      OP_SCRATCH(tbe_shampoo), OP_SCRATCH(nearest),
+    OP(take_add),
 };
 
 int64_t peri__cpu_op_scratch(const peri_plugin_host *host, int32_t op, const void *args)

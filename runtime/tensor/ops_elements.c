@@ -195,13 +195,13 @@ static peri_status take_add(peri_tensor *dst, const peri_tensor *src, const peri
                               .dtype = dst->dtype,
                               .ndim = src->ndim,
                               .dim = dim,
-                              .put = put};
+                              .put = put,
+                              .size = dst->shape[dim]};
     memcpy(k.shape, src->shape, sizeof k.shape);
     memcpy(k.dst_stride, dst->stride, sizeof k.dst_stride);
     memcpy(k.src_stride, src->stride, sizeof k.src_stride);
     memcpy(k.index_stride, index->stride, sizeof k.index_stride);
-    const int64_t n = src->shape[dim], lines = n ? peri__numel(src) / n : 0;
-    return PERI_LAUNCH(peri__device(dst), take_add, &k, lines, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1)));
+    return peri__numel(src) ? PERI_RUN(peri__device(dst), take_add, &k) : PERI_OK;
 }
 
 enum { KEPT_DIM };

@@ -50,7 +50,7 @@ static void operate(int32_t op, const void *args, int64_t begin, int64_t end)
 #define STEPS(X)                                                                                                       \
     X(tbe_prepare)                                                                                                     \
     X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_update) X(tbe_dense_update) X(tbe_ema)      \
-        X(mask_pick) X(mask_spread) X(mask_places)
+        X(mask_pick) X(mask_spread) X(mask_places) X(take_add)
 #define X(name)                                                                                                        \
     static void step_##name(const void *a, int64_t begin, int64_t end) { operate(PERI_OP_##name, a, begin, end); }
 STEPS(X)
