@@ -6,8 +6,8 @@ local dense = require "perilune.plan.dense"
 local step = require "perilune.plan.step"
 local plan, nn = peri.plan, peri.nn
 
-local function tables_of(n, rows, data_type, kernel)
-  local m, entries, constraints = { tables = {}, optimizer = "rowwise_adagrad" }, {}, {}
+local function tables_of(n, rows, data_type, kernel, optimizer)
+  local m, entries, constraints = { tables = {}, optimizer = optimizer or "rowwise_adagrad" }, {}, {}
   for t = 1, n do
     m.tables[t] = { name = "t" .. t, num_embeddings = rows, embedding_dim = 128, data_type = data_type }
     entries["t" .. t], constraints["t" .. t] = plan.table_wise(0, { compute_kernel = kernel }),
@@ -39,8 +39,9 @@ describe("the machine h100", function()
     assert.is_true(ms(4, 8192, "FP16") < base)
   end)
 
-  -- Of forward passes prices are those of sharded modules, which route ids and put results together beside the lookup.
-  it("predicts updates, rows over the bus, and steps in f32 and TF32, within 25 % of what was measured on one",
+  -- Of forward passes prices are those of sharded modules, which route ids and put results together beside the lookup:
+  -- what was measured of lookups alone is compared with the prices of rows and bags alone.
+  it("predicts lookups, updates, rows over the bus, and steps in f32 and TF32, within 25 % of what was measured on one",
     function()
     local measured = {}
     for line in io.lines "tests/gpu/results/2026-11-26-h100-second-day.jsonl" do
@@ -52,13 +53,27 @@ describe("the machine h100", function()
       local want = assert(measured[name], name)
       assert.is_true(math.abs(ms / want - 1) < 0.25, ("%s: %.3f ms, measured %.3f"):format(name, ms, want))
     end
-    local function predict(n, rows, batch, kernel)
-      local model, p, constraints = tables_of(n, rows, "FP32", kernel)
+    local function predict(n, rows, batch, kernel, optimizer)
+      local model, p, constraints = tables_of(n, rows, "FP32", kernel, optimizer)
       return step.predict(p, model, t, batch, constraints)
     end
+    local function lookup_ms(n, rows, batch, data_type)
+      local model, p, constraints = tables_of(n, rows, data_type)
+      local list, placement = step.of_plan(p, model, t, batch, constraints)
+      local all, some = step.amounts(step.by_rank(list, placement, t), t).forward, {}
+      for _, unit in ipairs(step.units) do
+        some[unit] = (unit:find "row" or unit:find "^bag") and all[unit] or 0
+      end
+      return step.compute(some, t.costs, "forward")
+    end
+    near("forward f32, E 1e7, D 128, L 20, B 65,536", lookup_ms(1, 1e7, 65536, "FP32"))
+    near("int8 rows to f16, the same", lookup_ms(1, 1e7, 65536, "INT8"))
+    near("B 512, T 32, E 1e5, D 128, L 20: forward", lookup_ms(32, 1e5, 512, "FP32"))
     measured["rows in the host's memory"] = 28.3 -- the first day's: docs/cuda.md
     near("rows in the host's memory", predict(1, 1e7, 65536, "fused_uvm").forward_ms)
     near("backward row-wise Adagrad, the same", predict(1, 1e7, 65536).backward_ms)
+    near("backward SGD, the same", predict(1, 1e7, 65536, nil, "sgd").backward_ms)
+    near("backward Adam, the same", predict(1, 1e7, 65536, nil, "adam").backward_ms)
     near("B 512, T 32, E 1e5, D 128, L 20: backward", predict(32, 1e5, 512).backward_ms)
     local tables, entries, constraints = {}, {}, {}
     for i = 1, 26 do
