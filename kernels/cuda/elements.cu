@@ -126,8 +126,8 @@ template <class T, class Sum> struct take_add_line {
 };
 
 /** Lines that are longer than LONG, and so few that a thread for each leaves most of a GPU idle, are not walked: their
- *  elements are sorted by the element of dst that they go to. A sort keeps the order of equal ones, so a thread then adds
- *  up what goes to one element in the order of its line, and sums have the same bits. */
+ *  elements are sorted by the element of dst that they go to. A sort keeps the order of equal ones, so a thread then
+ *  adds up what goes to one element in the order of its line, and sums have the same bits. */
 enum { LONG = 128, MANY_LINES = 1 << 14 };
 
 int64_t lines_of(const peri_k_take_add_args *a)

@@ -761,7 +761,7 @@ static void run_sort_lines(const call *c)
     step(c, PERI_K_sort_line, &lines, a->lines, max(1, (1 << 12) / max(1, a->n)));
 }
 
-/* -- the adjoint of take -------------------------------------------------------------------------------------------- */
+/* -- the adjoint of take ------------------------------------------------------------------------------------------- */
 
 static void run_take_add(const call *c)
 {
