@@ -70,7 +70,8 @@ end
 function Fit:init(a)
   for _, name in ipairs { "kind", "module", "stored", "segments", "old", "name", "now" } do self[name] = a[name] end
   self.reserved, self.total, self.last, self.begins = self.module:_reserved() > 0, 0, {}, {}
-  self.carried, self.rows = {}, self.kind == "mch" and Gather.ROWS or 2 * Gather.ROWS -- their numbers are fewer
+  self.carried, self.counted = {}, {}
+  self.rows = self.kind == "mch" and Gather.ROWS or 2 * Gather.ROWS -- their numbers are fewer
   local initial = { ids = self.kind == "mch" and INFINITE or -1LL, scores = 0, from = -1 }
   initial.heap = self.kind == "mch" and 0 or nil
   self.names, self.entries = { "ids", "scores", "from" }, {}
@@ -329,7 +330,7 @@ local function fill_part(self, w, b)
   w.filled[b], w.spilled = tonumber(self.filled[b]), self.spilled
 end
 
---- Find which ids go on to each window of bucket b.
+--- Find which ids go on to each window of bucket b, and how many ids each has then.
 local function carry(self, b)
   local base, past, carried = self.segments[b + 1], self.segments[b + 2], self.carried
   carried[base] = {}
@@ -340,6 +341,7 @@ local function carry(self, b)
       self:_prepare(w)
       fill_part(self, w, b)
       release()
+      self.counted[row] = w.filled
       local known = carried[w.past < past and w.past or base]
       carried[w.past < past and w.past or base] = w.spilled
       if w.past == past then more = #w.spilled > #known
@@ -384,14 +386,14 @@ function Fit:_fill(w)
   end
 end
 
---- How many ids are in it. All windows are looked at; before this none can be.
+--- How many ids are in it. Each window is looked at, once; before this none can be.
 function Fit:count()
   local n = 0
   for row, b in util.ordered(self.kind == "hash" and self.split or {}) do
     if row == self.segments[b + 1] then carry(self, b) end
   end
-  self.gather:each(function(w)
-    for _, filled in util.ordered(w.filled) do n = n + filled end
+  self.gather:each(function(row)
+    for _, filled in util.ordered(self.counted[row] or self.gather:window(row).filled) do n = n + filled end
   end)
   return n
 end

@@ -71,9 +71,9 @@ function Gather:window(row)
   return w
 end
 
---- Call f(window) for all windows, one after the other.
+--- Call f(row) with the first row of each window, ascending.
 function Gather:each(f)
-  for i = 1, #self._bounds - 1 do f(self:window(self._bounds[i])) end
+  for i = 1, #self._bounds - 1 do f(self._bounds[i]) end
 end
 
 --- A StoredTensor of one number a row, of size `size`: those by that name. verify (or nil) = function(), called before
