@@ -241,4 +241,23 @@ describe("groups of parameters", function()
     fails({ { params = { { name = "x", tensor = p } } }, { params = { { name = "x", tensor = q } } } },
       "two parameters are named 'x'")
   end)
+
+  it("are not heeded where a script puts others, so that is refused", function()
+    local function optimizer(grouped)
+      local a, b = peri.nn.Linear { in_features = 2, out_features = 1 }, peri.nn.Linear { in_features = 1,
+        out_features = 1 }
+      return grouped and peri.nn.optim.SGD { lr = 1, params = { { params = a:parameters() }, { params = b:parameters(),
+        lr = 2 } } } or peri.nn.optim.SGD { params = a:parameters(), lr = 1 }, grouped and 2 or 1
+    end
+    for _, grouped in ipairs { false, true } do
+      for _, change in ipairs { function(o) o.param_groups = {} end, function(o) o.param_groups[1] = { lr = 0 } end,
+        function(o, n) o.param_groups[n + 1] = { lr = 5 } end, function(o, n) o.param_groups[n] = nil end } do
+        local o, n = optimizer(grouped)
+        o:step()
+        change(o, n)
+        assert.error_matches(function() o:step() end,
+          "SGD: param_groups%[%d%] is .*, which no step heeds; allowed: numbers of its %d groups?")
+      end
+    end
+  end)
 end)

@@ -3,6 +3,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local keyed = require "perilune.nn.keyed"
 local clip = require "perilune.nn.clip"
+local param_groups = require "perilune.nn.groups"
 local signature = require "perilune.signature"
 local KeyedOptimizer = keyed.KeyedOptimizer
 
@@ -129,11 +130,13 @@ function CombinedOptimizer:_collect()
   replace(all, params)
   replace(self.names, names)
   replace(self.param_groups, groups)
+  self._kept = groups
   all.rebound = (all.rebound or 0) + 1
   M.changed(all)
 end
 for _, name in ipairs { "step", "zero_grad", "set_lr", "set_momentum" } do
   CombinedOptimizer[name] = function(self, value)
+    param_groups.check_kept(self.class_name, self.param_groups, #self._kept, self._kept)
     for _, o in ipairs(self.optimizers) do o.optimizer[name](o.optimizer, value) end
   end
 end

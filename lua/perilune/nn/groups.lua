@@ -57,6 +57,19 @@ function M.renew(group, made, params)
   util.exchange(group, made)
 end
 
+--- An error unless `list` is an optimizer's n groups (those in `kept`, if that is given): a script that puts other
+--- tables there changes nothing.
+function M.check_kept(func, list, n, kept)
+  for i = 1, n + 1 do
+    local group = list[i]
+    local same = kept and group == kept[i] or not kept and getmetatable(group) == ParamGroup
+    if i <= n and not same or i > n and group ~= nil then
+      P.fail(("%s: param_groups[%d] is %s, which no step heeds; allowed: numbers of its %s (param_groups[1].lr = x), "
+        .. "add_param_group(group)"):format(func, i, errors.kind(group), util.number_of(n, "group")))
+    end
+  end
+end
+
 --- Names of a group's numbers.
 function M.numbers_of(group) return rawget(group, "_group").numbers end
 

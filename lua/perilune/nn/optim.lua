@@ -162,6 +162,7 @@ end
 --- Update every parameter that has a gradient.
 function Optimizer:step()
   if self._retired then P.fail(("%s: %s"):format(self.class_name, self._retired)) end
+  param_group.check_kept(self.class_name, self.param_groups, 1)
   check(C.peri_optim_step(optim_ptr(self._ref)))
   if P.state.saves then P.state.saves.progress() end
 end
