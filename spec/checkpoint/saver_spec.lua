@@ -42,6 +42,23 @@ describe("a Saver", function()
     saver:close()
   end)
 
+  it("saves after the last micro-batch of a group, whose gradients are no part of a state before", function()
+    local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd" }, tables = {
+      peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } } }
+    local m = peri.DistributedModelParallel { module = ebc }
+    local saver = peri.checkpoint.Saver { folder = folder .. "/groups", parts = { model = m }, every = 3, keep = 9 }
+    m:accumulate(true)
+    for step = 1, 12 do
+      local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { step % 9 }, lengths = { 1 } }
+      m:backward(m(kjt):wait():values():sum())
+      if step % 2 == 0 then m:apply_accumulated() end
+      saver:step(step)
+    end
+    saver:close(12)
+    assert.equal("save-000001-step-4\nsave-000002-step-6\nsave-000003-step-10\nsave-000004-step-12\n",
+      names(folder .. "/groups"))
+  end)
+
   it("goes by what really continued, whatever the steps of other futures", function()
     local path, p = folder .. "/futures", model()
     local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 10, keep = 9 }

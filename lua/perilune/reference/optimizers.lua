@@ -483,7 +483,8 @@ checkpoint.Saver = {}
 ---@return integer|nil # Its step, and the `values` that were saved; nil: there is none.
 function checkpoint.Saver:resume() end
 
----After each step: saves if it is time, or if the run was asked to stop. Collective.
+---After each step: saves if it is time, or if the run was asked to stop; where gradients of micro-batches wait for
+---their update, after the last one of their group. Collective.
 ---
 ---Errors: what the save meets; a step that is not after the last one.
 ---@param step integer Steps so far.
