@@ -267,6 +267,20 @@ describe("DMPCollection", function()
     end
   end, { sizes = { 4 }, devices = { "cpu" } })
 
+  worlds.each("refuses averages of tables that were trained at different rates", function(world, device, n)
+    local model = make(world, device, "row_wise", { size = n / 2, interval = 0, fused_params = { optimizer = "sgd",
+      learning_rate = 0.5 } })
+    local optimizer = nn.optim.SGD { params = model:dense_parameters(), lr = 0.5 }
+    train(model, optimizer, 1, world:rank(), device, true)
+    model:sync()
+    model:fused_optimizer():set_lr(model.sharding_pg:global_rank(0) > 0 and 0.25 or 0.125)
+    train(model, optimizer, 2, world:rank(), device, true)
+    assert.error_matches(function()
+      model:sync()
+      model:wait()
+    end, "learning rates of fused tables %(on this rank 0%.%d+%) are not those of other sharding groups: ")
+  end, { sizes = { 2, 4 }, devices = { "cpu" } })
+
   worlds.each("takes no memory from average to average", function(world, device, n)
     local model = make(world, device, "mixed", { size = n / 2, interval = 1, data_type = "FP16",
       fused_params = { optimizer = "rowwise_adagrad" } })

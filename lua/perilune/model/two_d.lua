@@ -21,6 +21,8 @@ local agree = require("perilune.dist.collective_utils").agree
 local signature = require "perilune.signature"
 local DistributedModelParallel = require("perilune.model").DistributedModelParallel
 
+local C = P.C
+
 local M = {}
 
 local DMPCollection = DistributedModelParallel:extend "DMPCollection"
@@ -177,11 +179,34 @@ end
 --- Post the sum of one tensor over the replicas: { work =, from = what arrives (nil: the tensor itself, as it is to
 --- be), tensor = }. Numbers of 16 bits are added up in f32; of whole numbers (the last step that used a row) the
 --- largest counts.
-local function post(tensor, group)
+local function post(tensor, group, tag)
   local dtype = tensor:dtype()
-  if dtype == "i64" then return { work = group:all_reduce(tensor, "max") } end
+  if dtype == "i64" then return { work = group:all_reduce(tensor, "max", tag) } end
   local from = dtype == "f32" and tensor or P.lasting(tensor.to, tensor, "f32")
-  return { work = group:all_reduce(from), from = from, tensor = tensor }
+  return { work = group:all_reduce(from, "sum", tag), from = from, tensor = tensor }
+end
+
+--- The learning rates of the fused tables, of which the tag of their averages is made: replicas that were trained with
+--- different ones have no average that means anything.
+local function rates_of(self)
+  return util.map(self:fused_optimizer().param_groups, function(group) return group.lr end)
+end
+local function tag_of(rates)
+  local tag = 0
+  for i = 1, #rates do
+    local mantissa, exponent = math.frexp(rates[i])
+    tag = (tag * 31 + mantissa * 2 ^ 32 + exponent) % 2 ^ 40
+  end
+  return math.floor(tag)
+end
+
+--- What an average met: where the rates are why, it says so.
+local function failed(self, err)
+  if type(err) == "table" and err.code == C.PERI_EMISMATCH then
+    err.message = ("DMPCollection: learning rates of fused tables (on this rank %s) are not those of other sharding "
+      .. "groups: %s"):format(table.concat(rates_of(self), ", "), err.message)
+  end
+  error(err, 0)
 end
 
 --- Let the weights and (unless include_optimizer_state is false) all optimizer states of fused tables become their
@@ -201,7 +226,12 @@ function DMPCollection:sync(include_optimizer_state)
     return
   end
   local pending = setmetatable({}, {}) -- and no closure: LuaJIT would not compile this
-  for i = 1, #tensors do pending[i] = post(tensors[i], self.replica_pg) end
+  local tag = tag_of(rates_of(self))
+  for i = 1, #tensors do
+    local ok, posted = pcall(post, tensors[i], self.replica_pg, tag)
+    if not ok then failed(self, posted) end
+    pending[i] = posted
+  end
   for _, sharded in ipairs(self.sharded) do sharded:tables_changed() end
   self._pending = pending
 end
@@ -213,7 +243,8 @@ function DMPCollection:wait()
   self._pending = false
   local factor = 1 / self.replica_pg:size()
   for _, x in ipairs(pending) do
-    x.work:wait()
+    local ok, err = pcall(x.work.wait, x.work)
+    if not ok then failed(self, err) end
     if x.from then P.scope(P.no_grad, scale, x.from, factor, x.tensor) end
     if x.from and not rawequal(x.from, x.tensor) then x.from:release() end
   end
