@@ -27,10 +27,11 @@ local M = {}
 
 local _, _, _, wrap_moment = P.handle("peri_moment", {}, nil, "a moment of tables")
 local moment_out, index_out = ffi.new "peri_moment *[1]", ffi.new "int64_t[1]"
---- How copying goes on: bytes that are copied at once, without looking at the time; the share of the time that it may
---- take while the program does something else, where the save does not say another (`pace`), and the seconds that it
---- may take at once for that share; bytes that are copied at the call.
-M.pace = { block = 2 ^ 18, share = 0.02, most = 0.02, kept = 32 * 2 ^ 20 }
+--- How copying goes on: bytes that are copied at once, without looking at the time (of small blocks a third of the time
+--- is calls whose code and data a step has driven out of the caches); the share of the time that it may take while the
+--- program does something else, where the save does not say another (`pace`), and the seconds that it may take at once
+--- for that share; bytes that are copied at the call.
+M.pace = { block = 2 ^ 19, share = 0.015, most = 0.02, kept = 32 * 2 ^ 20 }
 local SLEEP = 100000 -- a round of peri_pause that sleeps
 local OUTCOME = 2048       -- bytes of the outcome that rank 0 sends
 

@@ -475,7 +475,7 @@ checkpoint.Saver = {}
 ---@field keep? integer The newest so many are kept (default: 3).
 ---@field keep_every? integer And those of every so many steps, for ever (default: none).
 ---@field async? boolean Go on while a checkpoint is written (default: false).
----@field pace? number With `async`, the share of the time that copying takes (default: 0.02).
+---@field pace? number With `async`, the share of the time that copying takes (default: 0.015).
 ---@field resume? string `auto`: from the newest that is good; `no`; or a checkpoint's path (default: auto).
 ---@field group? peri.dist.Group The ranks that save together (default: the world).
 
