@@ -139,6 +139,18 @@ typedef struct peri_k_running_sum_args {
  * dy[o][q][i] times the product of x[o][p][i] over p <= q but r, without a division: x may be 0; dx keeps what stands
  * before r meanwhile, rounded. */
 
+/** x, values and indices are [outer][n][inner]: values[o][r][i] is the largest (`least`: the smallest) of x[o][0][i],
+ *  ..., x[o][r][i], and indices[o][r][i] its place 0..r, of equal elements the last one's; from a NaN on it is the last
+ *  NaN. Any dtype that is not complex. range: outer * inner. */
+typedef struct peri_k_running_extreme_args {
+    void *values;
+    int64_t *indices;
+    const void *x;
+    int32_t dtype;
+    bool least;
+    int64_t n, inner;
+} peri_k_running_extreme_args;
+
 /** dst[i] = how many elements of a line of `sorted` are smaller than x[i] (`right`: not larger), that is where x[i]
  *  goes among them. sorted is [lines][n], or [n] for all if `one`; x and dst are [lines][per_line]. Lines rise, as
  *  sort_lines has them; NaN is larger than all numbers. Any dtype that is not complex. range: elements. */

@@ -62,6 +62,15 @@ K_INLINE bool k_is_nan(const void *x, int64_t i, int32_t dtype)
     }
 }
 
+/** Whether x[i] takes the place of x[best], which stands before it, as the largest (@least: the smallest): it does if
+ *  they are equal, and if it is a NaN; else a NaN stays. */
+K_INLINE bool k_is_extreme(const void *x, int64_t i, int64_t best, int32_t dtype, bool least)
+{
+    if (k_is_nan(x, i, dtype)) return true;
+    if (k_is_nan(x, best, dtype)) return false;
+    return k_sort_key(x, i, dtype, least) >= k_sort_key(x, best, dtype, least);
+}
+
 /** How many of the rising elements sorted[begin], ..., sorted[begin + n - 1] are smaller than x[i]; @right: not
  *  larger. */
 K_INLINE int64_t k_search(const void *sorted, int64_t begin, int64_t n, const void *x, int64_t i, int32_t dtype,

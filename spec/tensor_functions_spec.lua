@@ -244,7 +244,10 @@ for _, device in ipairs(devices) do
         { function(x) return x:var { 1, 2 } end, { { 2, 3, 4 } } }, { function(x) return x:std(2) end, { { 2, 4 } } },
         { function(x) return x:norm() end, { { 2, 3 } } }, { function(x) return x:norm(3, -1) end, { { 2, 3 } } },
         { function(x) return x:cumsum(1) end, { { 5, 3 } } }, { function(x) return x:cumsum(-1) end, { { 2, 40 } } },
-        { function(x) return x:cumprod(1) end, { { 4, 3 } } }, { function(x) return x:cumprod(-1) end, { { 2, 5 } } },
+        { function(x) return x:cumprod(1) end, { { 4, 3 } } },
+        { function(x) return x:cummax(1):sum() + x:cummin(-1):square():sum() + x:mode():sum() end, { { 3, 4 } } },
+        { function(x, y) return F.tensordot(x, y, { { 2, -1 }, { 2, 1 } }) end, { { 2, 3, 4 }, { 4, 3, 2 } } },
+        { function(x) return x:cumprod(-1) end, { { 2, 5 } } },
         { function(x) return x:masked_fill(mask, 0):cumprod(2) end, { { 2, 3 } } },
         { function(x, y) return x:scatter_add(1, places, y) end, { { 2, 3 }, { 2, 3 } } },
         { function(x, y) return x:scatter(2, ids:reshape(3, 1), y) end, { { 3, 2 }, { 3, 1 } } },
@@ -383,6 +386,9 @@ for _, device in ipairs(devices) do
       refuses("k is 4 of .*, allowed: 1%.%.3", x.kthvalue, x, 4)
       refuses("q is 1.5, allowed: 0%.%.1", x.quantile, x, 1.5)
       refuses("1st dimension of .* is empty", F.median, peri.empty({ 0, 3 }, "f32", device), 1)
+      refuses("to a size of %-1 beside 0: it may be any number", x.reshape, peri.empty({ 0, 3 }, "f32", device), 0, -1)
+      refuses("tensordot: dimension 2 of .* and 1 of .*, wanted equal sizes", F.tensordot, x, x, 1)
+      refuses("mode: dimension 1 of .* is empty", F.mode, peri.empty({ 0, 3 }, "f32", device), 1)
       refuses("2 shifts of 1 dimensions", x.roll, x, { 1, 2 }, 1)
       refuses("5 numbers, wanted two for each of at most 2", x.pad, x, { 1, 1, 1, 1, 1 })
       refuses("from 3 to below 3, wanted 1 to 2%^53", peri.randint, 3, 3, { 2 })

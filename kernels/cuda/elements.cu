@@ -254,6 +254,22 @@ template <class T> struct running_product_grad_line {
     }
 };
 
+/** Line u. */
+template <class T> struct running_extreme_line {
+    peri_k_running_extreme_args a;
+    __device__ void operator()(int64_t u) const
+    {
+        const int64_t base = u / a.inner * a.n * a.inner + u % a.inner;
+        int64_t best = base, rank = 0;
+        for (int64_t r = 0; r < a.n; r++) {
+            const int64_t at = base + r * a.inner;
+            if (k_is_extreme(a.x, at, best, a.dtype, a.least)) best = at, rank = r;
+            a.indices[at] = rank;
+            ((T *)a.values)[at] = ((const T *)a.x)[best];
+        }
+    }
+};
+
 struct search_one {
     peri_k_search_args a;
     __device__ void operator()(int64_t i) const
@@ -360,6 +376,8 @@ PERI_CUDA_KERNEL(running_product_grad)
     return a->dtype == PERI_F64 ? each(begin, end, c, running_product_grad_line<double>{*a})
                                 : each(begin, end, c, running_product_grad_line<float>{*a});
 }
+#define EXTREME(T) each(begin, end, c, running_extreme_line<T>{*a})
+PERI_CUDA_KERNEL(running_extreme) { return PERI_BY_WORD(peri_dtype_bytes(a->dtype), EXTREME); }
 PERI_CUDA_KERNEL(search) { return each(begin, end, c, search_one{*a}); }
 PERI_CUDA_KERNEL(iota) { return each(begin, end, c, iota_one{*a}); }
 

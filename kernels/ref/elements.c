@@ -321,6 +321,32 @@ static void ref_iota(const void *args, int64_t begin, int64_t end)
     }
 }
 
+/* -- running extremes ---------------------------------------------------------------------------------------------- */
+
+static size_t ref_width(int32_t dtype)
+{
+    return dtype == PERI_F64 || dtype == PERI_I64                        ? 8
+        : dtype == PERI_F32 || dtype == PERI_I32                         ? 4
+        : dtype == PERI_I8 || dtype == PERI_U8 || dtype == PERI_BOOL     ? 1
+                                                                         : 2;
+}
+
+static void ref_running_extreme(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_running_extreme_args *a = args;
+    const size_t width = ref_width(a->dtype);
+    for (int64_t u = begin; u < end; u++) {
+        const int64_t base = u / a->inner * a->n * a->inner + u % a->inner;
+        int64_t best = base;
+        for (int64_t r = 0; r < a->n; r++) {
+            const int64_t at = base + r * a->inner;
+            if (k_is_extreme(a->x, at, best, a->dtype, a->least)) best = at;
+            a->indices[at] = (best - base) / a->inner;
+            memcpy((char *)a->values + (size_t)at * width, (const char *)a->x + (size_t)best * width, width);
+        }
+    }
+}
+
 /* -- sorting: merges of runs, or by bytes of keys; both keep the order of equal keys ------------------------------- */
 
 enum {
@@ -434,10 +460,7 @@ static void ref_sort_line(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_sort_line_args *a = args;
     const peri_op_sort_lines *s = &a->sort;
-    const size_t width = s->dtype == PERI_F64 || s->dtype == PERI_I64                          ? 8
-                         : s->dtype == PERI_F32 || s->dtype == PERI_I32                        ? 4
-                         : s->dtype == PERI_I8 || s->dtype == PERI_U8 || s->dtype == PERI_BOOL ? 1
-                                                                                               : 2;
+    const size_t width = ref_width(s->dtype);
     for (int64_t l = begin; l < end && s->k > 0; l++) {
         int64_t nan = s->nan_first ? 0 : s->n;
         while (nan < s->n && !k_is_nan(s->x, l * s->n + nan, s->dtype)) nan++;

@@ -606,6 +606,59 @@ peri_status peri_op_median(peri_tensor *x, int32_t dim, bool keepdim, peri_tenso
     return one_rank(function, x, d, keepdim, middle, values, indices);
 }
 
+/* -- running extremes ---------------------------------------------------------------------------------------------- */
+
+static const peri__node_vtab running_vtab = {.name = "running extreme", .backward = gather_backward};
+
+static peri_status running_extreme(const char *function, peri_tensor *x, int32_t dim, bool least, peri_tensor **values,
+                                   peri_tensor **indices)
+{
+    int32_t d;
+    int64_t outer, n, inner;
+    peri_tensor *flat = NULL, *value = NULL, *index = NULL;
+    peri__node *node;
+    peri_status status;
+    PERI_NEED(values);
+    PERI_TRY(check_order(function, "x", x));
+    PERI_TRY(peri__dim(function, x, dim, &d));
+    PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &value), out);
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, x->ndim, x->shape, &index), out);
+    peri__around(flat, d, &outer, &n, &inner);
+    peri_k_running_extreme_args args = {.values = peri__data(value),
+                                        .indices = peri__data(index),
+                                        .x = peri__data(flat),
+                                        .dtype = x->dtype,
+                                        .least = least,
+                                        .n = n,
+                                        .inner = inner};
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), running_extreme, &args, n ? outer * inner : 0,
+                              peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1))),
+                  out);
+    PERI_TRY_GOTO(peri__attach(&running_vtab, &x, 1, &value, 1, &node), out);
+    if (node) {
+        peri__node_save(node, 0, index);
+        node->kept[KEPT_DIM] = d;
+        node->shape[0] = peri__shape_of(x);
+    }
+out:
+    peri_tensor_release(flat);
+    if (status >= 0) *values = value;
+    else peri_tensor_release(value);
+    if (status >= 0 && indices) *indices = index;
+    else peri_tensor_release(index);
+    return status;
+}
+
+peri_status peri_op_cummax(peri_tensor *x, int32_t dim, peri_tensor **values, peri_tensor **indices)
+{
+    return running_extreme("peri_op_cummax", x, dim, false, values, indices);
+}
+peri_status peri_op_cummin(peri_tensor *x, int32_t dim, peri_tensor **values, peri_tensor **indices)
+{
+    return running_extreme("peri_op_cummin", x, dim, true, values, indices);
+}
+
 /* -- numbers in a row ---------------------------------------------------------------------------------------------- */
 
 peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start, double step, int64_t n,

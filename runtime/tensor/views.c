@@ -113,7 +113,11 @@ peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *sha
             return peri__fail(PERI_EINVAL, "peri_tensor_reshape: more than 2^63 elements from %s on, of size %lld",
                               peri__dim_text(d, &words), (long long)shape[d]);
     }
-    if (open >= 0) wanted[open] = known ? n / known : 0;
+    if (open >= 0 && known == 0)
+        return peri__fail(PERI_EINVAL, "peri_tensor_reshape: %s to a size of -1 beside 0: it may be any number; name "
+                          "it",
+                          peri__tensor_text(t, text, sizeof text));
+    if (open >= 0) wanted[open] = n / known;
     if (open >= 0) known *= wanted[open];
     if (known != n)
         return peri__fail(PERI_EINVAL, "peri_tensor_reshape: %s has %lld elements, the new shape %lld",

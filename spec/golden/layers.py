@@ -41,6 +41,14 @@ def layer(name, module, inputs, args, f=None):
     case(name, f or module, inputs, args, module)
 
 
+def lstm(name, module, inputs, args):
+    def call(x, *first):
+        out, (h, c) = module(x, first or None)
+        return out, h, c
+
+    layer(name, module, inputs, args, call)
+
+
 mha = torch.nn.MultiheadAttention(6, 2)
 with torch.no_grad():
     mha.in_proj_bias.normal_()
@@ -65,6 +73,14 @@ layer("GRU two layers, both ways", torch.nn.GRU(3, 2, num_layers=2, bidirectiona
       {"input_size": 3, "hidden_size": 2, "num_layers": 2, "bidirectional": True})
 layer("GRU batch first", torch.nn.GRU(3, 2, bias=False, batch_first=True), [x],
       {"input_size": 3, "hidden_size": 2, "bias": False, "batch_first": True})
+rng = torch.get_rng_state()
+lstm("LSTM", torch.nn.LSTM(3, 5), [x], {"input_size": 3, "hidden_size": 5})
+lstm("LSTM h0, c0", torch.nn.LSTM(3, 5), [x, torch.randn(1, 2, 5), torch.randn(1, 2, 5)], {"input_size": 3, "hidden_size": 5})
+lstm("LSTM two layers, both ways", torch.nn.LSTM(3, 2, num_layers=2, bidirectional=True), [x],
+      {"input_size": 3, "hidden_size": 2, "num_layers": 2, "bidirectional": True})
+lstm("LSTM batch first", torch.nn.LSTM(3, 2, bias=False, batch_first=True), [x],
+      {"input_size": 3, "hidden_size": 2, "bias": False, "batch_first": True})
+torch.set_rng_state(rng)  # the cases below are as they were
 layer("PReLU", torch.nn.PReLU(), [torch.randn(3, 4)], {})
 layer("PReLU of columns", torch.nn.PReLU(4, 0.1), [torch.randn(3, 4)], {"num_parameters": 4, "init": 0.1})
 

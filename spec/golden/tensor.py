@@ -343,6 +343,16 @@ case("= peri.linspace(3, 5, 0, nil, device)", lambda: torch.linspace(3, 5, 0))
 case("= peri.eye(2, 3, nil, device)", lambda: torch.eye(2, 3))
 case("= peri.ones_like(a)", torch.ones_like, whole)
 case("= peri.full_like(a, 2.5, 'f64')", lambda t: torch.full_like(t.detach(), 2.5, dtype=torch.float64), x)
+for flat in (ties, odd, cube, whole, torch.tensor([[True, False, True], [False, False, True]])):
+    case("= a:cummax(1)", lambda t: t.cummax(0), flat)
+    case("= a:cummin(-1)", lambda t: t.cummin(-1), flat)
+for flat in (ties, whole, torch.randint(0, 4, (3, 9)), torch.randint(0, 3, (9, 5)).float()):
+    case("= a:mode()", lambda t: t.mode(), flat)
+    case("= a:mode(1, true)", lambda t: t.mode(0, True), flat)
+case("= F.tensordot(a, b, 1)", lambda a, b: torch.tensordot(a, b, 1), cube, torch.randn(4, 2))
+case("= F.tensordot(a, b)", torch.tensordot, cube, torch.randn(3, 4, 2))
+case("= F.tensordot(a, b, 0)", lambda a, b: torch.tensordot(a, b, 0), row, x)
+case("= F.tensordot(a, b, { { 3, 1 }, { 1, -1 } })", lambda a, b: torch.tensordot(a, b, ([2, 0], [0, -1])), cube, torch.randn(4, 5, 2))
 
 print('{"format": 1, "kind": "tensor", "library": "torch %s", "tolerance": {"abs": 1e-6, "rel": 1e-5}, "cases": [' % torch.__version__)
 print(",\n".join(json.dumps(c) for c in cases))

@@ -77,6 +77,7 @@ describe("new layers", function()
   it("keep their state in state dicts, and show themselves", function()
     for _, make_one in ipairs {
       function() return nn.GRU { input_size = 3, hidden_size = 4, num_layers = 2 } end,
+      function() return nn.LSTM { input_size = 3, hidden_size = 4, num_layers = 2 } end,
       function() return nn.MultiheadAttention { embed_dim = 4, num_heads = 2 } end,
       function() return nn.PReLU { num_parameters = 3 } end,
     } do
@@ -95,8 +96,10 @@ describe("new layers", function()
   end)
 
   it("have zeros as the gradient of a single step's weight of states, as PyTorch has", function()
-    for _, batch_first in ipairs { false, true } do
-      local gru = nn.GRU { input_size = 3, hidden_size = 4, batch_first = batch_first, bidirectional = true }
+    for i = 1, 4 do
+      local batch_first = i > 2
+      local class = nn[i % 2 == 0 and "LSTM" or "GRU"]
+      local gru = class { input_size = 3, hidden_size = 4, batch_first = batch_first, bidirectional = true }
       local x = peri.randn(batch_first and { 2, 1, 3 } or { 1, 2, 3 })
       local y = gru(x)
       golden.assert_near(peri.no_grad(function() return gru(x) end):to_list(), y:to_list(), { abs = 1e-6 })
@@ -108,12 +111,13 @@ describe("new layers", function()
   end)
 
   it("run under autocast", function()
-    local gru, x = nn.GRU { input_size = 3, hidden_size = 4 }, peri.randn { 5, 2, 3 }
+    local gru, lstm = nn.GRU { input_size = 3, hidden_size = 4 }, nn.LSTM { input_size = 4, hidden_size = 4 }
+    local x = peri.randn { 5, 2, 3 }
     local attention = nn.MultiheadAttention { embed_dim = 4, num_heads = 2 }
-    local states = gru(x)
+    local states = lstm((gru(x)))
     local exact = attention(states, states, states):to_list()
     local near = peri.autocast({ device = "cpu", dtype = "bf16" }, function()
-      local h = gru(x)
+      local h = lstm((gru(x)))
       local y = attention:forward(h, h, h)
       y:sum():backward()
       return y:to("f32"):to_list()
@@ -131,6 +135,9 @@ describe("new layers", function()
     end)
     refuses("GRU: x is tensor f32 %[2, 3, 4%]", function()
       nn.GRU { input_size = 3, hidden_size = 4 } (peri.zeros { 2, 3, 4 })
+    end)
+    refuses("LSTM: one of h0 and c0 is nil", function()
+      nn.LSTM { input_size = 3, hidden_size = 4 } (peri.zeros { 2, 1, 3 }, peri.zeros { 1, 1, 4 })
     end)
     refuses("wanted a dimension 2 of size 3", function() nn.PReLU { num_parameters = 3 } (peri.zeros { 2, 4 }) end)
   end)

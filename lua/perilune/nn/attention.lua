@@ -1,4 +1,4 @@
--- attention.lua: layers for sequences of equal length: MultiheadAttention and GRU. Arguments, parameters and results
+-- attention.lua: layers for sequences of equal length: MultiheadAttention, GRU, LSTM. Arguments, parameters and results
 -- are PyTorch's.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -83,18 +83,20 @@ function MultiheadAttention:extra_text()
   return ("embed_dim=%d, num_heads=%d"):format(self.embed_dim, self.num_heads)
 end
 
--- -- GRU --------------------------------------------------------------------------------------------------------------
+-- -- GRU, LSTM ------------------------------------------------------------------------------------------------------
 
---- Gated recurrent units: num_layers over one another, with bidirectional each in both directions.
-local GRU = Module:extend "GRU"
-M.GRU = GRU
-function GRU:init(args)
-  local a = util.named("GRU", args, { input_size = util.required.number, hidden_size = util.required.number,
+--- The class above both: layers over one another, with bidirectional each in both directions.
+local Recurrent = Module:extend "Recurrent"
+
+--- `gates`: how many rows of the weights each number of a state has.
+function Recurrent:_make(gates, args)
+  local name = self.class_name
+  local a = util.named(name, args, { input_size = util.required.number, hidden_size = util.required.number,
     num_layers = 1, bias = true, batch_first = false, dropout = 0, bidirectional = false, dtype = "f32",
     device = util.optional })
-  self.input_size = util.integer("GRU", "input_size", a.input_size, 1)
-  self.hidden_size = util.integer("GRU", "hidden_size", a.hidden_size, 1)
-  self.num_layers = util.integer("GRU", "num_layers", a.num_layers, 1, 4096)
+  self.input_size = util.integer(name, "input_size", a.input_size, 1)
+  self.hidden_size = util.integer(name, "hidden_size", a.hidden_size, 1)
+  self.num_layers = util.integer(name, "num_layers", a.num_layers, 1, 4096)
   self.bias, self.batch_first, self.directions = a.bias, a.batch_first, a.bidirectional and 2 or 1
   self.drop = layers.Dropout { p = a.dropout }
   local bound, h = 1 / math.sqrt(a.hidden_size), a.hidden_size
@@ -102,72 +104,117 @@ function GRU:init(args)
     local size = layer == 0 and a.input_size or h * self.directions
     for direction = 1, self.directions do
       local suffix = ("_l%d%s"):format(layer, direction == 2 and "_reverse" or "")
-      local function add(name, shape)
-        self:register_parameter(name .. suffix, parameter.uniform(shape, -bound, bound, a.dtype, a.device))
+      local function add(parameter_name, shape)
+        self:register_parameter(parameter_name .. suffix, parameter.uniform(shape, -bound, bound, a.dtype, a.device))
       end
-      add("weight_ih", { 3 * h, size })
-      add("weight_hh", { 3 * h, h })
+      add("weight_ih", { gates * h, size })
+      add("weight_hh", { gates * h, h })
       if a.bias then
-        add("bias_ih", { 3 * h })
-        add("bias_hh", { 3 * h })
+        add("bias_ih", { gates * h })
+        add("bias_hh", { gates * h })
       end
     end
   end
+  self.parts = {}
+  for k = 1, gates do self.parts[k] = h end
 end
 
---- All steps of one direction of a layer: x [L, B, size] -> [L, B, hidden] and the last state [B, hidden]; with
---- batch_first all are [B, L, ...], so that samples stay the first dimension, as model files want them. h: the first
---- state, or nil: zeros, of which no product is made. The products with the inputs are made for all steps at once.
-local function run(self, x, h, suffix, backwards)
+--- All steps of one direction of a layer: x [L, B, size] -> [L, B, hidden] and the last states [B, hidden]; with
+--- batch_first all are [B, L, ...], so that samples stay the first dimension, as model files want them. h, c: the first
+--- states, or nil: zeros, of which no product is made. The products with the inputs are made for all steps at once.
+local function run(self, x, h, c, suffix, backwards)
   local time = self.batch_first and 2 or 1
   local n, size = x:size(time), self.hidden_size
   local weight, bias = self["weight_hh" .. suffix], self.bias and self["bias_hh" .. suffix] or nil
   local inputs = F.linear(x, self["weight_ih" .. suffix], self.bias and self["bias_ih" .. suffix] or nil)
-  local steps, parts = {}, { size, size, size }
+  local steps = {}
   -- of a single step the weight of states has a gradient, too: zeros, as in PyTorch, on which its decay works
   if not h and n == 1 and P.state.grad then h = Tensor.zeros({ x:size(3 - time), size }, inputs:dtype(), x:device()) end
   for i = 1, n do
     local at = backwards and n - i or i - 1
-    local from, own = F.split(inputs:select(time, at), parts, 2), nil
-    if h then own = F.split(F.linear(h, weight, bias), parts, 2)
-    elseif bias then own = F.split(bias:to(inputs:dtype()), parts, 1) end
-    local reset = F.sigmoid(own and from[1] + own[1] or from[1])
-    local update = F.sigmoid(own and from[2] + own[2] or from[2])
-    local new = F.tanh(own and from[3] + reset * own[3] or from[3])
-    h = h and new + update * (h - new) or new - update * new
+    h, c = self:_step(inputs:select(time, at), weight, bias, h, c)
     steps[at + 1] = h
   end
-  return F.stack(steps, time), h
+  return F.stack(steps, time), h, c
+end
+
+--- x, and the first states of all layers and directions -> the states at all steps, the last states.
+function Recurrent:_forward(x, h0, c0)
+  local name = self.class_name
+  if x:dim() ~= 3 or x:size(3) ~= self.input_size then
+    P.fail(("%s: x is %s, wanted three dimensions, the last one %d"):format(name, Tensor._text(x), self.input_size))
+  end
+  if x:size(self.batch_first and 2 or 1) == 0 then
+    P.fail(("%s: a sequence without steps, wanted at least one"):format(name))
+  end
+  local last, cells, d = {}, {}, self.directions
+  for layer = 0, self.num_layers - 1 do
+    local outs = {}
+    for direction = 1, d do
+      local k = layer * d + direction
+      local suffix = ("_l%d%s"):format(layer, direction == 2 and "_reverse" or "")
+      outs[direction], last[k], cells[k] = run(self, x, h0 and h0:select(1, k - 1), c0 and c0:select(1, k - 1), suffix,
+        direction == 2)
+    end
+    x = d == 2 and F.cat(outs, 3) or outs[1]
+    if layer < self.num_layers - 1 then x = self.drop(x) end
+  end
+  return x, F.stack(last, 1), cells[1] and F.stack(cells, 1) or nil
+end
+function Recurrent:extra_text()
+  return ("%d, %d, num_layers=%d"):format(self.input_size, self.hidden_size, self.num_layers)
+end
+
+--- Gated recurrent units.
+local GRU = Recurrent:extend "GRU"
+M.GRU = GRU
+function GRU:init(args) self:_make(3, args) end
+
+--- What a step makes of its input's products, and of the state before it.
+function GRU:_step(inputs, weight, bias, h)
+  local from, own = F.split(inputs, self.parts, 2), nil
+  if h then own = F.split(F.linear(h, weight, bias), self.parts, 2)
+  elseif bias then own = F.split(bias:to(inputs:dtype()), self.parts, 1) end
+  local reset = F.sigmoid(own and from[1] + own[1] or from[1])
+  local update = F.sigmoid(own and from[2] + own[2] or from[2])
+  local new = F.tanh(own and from[3] + reset * own[3] or from[3])
+  return h and new + update * (h - new) or new - update * new
 end
 
 --- x [L, B, input_size] (batch_first: [B, L, input_size]); h0 [layers * directions, B, hidden_size], or nil: zeros.
 --- Returns the last layer's states at all steps, [L, B, directions * hidden_size], and those of all layers at the last
 --- step, of h0's shape.
 function GRU:forward(x, h0)
-  if x:dim() ~= 3 or x:size(3) ~= self.input_size then
-    P.fail(("GRU: x is %s, wanted three dimensions, the last one %d"):format(Tensor._text(x), self.input_size))
-  end
-  if x:size(self.batch_first and 2 or 1) == 0 then P.fail "GRU: a sequence without steps, wanted at least one" end
-  local last, d = {}, self.directions
-  for layer = 0, self.num_layers - 1 do
-    local outs = {}
-    for direction = 1, d do
-      local k = layer * d + direction
-      local suffix = ("_l%d%s"):format(layer, direction == 2 and "_reverse" or "")
-      outs[direction], last[k] = run(self, x, h0 and h0:select(1, k - 1), suffix, direction == 2)
-    end
-    x = d == 2 and F.cat(outs, 3) or outs[1]
-    if layer < self.num_layers - 1 then x = self.drop(x) end
-  end
-  return x, F.stack(last, 1)
+  local states, last = self:_forward(x, h0)
+  return states, last
 end
-function GRU:extra_text()
-  return ("%d, %d, num_layers=%d"):format(self.input_size, self.hidden_size, self.num_layers)
+
+--- Long short-term memory.
+local LSTM = Recurrent:extend "LSTM"
+M.LSTM = LSTM
+function LSTM:init(args) self:_make(4, args) end
+
+function LSTM:_step(inputs, weight, bias, h, c)
+  local sum = inputs
+  if h then sum = inputs + F.linear(h, weight, bias) elseif bias then sum = inputs + bias:to(inputs:dtype()) end
+  local gates = F.split(sum, self.parts, 2) -- what is let in, what is kept, what is new, what is let out
+  local new = F.sigmoid(gates[1]) * F.tanh(gates[3])
+  c = c and F.sigmoid(gates[2]) * c + new or new
+  return F.sigmoid(gates[4]) * F.tanh(c), c
+end
+
+--- x as GRU's; h0 and c0 (both or none): the first states and cells, [layers * directions, B, hidden_size], or nil:
+--- zeros. Returns the last layer's states at all steps, and the states and the cells of all layers at the last step.
+function LSTM:forward(x, h0, c0)
+  if (h0 == nil) ~= (c0 == nil) then P.fail "LSTM: one of h0 and c0 is nil, wanted both or none" end
+  local states, last, cells = self:_forward(x, h0, c0)
+  return states, last, cells
 end
 
 signature.check("MultiheadAttention:", MultiheadAttention, {
   forward = "self: table, query: tensor, key: tensor, value: tensor, options: table?",
 })
 signature.check("GRU:", GRU, { forward = "self: table, x: tensor, h0: tensor?" })
+signature.check("LSTM:", LSTM, { forward = "self: table, x: tensor, h0: tensor?, c0: tensor?" })
 
 return M

@@ -29,7 +29,7 @@ local names = {
   Identity = "layers", ReLU = "layers", Sigmoid = "layers", Tanh = "layers", SiLU = "layers", GELU = "layers",
   Softplus = "layers", LogSigmoid = "layers", LeakyReLU = "layers", Softmax = "layers", PReLU = "layers",
   ELU = "layers", LogSoftmax = "layers", Flatten = "layers", RMSNorm = "layers",
-  MultiheadAttention = "attention", GRU = "attention",
+  MultiheadAttention = "attention", GRU = "attention", LSTM = "attention",
   Embedding = "embedding", EmbeddingBag = "embedding",
   InteractionArch = "interaction", InteractionDCNArch = "interaction", InteractionProjectionArch = "interaction",
   CrossNet = "interaction", LowRankCrossNet = "interaction", VectorCrossNet = "interaction",

@@ -59,6 +59,8 @@
 ---@field clone fun(self: peri.Tensor): peri.Tensor
 ---@field cos fun(self: peri.Tensor): peri.Tensor
 ---@field count_nonzero fun(self: peri.Tensor, dim?: integer|integer[]): peri.Tensor
+---@field cummax fun(self: peri.Tensor, dim: integer): peri.Tensor, peri.Tensor
+---@field cummin fun(self: peri.Tensor, dim: integer): peri.Tensor, peri.Tensor
 ---@field cumprod fun(self: peri.Tensor, dim: integer): peri.Tensor
 ---@field cumsum fun(self: peri.Tensor, dim: integer): peri.Tensor
 ---@field diag fun(self: peri.Tensor, k?: integer): peri.Tensor
@@ -112,6 +114,7 @@
 ---@field median fun(self: peri.Tensor, dim?: integer, keepdim?: boolean): peri.Tensor, peri.Tensor|nil
 ---@field min fun(self: peri.Tensor, dim?: integer|peri.Tensor, keepdim?: boolean): peri.Tensor, peri.Tensor?
 ---@field minimum fun(self: peri.Tensor, b: peri.Tensor): peri.Tensor
+---@field mode fun(self: peri.Tensor, dim?: integer, keepdim?: boolean): peri.Tensor, peri.Tensor
 ---@field mul fun(self: peri.Tensor, b: peri.Tensor|number): peri.Tensor
 ---@field multinomial fun(self: peri.Tensor, n: integer, replacement?: boolean): peri.Tensor
 ---@field nan_to_num fun(self: peri.Tensor, nan?: number, posinf?: number, neginf?: number): peri.Tensor

@@ -89,6 +89,36 @@ nn.GRU = {}
 ---@return peri.Tensor # Last states of all layers: the shape of h0.
 function nn.GRU:forward(x, h0) end
 
+---Long short-term memory over a sequence, in layers. Parameters: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`,
+---`bias_hh_l0`, and so on, with `_reverse` for the other direction; each has four parts: what is let in, what is kept,
+---what is new, what is let out.
+---
+---Errors: sizes below 1.
+---
+---```lua
+---local lstm = peri.nn.LSTM { input_size = 3, hidden_size = 4, num_layers = 2 }
+---local states, last, cells = lstm:forward(peri.randn { 5, 2, 3 })
+---print(states:size(1), last:size(1), cells:size(1), lstm:extra_text()) --> 5 2 2 3, 4, num_layers=2
+---```
+---@class peri.nn.LSTM: peri.nn.Module
+---@overload fun(args: peri.nn.GRU.args): peri.nn.LSTM
+nn.LSTM = {}
+
+---All steps of a sequence. Calling the module calls it.
+---
+---Errors: shapes that do not fit; a sequence without steps; one of h0 and c0 alone.
+---
+---```lua
+---print(peri.nn.LSTM({ input_size = 3, hidden_size = 4 }):forward(peri.zeros { 2, 1, 3 }):size(3)) --> 4
+---```
+---@param x peri.Tensor `[L, B, input_size]`, or `[B, L, input_size]` with batch_first.
+---@param h0? peri.Tensor The first states: `[layers * directions, B, hidden_size]` (default: zeros).
+---@param c0? peri.Tensor The first cells: of the same shape (default: zeros).
+---@return peri.Tensor # States of the last layer: `[L, B, directions * hidden_size]`.
+---@return peri.Tensor # Last states of all layers: the shape of h0.
+---@return peri.Tensor # Last cells of all layers: the same shape.
+function nn.LSTM:forward(x, h0, c0) end
+
 ---x where it is above 0, else `weight` times x.
 ---
 ---Errors: num_parameters below 1.

@@ -130,6 +130,20 @@ function functional.kthvalue(t, k, dim, keepdim) end
 ---@return peri.Tensor|nil # Along a dimension: places, of the same shape, i64.
 function functional.median(t, dim, keepdim) end
 
+---The element that is there most often, of several the smallest, and its last place.
+---
+---Errors: no elements.
+---
+---```lua
+---print((peri.tensor({ 3, 1, 2, 1 }):mode()):item()) --> 1
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim? integer The dimension (default: -1, the last one).
+---@param keepdim? boolean Leave it with size 1 (default: false).
+---@return peri.Tensor # The shape of t without the dimension.
+---@return peri.Tensor # Places: of the same shape, i64.
+function functional.mode(t, dim, keepdim) end
+
 ---What a share of the elements lies below; between two elements in proportion. NaN if there is one.
 ---
 ---Errors: a share outside of 0..1; dtypes that are no floats; no elements.

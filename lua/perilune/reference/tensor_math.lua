@@ -337,6 +337,49 @@ function functional.diff(t, n, dim) end
 ---@return peri.Tensor # Of the shape of t.
 function functional.cumprod(t, dim) end
 
+---The largest of all elements up to this one along a dimension, and its place, of equal ones the last. From a NaN on
+---it is NaN.
+---
+---Errors: complex numbers.
+---
+---```lua
+---local most, where = peri.tensor({ 1, 3, 2 }):cummax(1)
+---print(table.concat(most:to_list(), " "), table.concat(where:to_list(), " ")) --> 1 3 3 0 1 1
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim integer The dimension.
+---@return peri.Tensor # Of the shape of t.
+---@return peri.Tensor # Places: of the same shape, i64.
+function functional.cummax(t, dim) end
+
+---The smallest of all elements up to this one along a dimension, and its place, of equal ones the last. From a NaN on
+---it is NaN.
+---
+---Errors: complex numbers.
+---
+---```lua
+---print(table.concat((peri.tensor({ 2, 3, 1 }):cummin(1)):to_list(), " ")) --> 2 2 1
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim integer The dimension.
+---@return peri.Tensor # Of the shape of t.
+---@return peri.Tensor # Places: of the same shape, i64.
+function functional.cummin(t, dim) end
+
+---The sum of products over some dimensions of a and some of b.
+---
+---Errors: dimensions that are not there, or twice; sizes that differ.
+---
+---```lua
+---local a, b = peri.ones { 2, 3, 4 }, peri.ones { 4, 3, 5 }
+---print(table.concat(peri.nn.functional.tensordot(a, b, { { 2, 3 }, { 2, 1 } }):shape(), " ")) --> 2 5
+---```
+---@param a peri.Tensor The first one: any shape.
+---@param b peri.Tensor The second one: any shape.
+---@param dims? integer|integer[][] How many: the last ones of a with the first ones of b, or two lists: those of a, those of b (default: 2).
+---@return peri.Tensor # The dimensions of a that are left, then those of b.
+function functional.tensordot(a, b, dims) end
+
 ---The p-norm of a - b + eps along the last dimension.
 ---
 ---Errors: shapes that do not broadcast.

@@ -142,6 +142,61 @@ end
 function F.baddbmm(t, a, b, beta, alpha)
   return add_product(t, F.bmm(a, b), beta, alpha)
 end
+--- The dimensions `list` of t, each once and counted from 1, behind (`last`) or before the others, and the sizes of
+--- both: the product over the list, and those that stay.
+local function gathered(t, list, last)
+  local n, taken, order, stay, inner = t:dim(), {}, {}, {}, 1
+  for i, d in ipairs(list) do
+    local at = d < 0 and d + n + 1 or d
+    if at < 1 or at > n or taken[at] then
+      P.fail(("tensordot: dimension %d of %s, wanted each once"):format(d, Tensor._text(t)))
+    end
+    taken[at], list[i] = true, at
+    inner = inner * t:size(at)
+  end
+  for d = 1, n do
+    if not taken[d] then
+      order[#order + 1] = d
+      stay[#stay + 1] = t:size(d)
+    end
+  end
+  for i, d in ipairs(list) do table.insert(order, last and #order + 1 or i, d) end
+  return t:permute(order), stay, inner
+end
+local function product(sizes)
+  local n = 1
+  for _, size in ipairs(sizes) do n = n * size end
+  return n
+end
+--- The sum of products over dimensions of a and b: the last `dims` (2) of a with as many first ones of b, or the two
+--- lists { of a, of b }. The result has those of a that are left, then those of b.
+function F.tensordot(a, b, dims)
+  local in_a, in_b = {}, {}
+  if type(dims) == "table" then
+    if type(dims[1]) ~= "table" or type(dims[2]) ~= "table" or #dims[1] ~= #dims[2] then
+      P.fail "tensordot: dims is a table, wanted a number, or two lists of as many dimensions: { { 1 }, { 2 } }"
+    end
+    for i = 1, #dims[1] do in_a[i], in_b[i] = dims[1][i], dims[2][i] end
+  else
+    local n = dims or 2
+    if n ~= math.floor(n) or n < 0 or n > a:dim() or n > b:dim() then
+      P.fail(("tensordot: %s dimensions of %s and %s, wanted as many as both have"):format(n, Tensor._text(a),
+        Tensor._text(b)))
+    end
+    for i = 1, n do in_a[i], in_b[i] = a:dim() - n + i, i end
+  end
+  local x, rows, inner = gathered(a, in_a, true)
+  local y, columns = gathered(b, in_b, false)
+  for i, d in ipairs(in_a) do
+    if a:size(d) ~= b:size(in_b[i]) then
+      P.fail(("tensordot: dimension %d of %s and %d of %s, wanted equal sizes"):format(d, Tensor._text(a), in_b[i],
+        Tensor._text(b)))
+    end
+  end
+  local of = F.matmul(x:reshape(product(rows), inner), y:reshape(inner, product(columns)))
+  for _, size in ipairs(columns) do rows[#rows + 1] = size end
+  return (of:reshape(rows))
+end
 --- Each element minus the one before it along dim (-1), n (1) times over.
 function F.diff(t, n, dim)
   dim = dim or -1
@@ -214,6 +269,7 @@ signature.check_one("", F, {
   elu = "t: tensor, alpha: number?", lerp = "a: tensor, b: tensor, weight: operand",
   diff = "t: tensor, n: count?, dim: dim?",
   pairwise_distance = "a: tensor, b: tensor, p: number?, eps: number?, keepdim: boolean?",
+  tensordot = "a: tensor, b: tensor, dims: any",
   cdist = "a: tensor, b: tensor, p: number?", rms_norm = "t: tensor, n: count?, weight: tensor?, eps: number?",
   scaled_dot_product_attention =
   "q: tensor, k: tensor, v: tensor, attn_mask: tensor?, is_causal: boolean?, scale: number?",

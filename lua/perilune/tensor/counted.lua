@@ -109,6 +109,22 @@ function F.kthvalue(t, k, dim, keepdim)
   return wrap(out[0]), wrap(second)
 end
 
+--- The element that is there most often along dim (-1), of several the smallest, and the last of its places (i64).
+function F.mode(t, dim, keepdim)
+  dim = dim or -1
+  local n, line = t:size(dim), t:transpose(dim, -1)
+  if n == 0 then P.fail(("mode: dimension %d of %s is empty"):format(dim, Tensor._text(t))) end
+  local sorted, places = F.sort(line:detach())
+  local at = Tensor.arange(0, n, 1, "i64", t:device())
+  local starts = F.pad(F.ne(sorted:slice(-1, 1), sorted:slice(-1, 0, n - 1)):to "i64", { 1, 0 }) -- where others begin
+  local last = F.argmax(F.sub(at, (F.cummax(F.mul(starts, at), -1))), -1, true) -- of the longest row of equal ones
+  local place = F.gather(places, -1, last)
+  local value = F.gather(line, -1, place)
+  value, place = value:transpose(dim, -1), place:transpose(dim, -1)
+  if keepdim then return value, place end
+  return F.squeeze(value, dim), F.squeeze(place, dim)
+end
+
 --- t sorted along dim; and where a line has a NaN, which its last element tells.
 local function line_up(t, dim)
   if t:size(dim) == 0 then P.fail(("quantile: dimension %d of %s is empty"):format(dim, Tensor._text(t))) end
@@ -159,6 +175,7 @@ end)
 signature.check("", F, {
   unique = "t: tensor, return_inverse: boolean?, return_counts: boolean?",
   kthvalue = "t: tensor, k: count, dim: dim?, keepdim: boolean?", median = "t: tensor, dim: dim?, keepdim: boolean?",
+  mode = "t: tensor, dim: dim?, keepdim: boolean?",
 })
 signature.check_one("", F, {
   searchsorted = "sorted: tensor, t: tensor, right: boolean?",
@@ -169,7 +186,7 @@ signature.check_one("", F, {
   quantile = "t: tensor, q: number_or_numbers, dim: dim?, keepdim: boolean?",
 })
 for _, name in ipairs { "bucketize", "unique", "bincount", "histc", "count_nonzero", "isin", "kthvalue", "median",
-  "quantile" } do
+  "mode", "quantile" } do
   Tensor.methods[name] = F[name]
 end
 

@@ -319,6 +319,16 @@ function M.cumprod(t, dim)
   return (wrap(out[0]))
 end
 
+--- The largest of t[1], ..., t[i] along dim, and their places (i64, from 0; of equal ones the last).
+function M.cummax(t, dim)
+  check(C.peri_op_cummax(ptr(t), dimension(dim), out, out2))
+  return wrap_two()
+end
+function M.cummin(t, dim)
+  check(C.peri_op_cummin(ptr(t), dimension(dim), out, out2))
+  return wrap_two()
+end
+
 -- -- making -----------------------------------------------------------------------------------------------------------
 
 --- start, start + step, ... below `stop` (above, if step is negative): arange(5), arange(2, 8), arange(0, 1, 0.25). i64
@@ -371,6 +381,7 @@ signature.check_each_one("", M, { "argmax", "argmin" }, "t: tensor, dim: dim?, k
 signature.check("", M, { sort = "t: tensor, dim: dim?, descending: boolean?",
   topk = "t: tensor, k: count, dim: dim?, largest: boolean?" })
 signature.check_each_one("", M, { "var", "std" }, "t: tensor, dim: dims?, keepdim: boolean?, correction: number?")
+signature.check_each("", M, { "cummax", "cummin" }, "t: tensor, dim: dim")
 signature.check_one("", M, {
   where = "condition: tensor, a: operand, b: operand", masked_fill = "t: tensor, mask: tensor, value: scalar",
   clamp = "t: tensor, min: number?, max: number?", gather = "t: tensor, dim: dim, index: tensor",
@@ -387,7 +398,8 @@ signature.check_one("", Tensor, {
 
 for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "masked_fill", "clamp", "maximum",
   "minimum", "clone", "gather", "index_select", "select", "squeeze", "unsqueeze", "permute", "sort", "argsort", "topk",
-  "amax", "amin", "max", "min", "argmax", "argmin", "var", "std", "norm", "cumsum", "cumprod" } do
+  "amax", "amin", "max", "min", "argmax", "argmin", "var", "std", "norm", "cumsum", "cumprod",
+  "cummax", "cummin" } do
   Tensor.methods[name] = M[name]
 end
 

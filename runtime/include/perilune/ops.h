@@ -142,6 +142,11 @@ PERI_API peri_status peri_op_prod(peri_tensor *x, int32_t dim, bool keepdim, per
 PERI_API peri_status peri_op_running_sum(peri_tensor *x, int32_t dim, peri_tensor **out);
 /** x[0] * ... * x[i] along @dim. Integers and bool: i64, which wraps. */
 PERI_API peri_status peri_op_running_product(peri_tensor *x, int32_t dim, peri_tensor **out);
+/** The largest of x[0], ..., x[i] along @dim, and its place (i64; @indices may be NULL), of equal elements the last
+ *  one's, which gets the gradient. From a NaN on it is the last NaN. Any dtype that is not complex. */
+PERI_API peri_status peri_op_cummax(peri_tensor *x, int32_t dim, peri_tensor **values, peri_tensor **indices);
+/** The same of the smallest. */
+PERI_API peri_status peri_op_cummin(peri_tensor *x, int32_t dim, peri_tensor **values, peri_tensor **indices);
 PERI_API peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
 PERI_API peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
 /** Normalise over the last @dims dimensions (1..ndim): (x - mean) / sqrt(variance + eps) * weight + bias; @weight and
