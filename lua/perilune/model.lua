@@ -215,6 +215,8 @@ function DistributedModelParallel:_alike()
   return function(s) return alike[s.tensor] end
 end
 function DistributedModelParallel:check_moment() changes.check_moment(self, "state_dict") end
+--- Whether gradients of micro-batches wait for their update, after which there is a state again.
+function DistributedModelParallel:_unfinished() return self._held > 0 end
 --- A pipeline's step is between the tables' update by batch `batch` and that of the dense part; -1: it is not.
 function DistributedModelParallel:_note_step(batch) rawset(self, "_mid_step", batch) end
 

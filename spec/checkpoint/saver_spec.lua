@@ -2,6 +2,7 @@
 -- checkpoints are kept; the command line.
 -- deadline: 120 s
 local peri = require "perilune"
+local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
 local nn = peri.nn
 
@@ -42,21 +43,34 @@ describe("a Saver", function()
     saver:close()
   end)
 
-  it("saves after the last micro-batch of a group, whose gradients are no part of a state before", function()
-    local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd" }, tables = {
-      peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } } }
-    local m = peri.DistributedModelParallel { module = ebc }
-    local saver = peri.checkpoint.Saver { folder = folder .. "/groups", parts = { model = m }, every = 3, keep = 9 }
-    m:accumulate(true)
-    for step = 1, 12 do
-      local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { step % 9 }, lengths = { 1 } }
-      m:backward(m(kjt):wait():values():sum())
-      if step % 2 == 0 then m:apply_accumulated() end
-      saver:step(step)
+  it("waits for a whole state: the last micro-batch of a group, the average of replicas", function()
+    local function saves(path, world, made, size, after)
+      local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd" }, tables = {
+        peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } } }
+      local m = made(ebc)
+      local saver = peri.checkpoint.Saver { folder = path, parts = { model = m }, every = 3, keep = 9, group = world }
+      for step = 1, 12 do
+        local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { step % 9 }, lengths = { 1 } }
+        local pooled = m(kjt)
+        m:backward((pooled.wait and pooled:wait() or pooled):values():sum())
+        if step % size == 0 then after(m) end
+        saver:step(step)
+      end
+      saver:close(12)
     end
-    saver:close(12)
+    saves(folder .. "/groups", nil, function(ebc)
+      local m = peri.DistributedModelParallel { module = ebc }
+      m:accumulate(true)
+      return m
+    end, 2, function(m) m:apply_accumulated() end)
     assert.equal("save-000001-step-4\nsave-000002-step-6\nsave-000003-step-10\nsave-000004-step-12\n",
       names(folder .. "/groups"))
+    sim.run(2, function(_, world)
+      saves(folder .. "/replicas", world, function(ebc)
+        return peri.DMPCollection { module = ebc, global_pg = world, sharding_group_size = 1, sync_interval = 4 }
+      end, 4, function() end)
+    end)
+    assert.equal("save-000001-step-4\nsave-000002-step-8\nsave-000003-step-12\n", names(folder .. "/replicas"))
   end)
 
   it("goes by what really continued, whatever the steps of other futures", function()

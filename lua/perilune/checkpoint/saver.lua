@@ -75,7 +75,7 @@ function Saver:init(args)
   if a.pace and not (a.pace > 0 and a.pace <= 1) then
     P.fail(("%s: pace is %g, allowed: above 0, at most 1"):format(func, a.pace))
   end
-  self._postponed = false -- a save that is due after the group of micro-batches
+  self._postponed = false -- a save that is due when the state is whole again
   self.saving = false -- the save that is under way: { handle =, step = of the one before it }
   self._resume = a.resume or of_launcher "_RESUME" or "auto"
   for _, part in ipairs(parts_of.list(func, self.parts)) do -- an error now, not at the first save
@@ -356,16 +356,16 @@ local function due(self, step)
   return answer.due
 end
 
---- Whether gradients of micro-batches wait for their update, and are no part of a state. On all ranks alike.
-local function in_group(self)
+--- Whether a model will have a whole state after some more steps, and has none now. On all ranks alike.
+local function unfinished(self)
   for _, part in util.ordered(self.parts) do
-    if part.wraps and (part._held or 0) > 0 then return true end
+    if part.wraps and part:_unfinished() then return true end
   end
   return false
 end
 
 --- After each step: saves if it is time, or if the run was asked to stop (peri.on_stop); of a group of micro-batches
---- after its last one. Returns the path of what was saved, or nil. Collective.
+--- after its last one, of replicas after their next average. Returns the path of what was saved, or nil. Collective.
 function Saver:step(step, values)
   self:_forward("Saver:step", step)
   if not self.stepped then
@@ -375,7 +375,7 @@ function Saver:step(step, values)
   if P.state.saves then P.state.saves.progress() end
   if not self.folder or step == self.last_step then return nil end
   local wanted = self._postponed or stop.stopped() or due(self, step)
-  self._postponed = wanted and in_group(self)
+  self._postponed = wanted and unfinished(self)
   if not wanted or self._postponed then return nil end
   return self:save(step, values)
 end

@@ -293,6 +293,12 @@ function DMPCollection:load_state_dict(map, strict)
   return keys
 end
 
+--- Whether a step that follows ends with an average.
+function DMPCollection:_unfinished()
+  return DistributedModelParallel._unfinished(self)
+    or self.sync_interval > 0 and self._steps > 0 and not self._open
+end
+
 --- Replicas that have learned apart are no one model: what one of them has, the others lack.
 function DMPCollection:check_moment()
   DistributedModelParallel.check_moment(self)

@@ -484,7 +484,7 @@ checkpoint.Saver = {}
 function checkpoint.Saver:resume() end
 
 ---After each step: saves if it is time, or if the run was asked to stop; where gradients of micro-batches wait for
----their update, after the last one of their group. Collective.
+---their update, after the last one of their group, and of replicas after their next average. Collective.
 ---
 ---Errors: what the save meets; a step that is not after the last one.
 ---@param step integer Steps so far.
