@@ -145,11 +145,13 @@ static void give_block(int c, void *p)
     cache.free[c] = b;
 }
 
-/** Cut a block from @s, which grows by slabs of @bytes. What is left of the slab before becomes blocks of its own. */
+/** Cut a block from @s, which grows by slabs of @bytes, or of this one block where there is no memory for more. What is
+ *  left of the slab before becomes blocks of its own. */
 static void *cut(slab *s, int64_t bytes, int64_t rounded)
 {
     if (s->end - s->at < rounded) {
         char *more = map(bytes);
+        if (!more) more = map(bytes = (SLAB_HEAD + rounded + 4095) & ~(int64_t)4095);
         if (!more) return NULL;
         for (int c = CLASSES - 1; c >= 0 && s->at; c--)
             for (; s->end - s->at >= bytes_of(c); s->at += bytes_of(c)) give_block(c, s->at);
@@ -234,7 +236,7 @@ static bool scarce(int64_t bytes)
 /** Memory that the cache did not have. */
 static void *new_block(int64_t rounded)
 {
-    if (rounded <= SLAB_MOST) return NULL; /* its slab could not grow */
+    if (rounded < HUGE) return NULL; /* its slab could not grow */
     if (rounded <= LARGE) return map(rounded);
     const int64_t misses = scarce(rounded) ? 0 : OLD;
     pthread_mutex_lock(&cache.lock);

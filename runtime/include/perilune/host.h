@@ -25,8 +25,10 @@
 
 /**
  * Make all heap memory of the runtime come from the host's functions, which behave like malloc, realloc and free and
- * may be called from any thread. The memory of tensors is not heap memory: see peri_host_storage_set. Local; before any
- * other call of the library: PERI_EINVAL once something is allocated, or when one of the functions is missing.
+ * may be called from any thread, while it holds locks: they may not call the library, throw or jump. Where they return
+ * NULL, the call fails with PERI_ENOMEM. The memory of tensors is not heap memory: see peri_host_storage_set. Local;
+ * before any other call of the library: PERI_EINVAL once something is allocated, or when one of the functions is
+ * missing.
  */
 PERI_API peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *(*resize)(void *p, size_t size),
                                              void (*release)(void *p));
@@ -34,8 +36,8 @@ PERI_API peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *
 /**
  * Make the memory of all tensors and tables of device cpu come from the host's functions, in blocks of 4 KiB and more
  * that the library cuts and keeps: @take gives @bytes at a multiple of @alignment (4,096, or 2 MiB for blocks as large
- * as that) or NULL, @give gets them back. Any thread calls them, while it holds a lock: they may not call the library.
- * Both NULL: the system's memory. Local; before the first tensor, or after peri_host_shutdown: PERI_EINVAL otherwise.
+ * as that) or NULL, @give gets them back. Any thread calls them, while it holds a lock: they may not call the library,
+ * throw or jump. Both NULL: the system's memory. Local; before the first tensor, or after peri_host_shutdown: PERI_EINVAL otherwise.
  * peri_device_trim gives back what is kept and free.
  */
 PERI_API peri_status peri_host_storage_set(void *(*take)(size_t bytes, size_t alignment),
