@@ -424,18 +424,24 @@ local function renames(unit, number, count, members)
   return macros, words
 end
 
-local KERNELS = '#pragma GCC push_options\n#ifdef __OPTIMIZE__\n'
-  .. '#pragma GCC optimize("%s", "tree-vectorize", "no-math-errno", "no-trapping-math", "fp-contract=off")\n#endif\n'
+local WORDS = '#pragma GCC push_options\n#ifdef __OPTIMIZE__\n#pragma GCC optimize(%s)\n#endif\n'
+local KERNELS = '"%s", "tree-vectorize", "no-math-errno", "no-trapping-math", "fp-contract=off"'
+
+--- Folders of the runtime that have loops over data of their own. The others call kernels, and take half as long to
+--- compile at -O1.
+local LOOPS = { base = true, io = true, model = true }
 
 --- One unit. Kernels are compiled as the Makefile does, but less: those of kernels/cpu are called where the processor
 --- has AVX2.
 local function unit_text(unit, macros, words, common_macros)
   local cpu, ref = unit.path:match "^kernels/cpu/", unit.path:match "^kernels/ref/"
+  local options = (cpu or ref) and KERNELS:format(cpu and "O2" or "O1")
+    or not LOOPS[unit.path:match "^runtime/(%w+)/"] and '"O1"'
   local text = { "\n/* ", unit.path, " */\n" }
   local function add(...) for _, s in ipairs { ... } do text[#text + 1] = s end end
   if cpu then add "#if PERI_ISA_MOST >= 1\n#define K_ISA avx2\n" end
   if unit.piece then add("#define K_PIECE ", unit.piece, "\n") end
-  if cpu or ref then add(KERNELS:format(cpu and "O2" or "O1")) end
+  if options then add(WORDS:format(options)) end
   if cpu then add '#pragma GCC target("avx2,fma,f16c,bmi2")\n' end
   for _, m in ipairs(macros) do add("#define ", m[1], " ", m[2], "\n") end
   add(rename(unit.list, words), "\n")
@@ -443,7 +449,7 @@ local function unit_text(unit, macros, words, common_macros)
   for _, name in ipairs(sorted(unit.macros)) do
     if not common_macros[name] then add("#undef ", name, "\n") end
   end
-  if cpu or ref then add "#pragma GCC pop_options\n" end
+  if options then add "#pragma GCC pop_options\n" end
   if unit.piece then add "#undef K_PIECE\n" end
   if cpu then add "#undef K_ISA\n#endif\n" end
   return table.concat(text)
