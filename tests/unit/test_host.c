@@ -771,10 +771,8 @@ static int lives_with_little_memory(void *ctx)
         const peri_status status = whole_life(&g);
         whole = atomic_load(&asked) < k;
         atomic_store(&refused_at, 0);
-        if (status < 0 && (status != PERI_ENOMEM || whole)) {
-            fprintf(stderr, "request %d: %s\n", (int)k, peri_error_message());
-            return 3;
-        }
+        if (status < 0 && (status != PERI_ENOMEM || whole))
+            return fprintf(stderr, "request %d: %s\n", (int)k, peri_error_message()), 3;
         guest_free(&g);
         const bool ended = peri_host_shutdown() >= 0;
         if (!ended || peri_mem_objects() != 0 || peri_mem_live() != 0 || atomic_load(&taken) != 0) {
@@ -798,7 +796,7 @@ typedef struct shared_rows {
     int released;
 } shared_rows;
 
-static void note_release(void *ctx, void *data) { ((shared_rows *)ctx)->released += data == ((shared_rows *)ctx)->rows; }
+static void note_release(void *ctx, void *data) { ((shared_rows *)ctx)->released += data != NULL; }
 
 /** A guest whose rows are @s. */
 static peri_status guest_over(guest *g, shared_rows *s)
@@ -814,8 +812,9 @@ static peri_status guest_over(guest *g, shared_rows *s)
     g->tbe = NULL;
     PERI_TRY(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
     PERI_TRY(peri_host_tensor(g->cpu, PERI_F32, 1, &n, s->rows, note_release, s, &weights));
-    const peri_tbe_config config = {
-        .size = sizeof config, .device = g->cpu, .n_tables = 1, .tables = &table, .optimizer = &sgd, .weights = weights};
+    peri_tbe_config config = {.size = sizeof config, .device = g->cpu, .n_tables = 1, .tables = &table};
+    config.optimizer = &sgd;
+    config.weights = weights;
     const peri_status status = peri_tbe_new(&config, &g->tbe);
     peri_tensor_release(weights);
     const peri_tbe_block block = {.bags = BATCH, .out_stride = COLS, .feature = -1};

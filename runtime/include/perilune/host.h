@@ -37,8 +37,8 @@ PERI_API peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *
  * Make the memory of all tensors and tables of device cpu come from the host's functions, in blocks of 4 KiB and more
  * that the library cuts and keeps: @take gives @bytes at a multiple of @alignment (4,096, or 2 MiB for blocks as large
  * as that) or NULL, @give gets them back. Any thread calls them, while it holds a lock: they may not call the library,
- * throw or jump. Both NULL: the system's memory. Local; before the first tensor, or after peri_host_shutdown: PERI_EINVAL otherwise.
- * peri_device_trim gives back what is kept and free.
+ * throw or jump. Both NULL: the system's memory. Local; before the first tensor, or after peri_host_shutdown:
+ * PERI_EINVAL otherwise. peri_device_trim gives back what is kept and free.
  */
 PERI_API peri_status peri_host_storage_set(void *(*take)(size_t bytes, size_t alignment),
                                            void (*give)(void *p, size_t bytes));
