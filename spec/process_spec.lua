@@ -128,3 +128,30 @@ describe("a signal that a C program blocks in order to wait for it", function()
     end
   end)
 end)
+
+describe("a control group that allows less memory than the machine has", function()
+  it("bounds what is kept of tensors that are gone", function()
+    if shell.run "unshare -m true 2>&1" ~= "" then return pending "mounts cannot be of a process's own here" end
+    local groups = folder .. "/groups"
+    local own = shell.read "/proc/self/cgroup":match "%d+:memory:([^\n]*)"
+    local at = groups .. "/memory" .. (own or "")
+    shell.run("mkdir -p " .. at)
+    if own then
+      shell.write(at .. "/memory.limit_in_bytes", "629145600\n")
+    else -- one tree of groups
+      shell.write(groups .. "/memory.max", "629145600\n")
+    end
+    shell.write(folder .. "/kept.lua", [[
+      local peri = require "perilune"
+      for mib = 100, 200, 25 do
+        collectgarbage()
+        peri.zeros { mib * 2 ^ 18 }
+        collectgarbage()
+      end
+      local kib = io.open "/proc/self/status":read "*a":match "VmHWM:%s*(%d+)"
+      print(tonumber(kib) / 1024 < 450 and "bounded" or kib)]])
+    local out = shell.run(("unshare -m sh -c 'mount --bind %s /sys/fs/cgroup && %s run %s/kept.lua' 2>&1"):format(groups,
+      build .. "/perilune", folder))
+    assert.equal("bounded\n", out)
+  end)
+end)

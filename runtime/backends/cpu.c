@@ -10,12 +10,10 @@
 #include "cpu_ops.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 static const peri_plugin_host *host;
 
@@ -31,7 +29,7 @@ enum {
     LARGE = 64 << 20,          /* blocks above this size and up to LARGEST are kept too, for new ones cost their zeros
                                   (half of a step of long sequences), but not for ever: see trim */
     LARGEST = 1 << 30,
-    KEPT_PART = 8,             /* all of them together: this part of the machine's memory */
+    KEPT_PART = 8,             /* all of them together: this part of the memory that the process may have */
     OLD = 16,
     HUGE_SLAB = 4 * HUGE       /* larger ones below HUGE: from these, so that they lie on huge pages too (copies between
                                   processes look up each page: 1 MiB on small ones took 1.5 times as long) */
@@ -218,19 +216,16 @@ static void give_back(void)
 static int64_t most_kept(void)
 {
     static int64_t most;
-    if (!most) most = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / KEPT_PART;
+    if (!most) most = peri_host_memory(NULL) / KEPT_PART;
     return most;
 }
 
-/** Whether the machine, which other processes use too, has little memory beside @bytes more. */
+/** Whether the machine, or the control group, which other processes use too, has little memory beside @bytes more. */
 static bool scarce(int64_t bytes)
 {
-    long long free_kib = -1;
-    FILE *f = fopen("/proc/meminfo", "r");
-    for (char line[128]; f && free_kib < 0 && fgets(line, sizeof line, f);)
-        if (sscanf(line, "MemAvailable: %lld kB", &free_kib) != 1) free_kib = -1;
-    if (f) fclose(f);
-    return free_kib >= 0 && free_kib * 1024 < bytes + most_kept();
+    int64_t available;
+    (void)peri_host_memory(&available);
+    return available < bytes + most_kept();
 }
 
 /** Memory that the cache did not have. */
