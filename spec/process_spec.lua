@@ -150,8 +150,8 @@ describe("a control group that allows less memory than the machine has", functio
       end
       local kib = io.open "/proc/self/status":read "*a":match "VmHWM:%s*(%d+)"
       print(tonumber(kib) / 1024 < 450 and "bounded" or kib)]])
-    local out = shell.run(("unshare -m sh -c 'mount --bind %s /sys/fs/cgroup && %s run %s/kept.lua' 2>&1"):format(groups,
-      build .. "/perilune", folder))
+    local out = shell.run(("unshare -m sh -c 'mount --bind %s /sys/fs/cgroup && %s/perilune run %s/kept.lua' 2>&1")
+      :format(groups, build, folder))
     assert.equal("bounded\n", out)
   end)
 end)
