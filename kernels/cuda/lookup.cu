@@ -40,7 +40,8 @@ struct row_of {
 
 /* -- rows of several matrices -------------------------------------------------------------------------------------- */
 
-/** The last matrix whose word is at most @x. */
+/** The words (PERI_SELECT_*) of the matrix that holds row @x: the last whose @word, the first row of a matrix among all
+ *  of them (PERI_SELECT_ROW) or among those of the result (PERI_SELECT_PLACE), is at most @x. */
 __device__ const int64_t *matrix_of(const peri_k_batch_select_args &a, int word, int64_t x)
 {
     int64_t low = 0, high = a.matrices;

@@ -163,7 +163,8 @@ struct mark_one {
     }
 };
 
-/** Tables in y, what they hold in x. */
+/** The grid of a kernel that works on whole tables: blockIdx.y says which table. A table has several blocks (x) where
+ *  one for each table would leave processors idle. */
 dim3 tables_grid(int64_t tables, const peri_cuda_call *c)
 {
     const int64_t wanted = 8 * c->processors;

@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(PERI_BLOCK, 4) make_keys(peri_op_tbe_sort a, p
         if (counts[i]) atomicAdd(&r.counts_of(0)[i], (unsigned long long)(long long)counts[i]);
 }
 
-/** Few blocks, since each adds its counts to those of all. */
+/** The grid of make_keys: four blocks a processor at most, since each block adds its counts of digits to the sums of
+ *  all blocks by atomics. */
 dim3 keys_grid(const peri_k_tbe_list *s, const peri_cuda_call *c)
 {
     dim3 grid = peri_bags_grid<LANES>(s);

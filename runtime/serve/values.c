@@ -66,7 +66,8 @@ bool peri__serve_once(peri__serve_reader *r, int32_t f)
 
 /* -- one value ----------------------------------------------------------------------------------------------------- */
 
-static bool room_for_value(peri__serve_reader *r, int32_t f)
+/** Make room for one more value in the column of feature @f. False: memory is short, which is the request's error. */
+static bool make_room(peri__serve_reader *r, int32_t f)
 {
     peri__serve_column *c = &r->batch->columns[f];
     if (c->n_values < c->room_values) return true;
@@ -84,7 +85,7 @@ bool peri__serve_add_number(peri__serve_reader *r, int32_t f, double x)
         if (!input(r, f)->any) return BLAME(r, f, PERI__SERVE_NAN, "%f is no number", x);
         r->batch->problems[f][PERI__SERVE_NAN]++;
     } else if (!isfinite(single)) return BLAME(r, f, PERI__SERVE_RANGE, "%g is too large for f32", x);
-    if (!room_for_value(r, f)) return false;
+    if (!make_room(r, f)) return false;
     peri__serve_column *c = &r->batch->columns[f];
     c->numbers[c->n_values++] = single;
     return true;
@@ -101,14 +102,14 @@ bool peri__serve_add_id(peri__serve_reader *r, int32_t f, uint64_t id, bool nega
                          (unsigned long long)id, rows ? "0" : "-9223372036854775808", (unsigned long long)(rows - 1));
         r->batch->problems[f][PERI__SERVE_RANGE]++;
     }
-    if (!room_for_value(r, f)) return false;
+    if (!make_room(r, f)) return false;
     peri__serve_column *c = &r->batch->columns[f];
     c->ids[c->n_values++] = (int64_t)(negative ? 0 - id : id);
     return true;
 }
 
-/** What stands there in place of a value, for messages. */
-static bool other_kind(peri__serve_reader *r, int32_t f, const char *wanted)
+/** Refuse the next JSON value, which is not a @wanted; the message shows it. Always false. */
+static bool refuse_kind(peri__serve_reader *r, int32_t f, const char *wanted)
 {
     const char *at;
     int64_t bytes;
@@ -130,7 +131,7 @@ bool peri__serve_number(peri__serve_reader *r, int32_t f)
     char c = peri__json_next(r->j);
     if (c == '-' && r->j->at + 1 < r->j->end && r->j->at[1] == 'I')
         return BLAME(r, f, PERI__SERVE_NAN, "%s is no number", "-Infinity");
-    if (!begins_number(c)) return other_kind(r, f, "a number");
+    if (!begins_number(c)) return refuse_kind(r, f, "a number");
     if (!peri__json_skip(r->j, &at, &bytes)) return false;
     float x = strtof(at, &end); /* rounded once, to f32; the program never leaves the locale "C" */
     if (end != at + bytes) return peri__json_fail(r->j, "a number is wanted");
@@ -144,7 +145,7 @@ bool peri__serve_id(peri__serve_reader *r, int32_t f)
     int64_t bytes;
     uint64_t id = 0;
     char c = peri__json_next(r->j);
-    if (c != '"' && !begins_number(c)) return other_kind(r, f, "an id");
+    if (c != '"' && !begins_number(c)) return refuse_kind(r, f, "an id");
     if (!peri__json_skip(r->j, &at, &bytes)) return false;
     const char *from = at + (c == '"'), *to = at + bytes - (c == '"');
     bool negative = from < to && *from == '-', fits = true;
@@ -210,11 +211,11 @@ bool peri__serve_sample(peri__serve_reader *r, int32_t f, int64_t length)
     if (in->kind == PERI__SERVE_NUMBERS) {
         if (c == '[') return list(r, f, in->width);
         return in->width == 1 ? peri__serve_number(r, f) && peri__serve_end(r, f)
-                              : other_kind(r, f, "a list of numbers");
+                              : refuse_kind(r, f, "a list of numbers");
     }
     if (c == '[') return list(r, f, length);
     if (in->kind == PERI__SERVE_WEIGHTS) return peri__serve_number(r, f) && peri__serve_end(r, f);
-    if (c != '"' && !begins_number(c)) return other_kind(r, f, "an id or a list of ids");
+    if (c != '"' && !begins_number(c)) return refuse_kind(r, f, "an id or a list of ids");
     return peri__serve_id(r, f) && peri__serve_end(r, f);
 }
 
@@ -227,7 +228,7 @@ bool peri__serve_missing(peri__serve_reader *r, int32_t f)
                                  (long long)peri__serve_samples(r, f), in->name);
     r->batch->problems[f][PERI__SERVE_MISSING]++;
     for (int64_t i = 0; in->kind == PERI__SERVE_NUMBERS && i < in->width; i++) {
-        if (!room_for_value(r, f)) return false;
+        if (!make_room(r, f)) return false;
         r->batch->columns[f].numbers[r->batch->columns[f].n_values++] = in->missing;
     }
     return peri__serve_end(r, f);

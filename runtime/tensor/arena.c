@@ -179,7 +179,7 @@ peri_status peri__capture_work(const peri_stream *stream, int32_t work, const vo
     return PERI_OK;
 }
 
-void peri__block_give(peri__block *b)
+void peri__block_release(peri__block *b)
 {
     pthread_mutex_lock(&b->arena->lock);
     b->used = b->kept;

@@ -105,7 +105,8 @@ void peri__arena_release(peri__arena *arena);
 void peri__arenas_end(void);
 /** A block of at least @bytes; @kept: no other tensor gets it later. What the backend says is not put in words. */
 peri_status peri__arena_take(peri__arena *arena, int64_t bytes, bool kept, peri__block **out);
-void peri__block_give(peri__block *block);
+/** The owner of a block needs it no more: other tensors of the capture may get it, unless it is kept. */
+void peri__block_release(peri__block *block);
 /** A storage in a block (taken), which it gives back: storage.c. */
 peri_status peri__storage_in(peri__block *block, int64_t bytes, peri__storage **out);
 /** A contiguous tensor of @like's dtype and shape in a block that is kept: for inputs of the capture. */

@@ -468,7 +468,7 @@ peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t 
     } else if (bytes > 0)
         PERI_TRY(peri__said(device, "alloc", device->vtab->alloc(device->ctx, stream, bytes, &scratch)));
     peri_status status = device->vtab->run(device->ctx, stream, number, args, (int64_t)args_size, scratch, bytes);
-    if (block) peri__block_give(block);
+    if (block) peri__block_release(block);
     else if (scratch) device->vtab->free(device->ctx, stream, scratch, bytes);
     return peri__said(device, "run", status);
 }

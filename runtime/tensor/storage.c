@@ -80,7 +80,7 @@ static void block_back(void *ctx, void *data)
 {
     (void)data;
     peri__block *b = ctx;
-    peri__block_give(b);
+    peri__block_release(b);
     peri__arena_release(b->arena);
 }
 
@@ -88,7 +88,7 @@ peri_status peri__storage_in(peri__block *b, int64_t bytes, peri__storage **out)
 {
     peri_status status = peri__storage_lent(b->arena->device, bytes, b->data, NULL, out);
     if (status < 0) {
-        peri__block_give(b);
+        peri__block_release(b);
         return status;
     }
     peri__refs_add(&b->arena->refs);

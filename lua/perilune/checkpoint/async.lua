@@ -202,7 +202,8 @@ local function agree(self)
   self._outcome = outcome
 end
 
---- Do what can be done; waits: until the end, else as long as there is time left.
+--- Go on with the save: copy blocks, and when all files are written, agree with the other ranks on the outcome. With
+-- `waits` until it has ended; without, copying stops after `credit` seconds and nothing waits for disk or ranks.
 local function advance(self, waits, credit)
   if self._outcome then return end
   if self._phase == "copy" or self._phase == "sync" then
@@ -232,7 +233,8 @@ local function advance(self, waits, credit)
   end
 end
 
---- Copy for a share of the time since the last call.
+--- Go on with the save for its share (pace.share) of the time that passed since the last call. Time that was not used,
+-- or was overdrawn, is added to the next call's (_credit).
 local function progress(self)
   local at = now()
   local share = self._s.a.pace or M.pace.share
@@ -270,7 +272,7 @@ function M.settle()
   if last and not last._told then last:wait() end
 end
 
---- Called where a program comes by often.
+--- Go on with the last save, if it has not ended. Steps and other calls that a training program makes often call it.
 local function come_by()
   local last = state.saves.last
   if not last._outcome then progress(last) end

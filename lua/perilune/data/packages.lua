@@ -31,21 +31,24 @@ end
 
 --- Growing CSR lists: list i is values[offsets[i]..offsets[i+1]).
 local function lists() return { offsets = { 0 }, values = {}, n = 0 } end
+--- Add a value to the last list.
 local function push(l, value)
   l.n = l.n + 1
   l.values[l.n] = value
 end
+--- End the last list: what is pushed from now on is the next one's.
 local function close(l) l.offsets[#l.offsets + 1] = l.n end
-local function array(values, n)
+--- The first n numbers of a Lua table as a C array of 32-bit integers.
+local function int32_array(values, n)
   local a = ffi.new("int32_t[?]", math.max(n, 1))
   for i = 1, n do a[i - 1] = values[i] end
   return a
 end
--- `wide` are the values again as the 64-bit ids of batches, to be copied.
+--- Lists as C arrays. `wide` holds the values once more, as 64-bit ids: batches copy from there.
 local function packed(l)
   local wide = ffi.new("int64_t[?]", math.max(l.n, 1))
   for i = 1, l.n do wide[i - 1] = l.values[i] end
-  return { offsets = array(l.offsets, #l.offsets), values = array(l.values, l.n), wide = wide, n = l.n }
+  return { offsets = int32_array(l.offsets, #l.offsets), values = int32_array(l.values, l.n), wide = wide, n = l.n }
 end
 
 --- Numbers for names, in the order of their first use, from 0.
@@ -150,7 +153,8 @@ function M.parse(text)
   return {
     n = n, names = names, versions = versions, ids = ids, section_ids = sections.ids,
     dependencies = packed(dependencies), name_words = packed(name_words), description_words = packed(description_words),
-    tags = packed(tag_lists), section = array(section, n), maintainer = array(maintainer, n), source = array(source, n),
+    tags = packed(tag_lists), section = int32_array(section, n),
+    maintainer = int32_array(maintainer, n), source = int32_array(source, n),
     words = words.n, tag_count = tags.n, section_count = sections.n, maintainer_count = maintainers.n,
   }
 end
