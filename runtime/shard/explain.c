@@ -24,7 +24,7 @@ static void add_line(peri__buffer *t, const peri__rows *r, const peri__piece *pi
     char of[32], to[64];
     if (x->space == PERI__REPLICA_ROWS) snprintf(of, sizeof of, "replica");
     else if (x->space == PERI__OWN_ROWS) snprintf(of, sizeof of, "own");
-    else if (x->space == PERI__NODE_LANE) snprintf(of, sizeof of, "node %d", e->routes->nodes.of[piece->rank]);
+    else if (x->space == PERI__NODE_LANE) snprintf(of, sizeof of, "node %d", e->routes->nodes->of[piece->rank]);
     else snprintf(of, sizeof of, "rank %d, lane %d", piece->rank, x->space);
     snprintf(to, sizeof to, "row %lld, column %lld%s", (long long)(r->back ? x->row : x->to), (long long)x->column,
              x->cut ? ", some" : "");

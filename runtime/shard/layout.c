@@ -75,7 +75,7 @@ static peri_status place_lookups(peri__home *h)
         const int64_t begin = h->received_out;
         for (int32_t from = 0; from < world; from++) {
             const int64_t before = h->received_out;
-            const int32_t owner = owner_of(&r->nodes, lane, from, h->e->rank);
+            const int32_t owner = owner_of(r->nodes, lane, from, h->e->rank);
             if (owner >= 0) next[owner] = place_rank(h, lane, owner, next[owner]);
             h->rank_out[lane * world + from] = h->received_out - before;
         }
@@ -306,7 +306,7 @@ static int64_t rows_for(const peri__owner *o, const peri__lookup *s, int32_t sou
 static void count_elements(peri__owner *o)
 {
     const peri__routes *r = o->e->routes;
-    const peri__nodes *nodes = &r->nodes;
+    const peri__nodes *nodes = r->nodes;
     const int32_t world = r->world_size, rank = o->e->rank, node = nodes->of[rank];
     for (int32_t source = 0; source < world; source++) {
         const int32_t place = peri__gateway_place(nodes, node, source);
@@ -373,10 +373,10 @@ static void add_blocks(const peri__owner *o, source_place *x, peri__next_block *
 static void place_sums(const peri__owner *o, int64_t at, int64_t *by_source)
 {
     const peri__routes *r = o->e->routes;
-    const int32_t world = r->world_size, rank = o->e->rank, node = r->nodes.of[rank];
-    for (int32_t place = 0; place < peri__node_size(&r->nodes, node); place++)
+    const int32_t world = r->world_size, rank = o->e->rank, node = r->nodes->of[rank];
+    for (int32_t place = 0; place < peri__node_size(r->nodes, node); place++)
         for (int32_t source = 0; source < world; source++) {
-            if (peri__gateway_place(&r->nodes, node, source) != place) continue;
+            if (peri__gateway_place(r->nodes, node, source) != place) continue;
             by_source[source] = at;
             for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++)
                 if (r->lookups[i].lane == PERI__NODE_LANE)
@@ -389,7 +389,7 @@ peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_
 {
     const peri__routes *r = e->routes;
     const int64_t world = r->world_size, n = world * peri__strands_of(r, e->rank),
-                  mates = peri__node_size(&r->nodes, r->nodes.of[e->rank]);
+                  mates = peri__node_size(r->nodes, r->nodes->of[e->rank]);
     peri__owner *o = peri__alloc_zero(sizeof *o);
     if (!o) return PERI_ENOMEM;
     o->e = e;

@@ -282,9 +282,8 @@ static bool divisible(const peri_sharded *e, int32_t lane)
 static peri_status choose_parts(peri_sharded *e, const peri_sharded_config *c)
 {
     e->parts = 1;
-    bool far = false, can[2] = {divisible(e, 0), divisible(e, PERI__SUMMED_LANE)};
-    for (int32_t r = 1; r < e->world_size; r++) far = far || e->nodes[r] != e->nodes[0];
-    if (far) e->parts = (int32_t)peri__tune(PERI__TUNE_row_parts);
+    const bool can[2] = {divisible(e, 0), divisible(e, PERI__SUMMED_LANE)};
+    if (e->nodes.n > 1) e->parts = (int32_t)peri__tune(PERI__TUNE_row_parts);
     if (e->parts == 1) return PERI_OK;
     int64_t *all = peri__alloc_zero(sizeof *all * 2 * (size_t)e->world_size), *before = all + e->world_size;
     if (!all) return PERI_ENOMEM;
@@ -316,7 +315,7 @@ static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *fr
     const peri_sharding sharding = {.size = sizeof sharding,
                                     .type = from->sharding_type,
                                     .world_size = places ? e->places : e->world_size,
-                                    .nodes = places ? NULL : e->nodes,
+                                    .nodes = places ? NULL : e->nodes.of,
                                     .n_ranks = from->n_ranks,
                                     .ranks = from->ranks,
                                     .sizes = from->sizes,
@@ -499,7 +498,6 @@ static peri_status sharded_new(const peri_sharded_config *c, peri_sharded **out)
     e->device = c->device;
     e->rank = peri_group_rank(c->group);
     e->world_size = peri_group_size(c->group);
-    e->nodes = peri__alloc(sizeof *e->nodes * (size_t)e->world_size);
     e->n_tables = c->n_tables;
     e->n_features = c->n_features;
     e->n_optimizers = c->n_optimizers;
@@ -509,13 +507,12 @@ static peri_status sharded_new(const peri_sharded_config *c, peri_sharded **out)
     e->places = c->places > 1 ? c->places : 1;
     e->output_dtype = c->output_dtype;
     e->division = peri__gradient_divisor(c->group, c->gradient_division);
-    peri_status status = e->nodes ? PERI_OK : PERI_ENOMEM;
-    if (status < 0) goto out;
-    for (int32_t i = 0; i < e->world_size; i++) e->nodes[i] = peri_group_node(c->group, i);
+    peri_status status;
+    PERI_TRY_GOTO(peri__nodes_of_group(&e->nodes, c->group), out);
     PERI_TRY_GOTO(peri__group_node(c->group, &e->node_group), out);
     PERI_TRY_GOTO(copy_names(e, c), out);
     PERI_TRY_GOTO(cut_tables(e, c), out);
-    PERI_TRY_GOTO(peri__routes_new(e->world_size, e->nodes, e->tables, e->n_tables, e->n_features, &e->routes), out);
+    PERI_TRY_GOTO(peri__routes_new(&e->nodes, e->tables, e->n_tables, e->n_features, &e->routes), out);
     for (int32_t i = 0; i < e->routes->n_partitions; i++)
         e->cuts_rows = e->cuts_rows || e->routes->partitions[i].n_parts > 1;
     PERI_TRY_GOTO(make_router(e, c->name), out);
@@ -547,8 +544,8 @@ void peri_sharded_release(peri_sharded *e)
     peri__batches_free(e);
     peri__router_fini(&e->router);
     peri__routes_free(e->routes);
-    void *parts[] = {e->nodes,
-                     e->found_path,
+    peri__nodes_fini(&e->nodes);
+    void *parts[] = {e->found_path,
                      e->tables,
                      e->features,
                      e->scratch,

@@ -119,7 +119,7 @@ struct peri_sharded {
     const char **table_names, **feature_names;
     double *divisor;    /* n_tables: of the gradients of rows that are here; then of those that travel */
     double division;    /* of gradients that travel */
-    int32_t *nodes;     /* world_size: the node of each rank */
+    peri__nodes nodes;  /* of the group */
     peri_group *node_group; /* the ranks of this rank's node; borrowed from `group` */
     int32_t parts;     /* of the tables whose rows are exchanged, 1 or more */
     int32_t n_lanes, lanes[PERI__LANES]; /* those that rows of some table travel in */

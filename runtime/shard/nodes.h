@@ -8,6 +8,8 @@
 
 #include "../base/base_internal.h"
 
+#include <perilune/comm.h>
+
 typedef struct peri__nodes {
     int32_t n;           /* nodes, in order of their first ranks */
     int32_t *of, *place; /* by rank: its node, and its place among the node's ranks */
@@ -18,6 +20,8 @@ typedef struct peri__nodes {
 /** @node: any number for each of the @world_size ranks, equal for those of one node; NULL: one node. On failure @nodes
  *  is empty. */
 peri_status peri__nodes_init(peri__nodes *nodes, const int32_t *node, int32_t world_size);
+/** The same of the ranks of a group. */
+peri_status peri__nodes_of_group(peri__nodes *nodes, const peri_group *group);
 void peri__nodes_fini(peri__nodes *nodes);
 
 /** Ranks of node @i. */

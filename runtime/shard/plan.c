@@ -365,17 +365,14 @@ static peri_status ranks_of_hosts(const entry *e, const peri__nodes *nodes, int3
 static peri_status check_table(const entry *e, const peri_sharded_table *t, const peri_group *group,
                                int32_t **host_ranks, int32_t *n)
 {
-    const int32_t world = peri_group_size(group);
-    int32_t *numbers = peri__alloc(sizeof *numbers * (size_t)world), shards;
-    peri__nodes nodes = {0};
-    if (!numbers) return PERI_ENOMEM;
-    for (int32_t r = 0; r < world; r++) numbers[r] = peri_group_node(group, r);
-    peri_status status = peri__nodes_init(&nodes, numbers, world);
-    if (status >= 0 && e->hosts) status = ranks_of_hosts(e, &nodes, host_ranks, n);
+    int32_t shards;
+    peri__nodes nodes;
+    PERI_TRY(peri__nodes_of_group(&nodes, group));
+    peri_status status = e->hosts ? ranks_of_hosts(e, &nodes, host_ranks, n) : PERI_OK;
     const peri_sharding s = {.size = sizeof s,
                              .type = e->type,
-                             .world_size = world,
-                             .nodes = numbers,
+                             .world_size = peri_group_size(group),
+                             .nodes = nodes.of,
                              .table = e->table,
                              .rows = t->rows,
                              .cols = t->cols,
@@ -384,7 +381,6 @@ static peri_status check_table(const entry *e, const peri_sharded_table *t, cons
                              .sizes = e->sizes};
     if (status >= 0) status = peri_sharding_shards(&s, NULL, 0, &shards);
     peri__nodes_fini(&nodes);
-    peri__free(numbers);
     return status;
 }
 

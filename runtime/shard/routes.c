@@ -269,7 +269,7 @@ static peri_status add_outputs(peri__routes *r, const peri__route_table *table, 
         }
         for (int32_t k = 0; k < table->n_shards && s >= 0; k++) {
             const peri_shard *shard = &table->shards[k];
-            bool sum = table->lane == PERI__NODE_LANE, head = r->nodes.place[shard->rank] == 0;
+            bool sum = table->lane == PERI__NODE_LANE, head = r->nodes->place[shard->rank] == 0;
             if (shard->col_offset == first->col_offset && (sum ? head : shard->rows > 0))
                 PERI_TRY(add_piece(r, out, find_piece(r, t, k, feature, shard->rank)));
         }
@@ -289,7 +289,7 @@ static peri_status make_outputs(peri__routes *r, const peri__route_table *tables
     return PERI_OK;
 }
 
-peri_status peri__routes_new(int32_t world_size, const int32_t *node, const peri__route_table *tables, int32_t n_tables,
+peri_status peri__routes_new(const peri__nodes *nodes, const peri__route_table *tables, int32_t n_tables,
                              int32_t n_features, peri__routes **out)
 {
     int32_t most = 1, n_lookups = 0;
@@ -299,10 +299,10 @@ peri_status peri__routes_new(int32_t world_size, const int32_t *node, const peri
     int32_t *ranks = peri__alloc(sizeof *ranks * (size_t)most);
     peri_status status = r && bounds && ranks ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
-    r->world_size = world_size;
+    r->nodes = nodes;
+    r->world_size = nodes->first[nodes->n];
     r->n_tables = n_tables;
     r->n_features = n_features;
-    PERI_TRY_GOTO(peri__nodes_init(&r->nodes, node, world_size), out);
     PERI_TRY_GOTO(make_lookups(r, tables, bounds, ranks, &n_lookups), out);
     PERI_TRY_GOTO(order_by_rank(r, n_lookups), out);
     PERI_TRY_GOTO(make_outputs(r, tables), out);
@@ -317,7 +317,6 @@ out:
 void peri__routes_free(peri__routes *r)
 {
     if (!r) return;
-    peri__nodes_fini(&r->nodes);
     void *parts[] = {r->partitions, r->strands,   r->bounds,  r->wire,   r->wire_feature, r->rank_wire, r->lookups,
                      r->rank_lookup, r->outputs, r->pieces, r->replicas};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);

@@ -114,7 +114,7 @@ typedef struct peri__routes {
     peri__partition *partitions;
     peri__strand *strands;
     int64_t *bounds;
-    peri__nodes nodes;
+    const peri__nodes *nodes; /* of the world; borrowed */
     int32_t *wire;        /* n_strands: strands in wire order, by rank and place */
     int32_t *wire_feature; /* n_strands: whose bags each place of the wire takes */
     int32_t *rank_wire;   /* world_size + 1: first wire position of each rank */
@@ -126,8 +126,8 @@ typedef struct peri__routes {
     int64_t out_cols; /* columns of the module's output */
 } peri__routes;
 
-/** Compile. @node: of each rank (peri__nodes_init). @out new, freed with peri__routes_free. */
-peri_status peri__routes_new(int32_t world_size, const int32_t *node, const peri__route_table *tables, int32_t n_tables,
+/** Compile. @nodes live as long. @out new, freed with peri__routes_free. */
+peri_status peri__routes_new(const peri__nodes *nodes, const peri__route_table *tables, int32_t n_tables,
                              int32_t n_features, peri__routes **out);
 void peri__routes_free(peri__routes *routes);
 

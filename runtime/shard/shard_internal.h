@@ -7,6 +7,7 @@
 
 #include "../comm/comm_internal.h"
 #include "../embed/embed_internal.h"
+#include "nodes.h"
 
 #include <perilune/shard.h>
 
@@ -14,6 +15,7 @@
 typedef struct peri__cut {
     peri_shard *out;  /* NULL: they are only counted */
     int32_t capacity, n;
+    peri__nodes nodes; /* of the world, where the sharding type keeps within nodes */
 } peri__cut;
 
 /** A sharding type: a pure function from a plan entry to shards, and what others ask of it. One file each, in
@@ -51,13 +53,11 @@ peri_status peri__check_blocks(const peri_sharding *s, int32_t count);
 peri_status peri__cut_columns(const peri_sharding *s, const int32_t *ranks, int32_t count, peri__cut *cut);
 
 static inline int32_t peri__node_number(const peri_sharding *s, int32_t rank) { return s->nodes ? s->nodes[rank] : 0; }
-/** The ranks of the node of @rank, ascending, in @list (int32[world_size]); returns their number. */
-int32_t peri__node_ranks(const peri_sharding *s, int32_t rank, int32_t *list);
 /** PERI_EINVAL unless @ranks are all of one node. */
 peri_status peri__check_one_node(const peri_sharding *s, const int32_t *ranks, int32_t count);
-/** Cut the rows of @block over ranks of one node: @ranks, @count of them, or (0) all of the node of rank @first. The
- *  node's other ranks have a shard of no rows. */
+/** Cut the rows of @block over @ranks, @count of them, which must be of one node. The node's other ranks get a shard
+ *  of no rows. */
 peri_status peri__cut_in_node(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count,
-                              int32_t first, peri_shard block, peri__cut *cut);
+                              peri_shard block, peri__cut *cut);
 
 #endif

@@ -180,9 +180,11 @@ static void test_places(void **unused)
     static rank ranks[RANKS];
     int64_t before = peri_mem_objects(), travelled = 0;
     peri__routes *routes = NULL;
+    peri__nodes nodes;
     peri_device *device = NULL;
     assert_ok(peri_device_get("cpu", &device));
-    assert_ok(peri__routes_new(RANKS, NULL, tables, TABLES, FEATURES, &routes));
+    assert_ok(peri__nodes_init(&nodes, NULL, RANKS));
+    assert_ok(peri__routes_new(&nodes, tables, TABLES, FEATURES, &routes));
     for (int32_t i = 0; i < RANKS; i++) {
         peri_comm_config config = {.size = sizeof config,
                                    .transport = "sim",
@@ -223,6 +225,7 @@ static void test_places(void **unused)
         peri_group_release(ranks[i].group);
     }
     peri__routes_free(routes);
+    peri__nodes_fini(&nodes);
     assert_int_equal(peri_mem_objects(), before);
 }
 

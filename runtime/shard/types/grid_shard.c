@@ -27,31 +27,22 @@ static peri_status named(const peri_sharding *s, peri__cut *cut)
     peri_shard block = {.cols = cols};
     for (int32_t at = 0, end; at < s->n_ranks; at = end, block.col_offset += cols) {
         end = block_end(s, at);
-        PERI_TRY(peri__cut_in_node(s, s->ranks + at, s->sizes ? s->sizes + at : NULL, end - at, 0, block, cut));
+        PERI_TRY(peri__cut_in_node(s, s->ranks + at, s->sizes ? s->sizes + at : NULL, end - at, block, cut));
     }
     return PERI_OK;
-}
-
-/** Whether no rank before it is of the node of @rank. */
-static bool first_of_node(const peri_sharding *s, int32_t rank)
-{
-    for (int32_t i = 0; i < rank; i++)
-        if (peri__node_number(s, i) == peri__node_number(s, rank)) return false;
-    return true;
 }
 
 static peri_status shards(const peri_sharding *s, peri__cut *cut)
 {
     if (s->n_ranks) return named(s, cut);
-    int32_t count = 0, i = 0;
-    for (int32_t rank = 0; rank < s->world_size; rank++) count += first_of_node(s, rank);
-    PERI_TRY(peri__check_blocks(s, count));
+    const peri__nodes *nodes = &cut->nodes;
+    PERI_TRY(peri__check_blocks(s, nodes->n));
     peri_shard block = {0};
-    for (int32_t rank = 0; rank < s->world_size; rank++) {
-        if (!first_of_node(s, rank)) continue;
-        block.cols = peri__block_cols(s, i++, count);
-        if (block.cols > 0) PERI_TRY(peri__cut_in_node(s, NULL, NULL, 0, rank, block, cut));
-        block.col_offset += block.cols;
+    for (int32_t i = 0; i < nodes->n; i++, block.col_offset += block.cols) {
+        block.cols = peri__block_cols(s, i, nodes->n);
+        if (block.cols > 0)
+            PERI_TRY(
+                peri__cut_in_node(s, nodes->ranks + nodes->first[i], NULL, peri__node_size(nodes, i), block, cut));
     }
     return PERI_OK;
 }

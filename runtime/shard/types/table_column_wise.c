@@ -9,11 +9,7 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
 {
     PERI_TRY(peri__check_one_node(s, s->ranks, s->n_ranks));
     if (s->n_ranks) return peri__cut_columns(s, s->ranks, s->n_ranks, cut);
-    int32_t *mates = peri__alloc(sizeof *mates * (size_t)s->world_size);
-    if (!mates) return PERI_ENOMEM;
-    peri_status status = peri__cut_columns(s, mates, peri__node_ranks(s, 0, mates), cut);
-    peri__free(mates);
-    return status;
+    return peri__cut_columns(s, cut->nodes.ranks, peri__node_size(&cut->nodes, 0), cut);
 }
 
 const peri__sharding_type peri__table_column_wise = {.name = "table_column_wise", .cuts_columns = true, .in_node = true,

@@ -7,28 +7,28 @@
 #include "../shard_internal.h"
 
 peri_status peri__cut_in_node(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count,
-                              int32_t first, peri_shard block, peri__cut *cut)
+                              peri_shard block, peri__cut *cut)
 {
-    int32_t *mates = peri__alloc(sizeof *mates * (size_t)s->world_size);
-    if (!mates) return PERI_ENOMEM;
-    int32_t n = peri__node_ranks(s, count ? ranks[0] : first, mates);
-    peri_status status = peri__check_one_node(s, ranks, count);
-    if (status >= 0) status = peri__cut_rows(s, count ? ranks : mates, sizes, count ? count : n, block, cut);
-    for (int32_t i = 0; i < n && count && status >= 0; i++) {
+    const peri__nodes *nodes = &cut->nodes;
+    const int32_t node = nodes->of[ranks[0]];
+    PERI_TRY(peri__check_one_node(s, ranks, count));
+    PERI_TRY(peri__cut_rows(s, ranks, sizes, count, block, cut));
+    block.row_offset = s->rows;
+    block.rows = 0;
+    for (int32_t i = nodes->first[node]; i < nodes->first[node + 1]; i++) {
         bool named = false;
-        for (int32_t k = 0; k < count; k++) named = named || ranks[k] == mates[i];
-        block.row_offset = s->rows;
-        block.rows = 0;
-        block.rank = mates[i];
-        if (!named) status = peri__shard_add(s, cut, block);
+        for (int32_t k = 0; k < count; k++) named = named || ranks[k] == nodes->ranks[i];
+        block.rank = nodes->ranks[i];
+        if (!named) PERI_TRY(peri__shard_add(s, cut, block));
     }
-    peri__free(mates);
-    return status;
+    return PERI_OK;
 }
 
 static peri_status shards(const peri_sharding *s, peri__cut *cut)
 {
-    return peri__cut_in_node(s, s->ranks, s->sizes, s->n_ranks, 0, (peri_shard){.cols = s->cols}, cut);
+    const int32_t *ranks = s->n_ranks ? s->ranks : cut->nodes.ranks; /* those of the first node are in front */
+    const int32_t count = s->n_ranks ? s->n_ranks : peri__node_size(&cut->nodes, 0);
+    return peri__cut_in_node(s, ranks, s->sizes, count, (peri_shard){.cols = s->cols}, cut);
 }
 
 const peri__sharding_type peri__table_row_wise = {

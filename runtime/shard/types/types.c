@@ -40,14 +40,6 @@ peri_status peri__shard_add(const peri_sharding *s, peri__cut *cut, peri_shard s
     return PERI_OK;
 }
 
-int32_t peri__node_ranks(const peri_sharding *s, int32_t rank, int32_t *list)
-{
-    int32_t n = 0;
-    for (int32_t i = 0; i < s->world_size; i++)
-        if (peri__node_number(s, i) == peri__node_number(s, rank)) list[n++] = i;
-    return n;
-}
-
 peri_status peri__check_one_node(const peri_sharding *s, const int32_t *ranks, int32_t count)
 {
     for (int32_t i = 1; i < count; i++)
@@ -79,7 +71,11 @@ peri_status peri_sharding_shards(const peri_sharding *s, peri_shard *out, int32_
                               "peri_sharding_shards: table '%s' (%s): rank %d does not exist, allowed: 0..%d", table,
                               types[s->type]->name, s->ranks[i], s->world_size - 1);
     peri__cut cut = {.out = out, .capacity = capacity};
-    PERI_TRY(types[s->type]->shards(s, &cut));
+    peri_status status =
+        types[s->type]->in_node ? peri__nodes_init(&cut.nodes, s->nodes, s->world_size) : PERI_OK;
+    if (status >= 0) status = types[s->type]->shards(s, &cut);
+    peri__nodes_fini(&cut.nodes);
+    PERI_TRY(status);
     *n = cut.n;
     return PERI_OK;
 }
