@@ -402,11 +402,7 @@ static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *
     extents(&w->op, g->rank, n, &w->out_bytes, &w->in_bytes);
     if (!w->op.sequence) {
         peri_status status = peri__group_reserve(g, op->channel, 1, &w->op.sequence);
-        if (status < 0) {
-            peri__work_cancel(base, status);
-            peri_work_release(base);
-            return status;
-        }
+        if (status < 0) return peri__work_drop(base, status);
     }
     if (!g->unsigned_ops) w->op.signature = signature_of(&w->op, n);
     if (send) peri_tensor_retain(send);
@@ -415,18 +411,6 @@ static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *
     w->recv = recv;
     record_post(w);
     *out = w;
-    return PERI_OK;
-}
-
-/** Hand the work out, or end it with @status. */
-static peri_status finish(coll_work *w, peri_status status, peri_work **out)
-{
-    if (status < 0) {
-        peri__work_cancel(&w->base, status);
-        peri_work_release(&w->base);
-        return status;
-    }
-    *out = &w->base;
     return PERI_OK;
 }
 
@@ -443,7 +427,7 @@ peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void
     }
     w->keep = keep;
     w->keep_release = keep_release;
-    return finish(w, post(w), out);
+    return peri__work_hand_out(&w->base, post(w), out);
 }
 
 /** A group of one: copy on the device. */
@@ -480,9 +464,9 @@ peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tens
         w->op.send = send ? peri__data(send) : NULL;
         w->op.recv = recv ? peri__data(recv) : NULL;
         if (op->kind == PERI_COLL_ALL_REDUCE && !send) w->op.send = w->op.recv;
-        return finish(w, post(w), out);
+        return peri__work_hand_out(&w->base, post(w), out);
     }
     status = copy_out(w);
     if (status < 0) status = fail(w, status);
-    return finish(w, status, out);
+    return peri__work_hand_out(&w->base, status, out);
 }

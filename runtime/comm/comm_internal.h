@@ -64,9 +64,11 @@ struct peri_work {
  *  @out new: one reference for the caller beside the list's own. */
 peri_status peri__work_new(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device,
                            peri_work **out);
-/** End a work that its maker could not finish making: never stepped again, @status (an error) sticks. The caller still
- *  releases it. */
-void peri__work_cancel(peri_work *work, peri_status status);
+/** Release a work that its maker could not finish making. It ends with @status (an error), which is returned, and is
+ *  never stepped again. */
+peri_status peri__work_drop(peri_work *work, peri_status status);
+/** Hand a new work out in *out; if @status is an error, drop it. */
+peri_status peri__work_hand_out(peri_work *work, peri_status status, peri_work **out);
 /** A work that is complete already, its results (if any) ordered on the current stream of @device. @out new. */
 peri_status peri__work_done(peri_group *group, peri_device *device, peri_work **out);
 

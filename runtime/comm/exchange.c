@@ -389,13 +389,7 @@ peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__f
     peri__parts_begin(group);
     status = start((exchange_work *)work, input);
     peri__parts_end(group);
-    if (status < 0) {
-        peri__work_cancel(work, status);
-        peri_work_release(work);
-        return status;
-    }
-    *out = work;
-    return PERI_OK;
+    return peri__work_hand_out(work, status, out);
 }
 
 int32_t peri_exchange_results(peri_work *exchange)

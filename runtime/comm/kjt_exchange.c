@@ -379,12 +379,10 @@ static peri_status take_item(peri_group *g, const peri_kjt_exchange_args *a, ite
 static peri_status give_up(peri_group *g, sizes *s, peri_work **out, int32_t made, peri_status status)
 {
     for (int32_t i = 0; i < made; i++) {
-        peri__work_cancel(out[i], status);
-        peri_work_release(out[i]);
+        peri__work_drop(out[i], status);
         out[i] = NULL;
     }
-    peri__work_cancel(&s->base, status);
-    peri_work_release(&s->base);
+    peri__work_drop(&s->base, status);
     return g->size > 1 ? peri__group_fail(g, status) : status;
 }
 

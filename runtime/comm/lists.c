@@ -306,13 +306,7 @@ static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const
         status = record(p, inputs, outputs);
         if (status < 0) peri__group_fail(p->group, status); /* the others have recorded it */
     }
-    if (status < 0) {
-        peri__work_cancel(work, status);
-        peri_work_release(work);
-        return status;
-    }
-    *out = work;
-    return PERI_OK;
+    return peri__work_hand_out(work, status, out);
 }
 
 /* -- lists --------------------------------------------------------------------------------------------------------- */

@@ -85,9 +85,18 @@ static void end(peri_work *work, peri_status status)
     if (!work->vtab->settle || work->vtab->settle(work) != PERI_PENDING) list_remove(comm, work);
 }
 
-void peri__work_cancel(peri_work *work, peri_status status)
+peri_status peri__work_drop(peri_work *work, peri_status status)
 {
     if (work->status == PERI_PENDING) end(work, status);
+    peri_work_release(work);
+    return status;
+}
+
+peri_status peri__work_hand_out(peri_work *work, peri_status status, peri_work **out)
+{
+    if (status < 0) return peri__work_drop(work, status);
+    *out = work;
+    return PERI_OK;
 }
 
 /** Step a pending work, or let an ended one settle. The caller holds a reference. */

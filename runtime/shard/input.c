@@ -215,14 +215,7 @@ static peri_status start(const peri_sharded_input *in, peri_work **out)
     peri_sharded_retain(e);
     d->ebc = e;
     d->training = e->training;
-    peri_status status = take_input(d, in->kjt);
-    if (status < 0) {
-        peri__work_cancel(work, status);
-        peri_work_release(work);
-        return status;
-    }
-    *out = work;
-    return PERI_OK;
+    return peri__work_hand_out(work, take_input(d, in->kjt), out);
 }
 
 /** Those of @works (@n of them) that are of the group of the first of them set out, and are marked in @gone. */
@@ -269,8 +262,7 @@ peri_status peri_sharded_input_dists(const peri_sharded_input *inputs, int32_t n
         const peri_sharded *e = inputs[i].module;
         if (e->world_size > 1) peri__group_fail(e->group, status);
         if (i >= made) continue;
-        peri__work_cancel(out[i], status);
-        peri_work_release(out[i]);
+        peri__work_drop(out[i], status);
         out[i] = NULL;
     }
     return status;

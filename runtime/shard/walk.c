@@ -629,8 +629,7 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
     if (status >= 0) status = look_up(o);
     if (status >= 0 && d->arrival) status = peri__managed_post(d);
     if (status < 0) {
-        peri__work_cancel(work, status);
-        peri_work_release(work);
+        peri__work_drop(work, status);
         return e->world_size > 1 ? peri__group_fail(e->group, status) : status;
     }
     d->used = true;

@@ -221,13 +221,7 @@ static peri_status protocol_new(peri_group *g, int32_t *ended, peri_work **out)
     for (int32_t i = 0; i < g->size; i++) p->sent[i] = g->rank + i + 1, p->ones[i] = 1;
     for (int32_t i = 0; i < MOST * MOST; i++) p->out[i] = g->rank + 1;
     if (status >= 0) status = exchange(p, p->sent, p->received, p->ones, p->ones);
-    if (status < 0) {
-        peri__work_cancel(work, status);
-        peri_work_release(work);
-        return status;
-    }
-    *out = work;
-    return PERI_OK;
+    return peri__work_hand_out(work, status, out);
 }
 
 static int64_t expected_total(int32_t n, int32_t me)
