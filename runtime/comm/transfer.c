@@ -72,6 +72,19 @@ static peri_status contexts_of(const peri_group *group, const peri__transfer_arg
     return peri_codec_context_new(a->codec, a->in, group->size, decoding);
 }
 
+/** What all kinds of ends have in common. */
+static peri_coll_op op_of(const peri__transfer_args *a, int32_t kind, int32_t dtype)
+{
+    return (peri_coll_op){.kind = kind,
+                          .dtype = dtype,
+                          .reduce = PERI_REDUCE_SUM,
+                          .channel = a->channel,
+                          .sequence = a->sequence,
+                          .tag = a->tag,
+                          .send_counts = a->out,
+                          .recv_counts = a->in};
+}
+
 static peri_status post_encoded(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
 {
     peri_codec_context *encoding = NULL;
@@ -81,10 +94,9 @@ static peri_status post_encoded(peri_group *group, peri_tensor *src, const peri_
     PERI_TRY_GOTO(contexts_of(group, a, &encoding, &t->decoding), out);
     PERI_TRY_GOTO(peri_codec_encode(encoding, src, &wire), out);
     t->parts = summed ? group->size : 1;
-    peri_coll_op op = {.kind = summed ? PERI_COLL_ALL_TO_ALL : a->kind, .dtype = wire->dtype, .reduce = PERI_REDUCE_SUM,
-                       .channel = a->channel, .sequence = a->sequence, .tag = a->tag,
-                       .send_counts = peri_codec_context_wire_splits(encoding),
-                       .recv_counts = peri_codec_context_wire_splits(t->decoding)};
+    peri_coll_op op = op_of(a, summed ? PERI_COLL_ALL_TO_ALL : a->kind, wire->dtype);
+    op.send_counts = peri_codec_context_wire_splits(encoding);
+    op.recv_counts = peri_codec_context_wire_splits(t->decoding);
     int64_t n = peri__sum(op.recv_counts, group->size);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(src), wire->dtype, 1, &n, &t->wire), out);
     status = peri__coll_post(group, &op, wire, t->wire, &t->work);
@@ -133,20 +145,12 @@ static peri_status post_plain(peri_group *group, peri_tensor *src, const peri__t
     bool summed = a->kind == PERI_COLL_REDUCE_SCATTER;
     int64_t n = summed ? a->out[group->rank] : peri__sum(a->in, group->size);
     if (!t->numbers) PERI_TRY(peri_tensor_new(peri__device(src), src->dtype, 1, &n, &t->numbers));
-    peri_coll_op op = {.kind = a->kind,
-                       .dtype = src->dtype,
-                       .reduce = PERI_REDUCE_SUM,
-                       .channel = a->channel,
-                       .sequence = a->sequence,
-                       .tag = a->tag,
-                       .send_counts = a->out,
-                       .recv_counts = summed ? NULL : a->in};
-    if (a->runs) {
-        op.recv_runs = a->runs;
-        op.n_recv_runs = a->n_runs;
-        op.recv_lines = a->lines;
-        op.recv_step = a->step;
-    }
+    peri_coll_op op = op_of(a, a->kind, src->dtype);
+    if (summed) op.recv_counts = NULL;
+    op.recv_runs = a->runs;
+    op.n_recv_runs = a->n_runs;
+    op.recv_lines = a->lines;
+    op.recv_step = a->step;
     return peri__coll_post(group, &op, src, t->numbers, &t->work);
 }
 
@@ -173,18 +177,12 @@ static peri_status post_direct(peri_group *group, peri_tensor *src, const peri__
     if (!e) return PERI_ENOMEM;
     *e = (ends){d->release, d->ctx, d->fill ? t->numbers : src};
     peri_tensor_retain(e->other);
-    peri_coll_op op = {.kind = a->kind,
-                       .dtype = PERI_F32,
-                       .channel = a->channel,
-                       .sequence = a->sequence,
-                       .tag = a->tag,
-                       .send_counts = a->out,
-                       .recv_counts = a->in,
-                       .send = d->fill ? NULL : peri__data(src),
-                       .recv = d->take ? NULL : peri__data(t->numbers),
-                       .fill = d->fill,
-                       .take = d->take,
-                       .ctx = d->ctx};
+    peri_coll_op op = op_of(a, a->kind, PERI_F32);
+    op.send = d->fill ? NULL : peri__data(src);
+    op.recv = d->take ? NULL : peri__data(t->numbers);
+    op.fill = d->fill;
+    op.take = d->take;
+    op.ctx = d->ctx;
     d->retain(d->ctx);
     return peri__coll_post_host(group, &op, e, ends_release, &t->work);
 }
