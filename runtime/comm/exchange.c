@@ -116,20 +116,6 @@ static peri_status check_codec(const peri__flow_args *a, const peri_tensor *inpu
     return PERI_OK;
 }
 
-/** Hash of an operation's name, eight letters at a time. */
-static uint64_t name_hash(const char *name)
-{
-    size_t n = strlen(name);
-    uint64_t hash = n, letters;
-    for (; n >= sizeof letters; n -= sizeof letters, name += sizeof letters) {
-        memcpy(&letters, name, sizeof letters);
-        hash = peri__hash_mix(hash, letters);
-    }
-    letters = 0;
-    memcpy(&letters, name, n);
-    return peri__hash_mix(hash, letters);
-}
-
 /** Where the rows of @f's blocks of columns belong, and where they came from. */
 static void list_runs(flow *f)
 {
@@ -172,7 +158,7 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
     f->layout = a->layout;
     f->dtype = input->dtype;
     f->divisor = peri__gradient_divisor(g, o->division ? o->division : a->division);
-    f->tag = peri__hash_mix(name_hash(a->function), a->alike);
+    f->tag = peri__hash_mix(peri__hash_text(a->function), a->alike);
     for (int i = 0; i < 2; i++) f->tag = peri__hash_mix(f->tag, peri__codec_hash(f->codec[i]));
     f->tag = peri__hash_mix(f->tag, o->tag);
     f->input_ndim = input->ndim;

@@ -18,12 +18,11 @@ typedef struct block {
     int64_t start, length;
 } block;
 
-/** One side of the exchange; rank i's part is blocks[i], if counts[i] says that there is one. */
+/** One side of the exchange; rank i's part is blocks[i], if counts[i] is not 0. */
 typedef struct side {
     int32_t tensors;
     block *blocks;    /* one for each rank */
     int64_t *counts;  /* elements by rank */
-    bool *used;       /* by rank */
     int64_t *shapes;  /* PERI_MAX_DIMS for each tensor */
     int32_t *ndims;
     int64_t total;
@@ -53,8 +52,6 @@ static void plan_fini(peri__trip *trip)
     peri__free(trip);
 }
 
-static void plan_release(plan *p) { peri__trip_release(&p->trip); }
-
 /** A plan for @tensors[side] tensors a side: everything in one block. */
 static peri_status plan_new(peri_group *group, const peri_tensor *like, const int32_t *tensors, uint64_t tag,
                             plan **out)
@@ -62,7 +59,7 @@ static peri_status plan_new(peri_group *group, const peri_tensor *like, const in
     size_t w = (size_t)group->size, bytes = sizeof(plan);
     for (int s = 0; s < 2; s++)
         bytes += w * (sizeof(block) + sizeof(int64_t)) +
-                 (size_t)tensors[s] * (PERI_MAX_DIMS * sizeof(int64_t) + sizeof(int32_t)) + w + 16;
+                 (size_t)tensors[s] * (PERI_MAX_DIMS * sizeof(int64_t) + sizeof(int32_t));
     plan *p = peri__alloc_zero(bytes);
     if (!p) return PERI_ENOMEM;
     int64_t *at = (int64_t *)(p + 1);
@@ -77,8 +74,6 @@ static peri_status plan_new(peri_group *group, const peri_tensor *like, const in
     }
     int32_t *small = (int32_t *)at;
     for (int s = 0; s < 2; s++) p->sides[s].ndims = small, small += tensors[s];
-    bool *flags = (bool *)small;
-    for (int s = 0; s < 2; s++) p->sides[s].used = flags, flags += w;
     peri__trip_init(&p->trip, &plan_vtab, group);
     p->group = group;
     p->device = peri__device(like);
@@ -101,7 +96,6 @@ static void plan_block(side *s, int32_t rank, block b)
     int64_t n = 1;
     for (int32_t d = 0; d < s->ndims[b.tensor]; d++) n *= d == b.dim ? b.length : shape[d];
     s->blocks[rank] = b;
-    s->used[rank] = true;
     s->counts[rank] = n;
     s->total += n;
 }
@@ -148,8 +142,8 @@ static peri_status in_place(const plan *p, const side *s, peri_tensor *const *te
     peri_tensor *first = NULL;
     int64_t at = 0, begin = 0, here;
     for (int32_t i = 0; i < p->group->size; i++) {
-        peri_tensor *t = s->used[i] ? tensors[s->blocks[i].tensor] : NULL;
         if (!s->counts[i]) continue;
+        peri_tensor *t = tensors[s->blocks[i].tensor];
         if (!t || !block_joined(&s->blocks[i], t, &here)) return PERI_OK;
         if (first && (t->storage != first->storage || here != begin + at)) return PERI_OK;
         if (!first) begin = here;
@@ -165,7 +159,7 @@ static peri_status move(const plan *p, const side *s, peri_tensor *const *tensor
 {
     int64_t at = 0;
     for (int32_t i = 0; i < p->group->size; at += s->counts[i++]) {
-        peri_tensor *t = s->used[i] ? tensors[s->blocks[i].tensor] : NULL, *here = NULL, *there = NULL;
+        peri_tensor *t = tensors[s->blocks[i].tensor], *here = NULL, *there = NULL;
         if (!s->counts[i] || (!t && !to_flat)) continue;
         peri_status status = flat_view(s, i, flat, at, &there);
         if (status >= 0 && !t) status = peri__tensor_zero(there);
@@ -273,7 +267,7 @@ static void lists_fini(peri_work *work)
     lists_work *w = (lists_work *)work;
     peri__transfer_fini(&w->forth.transfer);
     for (int32_t i = 0; i < w->plan->sides[1].tensors; i++) peri_tensor_release(w->outputs[i]);
-    plan_release(w->plan);
+    peri__trip_release(&w->plan->trip);
 }
 
 static const peri__work_vtab lists_vtab = {.name = "all_to_all of lists", .step = lists_step, .fini = lists_fini};
@@ -287,7 +281,7 @@ static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const
     peri_status status =
         peri__work_new(sizeof(lists_work) + sizeof(peri_tensor *) * (size_t)n, &lists_vtab, p->group, p->device, &work);
     if (status < 0) {
-        plan_release(p);
+        peri__trip_release(&p->trip);
         return status;
     }
     lists_work *w = (lists_work *)work;
@@ -418,7 +412,7 @@ peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, cons
     PERI_TRY(plan_new(group, input, (const int32_t[2]){1, 1}, tag, &p));
     peri_status status = peri_tensor_new(p->device, p->dtype, input->ndim, shape, &result);
     if (status < 0) {
-        plan_release(p);
+        peri__trip_release(&p->trip);
         return status;
     }
     plan_shape(&p->sides[0], 0, input->ndim, input->shape);

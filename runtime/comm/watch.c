@@ -8,19 +8,8 @@
  * test of that loop: outside of any step, or in the step of the work that it waits for, whose phases are so told apart.
  * What else completes meanwhile, in steps of other works, ends no wait.
  */
+#include "../base/buffer.h"
 #include "comm_internal.h"
-
-/** Room for one element more of @size bytes in *@list, which has @n. */
-static bool grow(void **list, size_t size, int64_t n, int64_t *room)
-{
-    if (n < *room) return true;
-    int64_t more = 2 * *room + 256;
-    void *data = peri__realloc(*list, size * (size_t)more);
-    if (!data) return false;
-    *list = data;
-    *room = more;
-    return true;
-}
 
 void peri__watch_waits(peri__comm *comm, const peri_work *awaited)
 {
@@ -35,7 +24,7 @@ int64_t peri__watch_ended(peri_group *group, uint64_t sequence, int32_t channel,
     peri__watch *w = &group->comm->watch;
     if (!w->on || !posted_ns) return 0;
     /* without memory for more: what is noted is what there is */
-    w->on = grow((void **)&w->ops, sizeof *w->ops, w->n_ops, &w->room_ops);
+    w->on = peri__grow((void **)&w->ops, &w->room_ops, w->n_ops + 1, sizeof *w->ops) >= 0;
     if (!w->on) return 0;
     w->ops[w->n_ops++] = (peri_watched_op){.group = group->tag,
                                            .sequence = sequence,
@@ -52,7 +41,7 @@ static void close_wait(peri__watch *w, int64_t number)
     if (!w->from || number <= w->before) return;
     const int64_t op = number - w->before - 1, done = w->ops[op].done_ns;
     if (done < w->from) return;
-    w->on = grow((void **)&w->waits, sizeof *w->waits, w->n_waits, &w->room_waits);
+    w->on = peri__grow((void **)&w->waits, &w->room_waits, w->n_waits + 1, sizeof *w->waits) >= 0;
     if (w->on) w->waits[w->n_waits++] = (peri_watched_wait){.from_ns = w->from, .to_ns = done, .op = op};
     w->from = 0;
 }
