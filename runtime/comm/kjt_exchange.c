@@ -43,7 +43,8 @@ typedef struct tensors {
     int32_t index;
     bool posted, used, placed; /* placed: the transport puts what comes where it belongs */
     peri__transfer parts[PERI_PARTS];
-    int64_t own_first[2]; /* -1: the own part is exchanged with the others */
+    int64_t own_first[2]; /* of lengths, of ids: as peri__kjt_layout_runs; -1: the own part is exchanged with the
+                             others */
     peri_kjt *result;
 } tensors;
 
@@ -200,47 +201,35 @@ static uint64_t sequence_of(const tensors *w, int part)
     return w->sizes->parts + (uint64_t)w->index * PERI_PARTS + (uint64_t)part;
 }
 
-/** Post one part whose receiver is the result's own tensor. @runs: room for keys x ranks. */
-static peri_status post_placed(tensors *w, const item *t, int part, const int64_t *out, const int64_t *in,
-                               peri_k_run *runs)
+/** Post one part, of which @out[r] goes to rank r and @in[r] comes from it. @runs: room for keys x ranks. */
+static peri_status post_part(tensors *w, const item *t, int part, const int64_t *out, const int64_t *in,
+                             peri_k_run *runs)
 {
+    const peri_group *g = w->base.group;
     const peri__kjt_layout *l = t->layout;
-    bool lengths = part == PERI_PART_LENGTHS;
-    peri_tensor *whole = t->tensors[part], *to;
-    PERI_TRY(peri_tensor_new(peri__device(whole), whole->dtype, 1, lengths ? &l->total_rows : &l->total_ids, &to));
-    peri__kjt_layout_places(l, !lengths, runs);
-    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL,
-                             .channel = PERI_CHANNEL_IDS,
-                             .sequence = sequence_of(w, part),
-                             .out = out,
-                             .in = in,
-                             .to = to,
-                             .runs = runs,
-                             .n_runs = (int64_t)l->keys->count * l->ranks};
-    peri_status status = peri__transfer_post(w->base.group, whole, &a, &w->parts[part]);
-    peri_tensor_release(to);
-    return status;
-}
-
-/** Post one part: @counts of what goes to each rank and of what comes from it. */
-static peri_status post_part(tensors *w, const item *t, int part, const int64_t *out, const int64_t *in)
-{
-    peri_group *g = w->base.group;
-    bool apart = w->own_first[0] >= 0;
+    const bool ids = part != PERI_PART_LENGTHS;
+    const int64_t sent = peri__sum(out, g->size);
     peri_tensor *whole = t->tensors[part], *send = NULL;
-    int64_t sent = 0;
-    for (int32_t r = 0; r < g->size; r++) sent += out[r];
-    /* The first rank's own part is in front, the last one's at the end. */
-    int64_t skip = apart && g->rank == 0 ? peri__numel(whole) - sent : 0;
-    PERI_TRY(peri__tensor_view(whole, 1, &sent, NULL, whole->offset + skip, &send));
-    if (apart) w->own_first[part == PERI_PART_LENGTHS ? 0 : 1] = g->rank == 0 ? 0 : sent;
     peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL,
                              .channel = PERI_CHANNEL_IDS,
                              .sequence = sequence_of(w, part),
                              .out = out,
                              .in = in};
-    peri_status status = peri__transfer_post(g, send, &a, &w->parts[part]);
+    int64_t skip = 0;
+    if (w->own_first[ids] >= 0) { /* the first rank's own part is in front, the last one's at the end */
+        skip = g->rank == 0 ? peri__numel(whole) - sent : 0;
+        w->own_first[ids] = g->rank == 0 ? 0 : sent;
+    }
+    peri_status status = peri__tensor_view(whole, 1, &sent, NULL, whole->offset + skip, &send);
+    if (status >= 0 && w->placed) {
+        status = peri_tensor_new(peri__device(whole), whole->dtype, 1, ids ? &l->total_ids : &l->total_rows, &a.to);
+        peri__kjt_layout_runs(l, ids, -1, runs);
+        a.runs = runs;
+        a.n_runs = (int64_t)l->keys->count * l->ranks;
+    }
+    if (status >= 0) status = peri__transfer_post(w->base.group, send, &a, &w->parts[part]);
     peri_tensor_release(send);
+    peri_tensor_release(a.to);
     return status;
 }
 
@@ -269,7 +258,7 @@ static peri_status post_tensors(tensors *w)
             counts[r] = left_out ? 0 : at[t->first_key[r + 1]] - at[t->first_key[r]];
             in[r] = left_out ? 0 : lengths ? t->layout->rank_rows[r] : t->layout->rank_ids[r];
         }
-        status = w->placed ? post_placed(w, t, part, counts, in, runs) : post_part(w, t, part, counts, in);
+        status = post_part(w, t, part, counts, in, runs);
     }
     peri__free(runs);
     return status;

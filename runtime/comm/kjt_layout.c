@@ -78,60 +78,35 @@ out:
     return status;
 }
 
-void peri__kjt_layout_places(const peri__kjt_layout *l, bool ids, peri_k_run *runs)
+void peri__kjt_layout_runs(const peri__kjt_layout *l, bool ids, int64_t own_first, peri_k_run *runs)
 {
-    int64_t all = (int64_t)l->keys->count * l->ranks, to = 0, from = 0;
-    const int64_t *counts = ids ? l->ids : l->rows;
+    const int64_t n = l->keys->count, all = n * l->ranks, *counts = ids ? l->ids : l->rows;
+    int64_t to = 0, from = 0;
     for (int64_t t = 0; t < all; t++) {
-        int64_t s = l->recat[t];
-        runs[s].to = to;
-        to += counts[s];
+        runs[l->recat[t]].to = to;
+        to += counts[l->recat[t]];
     }
     for (int64_t s = 0; s < all; s++) {
-        runs[s] = (peri_k_run){.to = runs[s].to, .from = from, .n = counts[s]};
-        from += counts[s];
+        const bool own = own_first >= 0 && s / n == l->rank;
+        int64_t *at = own ? &own_first : &from;
+        runs[s] = (peri_k_run){.to = runs[s].to, .from = *at, .n = counts[s], .own = own};
+        *at += counts[s];
     }
 }
 
 /* -- building ------------------------------------------------------------------------------------------------------ */
 
-/** Runs of lengths and, behind them, of ids, in the order of the result. */
-static void list_runs(const peri__kjt_layout *l, bool own_apart, const int64_t own_first[2], peri_k_run *runs,
-                      int64_t *at)
-{
-    int64_t n = l->keys->count, all = n * l->ranks;
-    const int64_t *counts[2] = {l->rows, l->ids};
-    for (int part = 0; part < 2; part++) {
-        int64_t from = 0, to = 0;
-        for (int64_t s = 0; s < all; s++) { /* where each received segment begins */
-            bool own = own_apart && s / n == l->rank;
-            if (own && s % n == 0) at[s] = own_first[part];
-            else if (own) at[s] = at[s - 1] + counts[part][s - 1];
-            else at[s] = from;
-            if (!own) from += counts[part][s];
-        }
-        for (int64_t t = 0; t < all; t++) {
-            int64_t s = l->recat[t];
-            runs[part * all + t] =
-                (peri_k_run){.to = to, .from = at[s], .n = counts[part][s], .own = own_apart && s / n == l->rank};
-            to += counts[part][s];
-        }
-    }
-}
-
+/** Runs of lengths and, behind them, of ids, on the device. */
 static peri_status upload_runs(const peri__kjt_layout *l, peri_device *device, const int64_t own_first[2],
                                peri_tensor **out)
 {
-    int64_t all = (int64_t)l->keys->count * l->ranks;
+    const int64_t all = (int64_t)l->keys->count * l->ranks;
     peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)(2 * all + 1));
-    int64_t *at = peri__alloc(sizeof *at * (size_t)(all + 1));
-    peri_status status = runs && at ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) {
-        list_runs(l, own_first[0] >= 0, own_first, runs, at);
-        status = peri__upload_i64(device, (const int64_t *)runs, 2 * all * (int64_t)(sizeof *runs / 8), out);
-    }
+    if (!runs) return PERI_ENOMEM;
+    for (int part = 0; part < 2; part++) peri__kjt_layout_runs(l, part, own_first[part], runs + part * all);
+    peri_status status =
+        peri__upload_i64(device, (const int64_t *)runs, 2 * all * (int64_t)(sizeof *runs / sizeof(int64_t)), out);
     peri__free(runs);
-    peri__free(at);
     return status;
 }
 

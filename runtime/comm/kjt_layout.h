@@ -37,14 +37,16 @@ peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, i
                                  const int64_t *words, peri__kjt_layout **out);
 void peri__kjt_layout_release(peri__kjt_layout *layout);
 
-/** Where what comes belongs: keys x ranks runs, by rank, then key; of lengths, or of @ids (and weights). */
-void peri__kjt_layout_places(const peri__kjt_layout *layout, bool ids, peri_k_run *runs);
+/** Where what comes belongs: keys x ranks runs in the order in which it comes, by rank, then key; of lengths, or of
+ *  @ids (and weights). @own_first >= 0: the own part does not come, and begins there in the tensor that it is sent
+ *  from. */
+void peri__kjt_layout_runs(const peri__kjt_layout *layout, bool ids, int64_t own_first, peri_k_run *runs);
 
 /** Make the result of the parts. @received[part]: what came, by rank, then key (NULL weights: none). If @own_first[0]
  *  >= 0 the own part is not among them but in @own[part], from row own_first[0] (lengths) and own_first[1] (values,
  *  weights) on. Lengths that do not fit the announcements are PERI_EFORMAT where the host can see them at once;
  *  elsewhere the result's sync finds malformed ones.
- *  @placed: the parts in @received are the result's already (peri__kjt_layout_places). @out new. */
+ *  @placed: the parts in @received are the result's already (by peri__kjt_layout_runs). @out new. */
 peri_status peri__kjt_layout_build(const peri__kjt_layout *layout, peri_tensor *const *received,
                                    peri_tensor *const *own, const int64_t own_first[2], bool placed, peri_kjt **out);
 
