@@ -4,14 +4,6 @@
  */
 #include "comm_internal.h"
 
-/** Elements of one row (an index of dimension 0). */
-static int64_t row_of(const peri_tensor *t)
-{
-    int64_t n = 1;
-    for (int32_t d = 1; d < t->ndim; d++) n *= t->shape[d];
-    return n;
-}
-
 static int64_t rows_of(const peri_tensor *t) { return t->ndim ? t->shape[0] : 1; }
 
 static peri_status check_output(const char *function, peri_group *group, const peri_tensor *output)
@@ -33,10 +25,10 @@ static peri_status check_pair(const char *function, peri_group *group, const per
     PERI_TRY(check_output(function, group, output));
     PERI_TRY(peri__check_tensor(function, "the input", input, output->dtype, -1));
     PERI_TRY(peri__check_same_device(function, output, input));
-    if (rows && row_of(output) != row_of(input))
+    if (rows && peri__row_numel(output) != peri__row_numel(input))
         return peri__fail(PERI_EINVAL, "%s: rows of the output %s hold %lld elements, of the input %s %lld", function,
-                          peri__tensor_text(output, a, sizeof a), (long long)row_of(output),
-                          peri__tensor_text(input, b, sizeof b), (long long)row_of(input));
+                          peri__tensor_text(output, a, sizeof a), (long long)peri__row_numel(output),
+                          peri__tensor_text(input, b, sizeof b), (long long)peri__row_numel(input));
     if (output->storage == input->storage && peri__contiguous(input)) {
         int64_t x = output->offset, y = input->offset;
         if (x < y + peri__numel(input) && y < x + peri__numel(output))
@@ -63,7 +55,7 @@ static peri_status elements(const char *function, const char *what, const peri_g
                             const peri_tensor *t, int64_t *out)
 {
     char text[128];
-    int64_t sum = 0, row = row_of(t);
+    int64_t sum = 0, row = peri__row_numel(t);
     if (!rows) return peri__fail(PERI_EINVAL, "%s: no %s splits", function, what);
     for (int32_t i = 0; i < g->size; i++) {
         if (rows[i] < 0)

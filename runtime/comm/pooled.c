@@ -6,14 +6,6 @@
 
 #include <perilune/ops.h>
 
-/** Elements of one row (an index of dimension 0). */
-static int64_t row_of(const peri_tensor *t)
-{
-    int64_t n = 1;
-    for (int32_t d = 1; d < t->ndim; d++) n *= t->shape[d];
-    return n;
-}
-
 peri_status peri__check_counts(const char *f, const char *what, const int64_t *list, int64_t n, uint64_t *hash)
 {
     if (!list && n) return peri__fail(PERI_EINVAL, "%s: no %s", f, what);
@@ -151,7 +143,7 @@ static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, con
                          .layout = PERI_LAYOUT_FLAT,
                          .ndim = input->ndim,
                          .options = options};
-    int64_t shape[PERI_MAX_DIMS], row = row_of(input);
+    int64_t shape[PERI_MAX_DIMS], row = peri__row_numel(input);
     memcpy(shape, input->shape, sizeof shape);
     shape[0] = rows ? rows[g->rank] : input->shape[0] / g->size;
     a.shape = shape;

@@ -191,12 +191,11 @@ static peri_status pick(const peri_tensor *src, const int64_t *index, peri_tenso
 {
     peri_tensor *picked;
     PERI_TRY(peri__tensor_like(src, src->ndim, src->shape, &picked));
-    int64_t width = peri_dtype_size(src->dtype);
-    for (int32_t d = 1; d < src->ndim; d++) width *= src->shape[d];
+    const int64_t width = peri__row_bytes(src);
     peri_k_jagged_copy_args args = {.dst = peri__data(picked), .src = peri__data(src), .permute = index, .width = width,
                                     .segments = src->shape[0], .out_step = 1, .in_step = 1, .permute_dtype = PERI_I64};
     peri_status status = PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? src->shape[0] : 0,
-                                     peri__max(1, (1 << 19) / peri__max(width, 1)));
+                                     peri__row_grain(width));
     if (status < 0) peri_tensor_release(picked);
     else *out = picked;
     return status;

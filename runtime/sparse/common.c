@@ -9,21 +9,6 @@
 
 #include <stdio.h>
 
-int64_t peri__row_bytes(const peri_tensor *t)
-{
-    int64_t n = peri_dtype_size(t->dtype);
-    for (int32_t d = 1; d < t->ndim; d++) n *= t->shape[d];
-    return n;
-}
-
-peri_status peri__rows_like(const peri_tensor *t, int64_t rows, peri_tensor **out)
-{
-    int64_t shape[PERI_MAX_DIMS];
-    memcpy(shape, t->shape, sizeof shape);
-    shape[0] = rows;
-    return peri__tensor_like(t, t->ndim, shape, out);
-}
-
 peri_status peri__flat(peri_tensor *t, peri_tensor **out)
 {
     int64_t n = peri__numel(t), one = 1;

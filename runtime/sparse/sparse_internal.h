@@ -13,7 +13,7 @@
 
 #include "../../kernels/quantize.h"
 
-enum { PERI_INT_GRAIN = 1 << 15, PERI_BYTE_GRAIN = 1 << 19 }; /* elements, bytes that are worth a thread */
+enum { PERI_INT_GRAIN = 1 << 15 }; /* elements that are worth a thread */
 
 /** i32 or i64 of @ndim dimensions (-1: any), on the device of @like (NULL: any). */
 peri_status peri__check_ints(const char *function, const char *what, const peri_tensor *t, int32_t ndim,
@@ -102,12 +102,6 @@ static inline int32_t peri__bits(int64_t n)
     return bits;
 }
 
-/** Bytes of one row of @t. */
-int64_t peri__row_bytes(const peri_tensor *t);
-/** Rows of so many bytes that are worth a thread. */
-static inline int64_t peri__row_grain(int64_t width) { return peri__max(1, PERI_BYTE_GRAIN / peri__max(width, 1)); }
-/** A tensor like @t with @rows rows. */
-peri_status peri__rows_like(const peri_tensor *t, int64_t rows, peri_tensor **out);
 /** A contiguous i32 or i64 tensor as one dimension: a view. */
 peri_status peri__flat(peri_tensor *t, peri_tensor **out);
 #endif

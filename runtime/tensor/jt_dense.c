@@ -12,20 +12,18 @@
 static peri_k_jagged_padded_args padded_args(const peri_tensor *values, const peri_tensor *padded,
                                              const peri_tensor *offsets)
 {
-    int64_t element = peri_dtype_size(values->dtype), width = element;
-    for (int32_t d = 1; d < values->ndim; d++) width *= values->shape[d];
     return (peri_k_jagged_padded_args){.padded = peri__data(padded),
                                        .values = peri__data(values),
                                        .offsets = peri__data(offsets),
                                        .max = padded->shape[1],
-                                       .width = width,
-                                       .element = element,
+                                       .width = peri__row_bytes(values),
+                                       .element = peri_dtype_size(values->dtype),
                                        .offsets_dtype = offsets->dtype};
 }
 
 static int64_t grain(const peri_k_jagged_padded_args *a)
 {
-    return peri__max(1, (1 << 19) / peri__max(1, a->max * a->width));
+    return peri__row_grain(a->max * a->width);
 }
 
 enum { KEPT_SIZE }; /* what the gradient needs: of the way to padded rows the rows of the values, of the way back the

@@ -197,8 +197,7 @@ out:
 static peri_status move(const peri__recat *b, const peri_tensor *src, peri_tensor *dst, const int64_t *from,
                         const int64_t *to, const int64_t *permute)
 {
-    int64_t width = peri_dtype_size(src->dtype);
-    for (int32_t d = 1; d < src->ndim; d++) width *= src->shape[d];
+    const int64_t width = peri__row_bytes(src);
     if (width == 0) return PERI_OK;
     peri_k_jagged_copy_args args = {.dst = peri__data(dst),
                                     .src = peri__data(src),
@@ -210,7 +209,7 @@ static peri_status move(const peri__recat *b, const peri_tensor *src, peri_tenso
                                     .out_dtype = PERI_I64,
                                     .in_dtype = PERI_I64,
                                     .permute_dtype = PERI_I64};
-    return PERI_LAUNCH(peri__device(src), jagged_copy, &args, dst->shape[0], peri__max(1, (1 << 19) / width));
+    return PERI_LAUNCH(peri__device(src), jagged_copy, &args, dst->shape[0], peri__row_grain(width));
 }
 
 peri_status peri__recat_move(const peri__recat *b, const peri_tensor *src, peri_tensor *dst, const peri_tensor *in,

@@ -6,20 +6,7 @@
 #include "jagged_internal.h"
 #include "../../kernels/jagged.h"
 
-enum { GRAIN_BYTES = 1 << 19 };
-
-/** Bytes of one row of @t. */
-static int64_t row_bytes(const peri_tensor *t)
-{
-    int64_t n = peri_dtype_size(t->dtype);
-    for (int32_t d = 1; d < t->ndim; d++) n *= t->shape[d];
-    return n;
-}
-
-static int64_t grain(int64_t width) { return peri__max(1, GRAIN_BYTES / peri__max(width, 1)); }
-
-/** A tensor like @t with @rows rows. */
-static peri_status rows_like(const peri_tensor *t, int64_t rows, peri_tensor **out)
+peri_status peri__rows_like(const peri_tensor *t, int64_t rows, peri_tensor **out)
 {
     int64_t shape[PERI_MAX_DIMS];
     memcpy(shape, t->shape, sizeof shape);
@@ -95,7 +82,7 @@ peri_status peri__rows_cat(const char *function, peri_tensor *const *parts, int3
     int64_t rows, at = 0;
     PERI_TRY(check_parts(function, parts, n, &rows));
     peri_tensor *result;
-    PERI_TRY(rows_like(parts[0], rows, &result));
+    PERI_TRY(peri__rows_like(parts[0], rows, &result));
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < n && status >= 0; i++) {
         peri_tensor *window;
@@ -119,7 +106,7 @@ peri_status peri__rows_join(peri_tensor *const *parts, const int64_t *at, int32_
     *out = NULL;
     if (!any) return PERI_OK;
     peri_tensor *base;
-    PERI_TRY(rows_like(any, at[n], &base));
+    PERI_TRY(peri__rows_like(any, at[n], &base));
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < n && status >= 0; i++) {
         peri_tensor *window;
@@ -214,8 +201,8 @@ static peri_status permute_backward(peri__node *node, peri_tensor *const *grad_o
     peri_tensor *flat = NULL, *grad = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri__summands(grad_out[0], &flat), out);
-    PERI_TRY_GOTO(rows_like(flat, rows, &grad), out);
-    int64_t width = row_bytes(flat);
+    PERI_TRY_GOTO(peri__rows_like(flat, rows, &grad), out);
+    int64_t width = peri__row_bytes(flat);
     peri_k_jagged_sum_args args = {.dst = peri__data(grad),
                                    .src = peri__data(flat),
                                    .in_offsets = words,
@@ -225,7 +212,7 @@ static peri_status permute_backward(peri__node *node, peri_tensor *const *grad_o
                                    .columns = width / peri_dtype_size(flat->dtype),
                                    .segments = parts,
                                    .dtype = flat->dtype};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), jagged_sum, &args, rows, grain(width)), out);
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), jagged_sum, &args, rows, peri__row_grain(width)), out);
     PERI_TRY_GOTO(peri__cast(grad, grad_out[0]->dtype, &grad_in[0]), out);
 out:
     peri_tensor_release(flat);
@@ -266,9 +253,9 @@ static peri_status record_permute(peri_tensor *src, const peri__rows_plan *p, pe
 peri_status peri__rows_permute(peri_tensor *src, const peri__rows_plan *p, peri_tensor **out)
 {
     peri_tensor *result;
-    PERI_TRY(rows_like(src, p->rows, &result));
+    PERI_TRY(peri__rows_like(src, p->rows, &result));
     const int64_t *words = peri__data(p->table);
-    int64_t width = row_bytes(src);
+    int64_t width = peri__row_bytes(src);
     peri_k_jagged_copy_args args = {.dst = peri__data(result),
                                     .src = peri__data(src),
                                     .out_offsets = words + p->n,
@@ -277,7 +264,8 @@ peri_status peri__rows_permute(peri_tensor *src, const peri__rows_plan *p, peri_
                                     .segments = p->n,
                                     .out_dtype = PERI_I64,
                                     .in_dtype = PERI_I64};
-    peri_status status = PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? p->rows : 0, grain(width));
+    peri_status status =
+        PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? p->rows : 0, peri__row_grain(width));
     if (status >= 0 && peri__recording(&src, 1)) status = record_permute(src, p, result);
     if (status < 0) peri_tensor_release(result);
     else *out = result;

@@ -216,6 +216,20 @@ static inline int64_t peri__numel(const peri_tensor *t)
     for (int32_t d = 0; d < t->ndim; d++) n *= t->shape[d];
     return n;
 }
+/** Elements of one row, which an index of dimension 0 names. */
+static inline int64_t peri__row_numel(const peri_tensor *t)
+{
+    int64_t n = 1;
+    for (int32_t d = 1; d < t->ndim; d++) n *= t->shape[d];
+    return n;
+}
+static inline int64_t peri__row_bytes(const peri_tensor *t) { return peri__row_numel(t) * peri_dtype_size(t->dtype); }
+/** Rows of @width bytes that are worth a thread. */
+static inline int64_t peri__row_grain(int64_t width)
+{
+    enum { BYTES = 1 << 19 };
+    return peri__max(1, BYTES / peri__max(width, 1));
+}
 bool peri__contiguous(const peri_tensor *t);
 /** A change that is recorded (capture.h): each launch of the recording makes it anew. */
 void peri__capture_changed(const peri_tensor *t);
@@ -242,6 +256,8 @@ peri_status peri__tensor_host(peri_device *device, int32_t dtype, int32_t ndim, 
                               void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out);
 /** A tensor of the same device and dtype as @like with another shape, uninitialised. */
 peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** A tensor like @like with @rows rows. (rows.c) */
+peri_status peri__rows_like(const peri_tensor *like, int64_t rows, peri_tensor **out);
 /** A tensor with @like's dtype, shape, strides and offset in @s, whose reference is taken, also on failure. */
 peri_status peri__tensor_in(peri__storage *s, const peri_tensor *like, peri_tensor **out);
 /** A view of @base's storage without gradient recording. */
