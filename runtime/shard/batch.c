@@ -10,59 +10,56 @@
 
 /* -- the home side ------------------------------------------------------------------------------------------------- */
 
-/** First entry of each feature in the inverse indices of a variable batch: *@inverse; NULL: it is none. */
-static peri_status inverse_of(const peri_sharded *e, const peri_kjt *kjt, const peri_kjt_info *desc, int64_t **inverse)
+/** First entry of each feature in the inverse indices of a variable batch. */
+static peri_status find_inverse(const peri_sharded *e, const peri_kjt *kjt, const peri_kjt_info *desc, int64_t *first)
 {
-    *inverse = NULL;
-    if (!desc->variable_stride) return PERI_OK;
     if (!desc->has_inverse)
         return peri__fail(PERI_EINVAL, "%s: an input with a variable batch per feature needs inverse indices",
                           e->router.function);
-    int64_t *at = e->scratch + 2 * e->n_features + e->routes->n_strands;
     for (int32_t f = 0; f < e->n_features; f++) {
         int32_t row = peri_keys_find(peri_kjt_inverse_keys(kjt), e->feature_names[f]);
         if (row < 0)
             return peri__fail(PERI_EINVAL, "%s: feature '%s' has no inverse indices", e->router.function,
                               e->feature_names[f]);
-        at[f] = row * desc->stride;
+        first[f] = row * desc->stride;
     }
-    *inverse = at;
     return PERI_OK;
 }
 
-/** Ids by strand and feature. */
-static peri_status count_ids(const peri_sharded *e, const peri__routing *r, peri__home_args *a)
+/** Ids by feature and strand. */
+static peri_status count_ids(peri_sharded *e, const peri__routing *r, int64_t *feature_ids, int64_t *first_ids,
+                             int64_t *strand_ids)
 {
     const int64_t *ids, *first;
     const int32_t *key = e->router.feature_key;
-    int64_t *n = e->scratch, *at = n + e->n_features, *strands = at + e->n_features;
-    PERI_TRY(peri__router_find(&((peri_sharded *)e)->router, peri_kjt_keys(r->args.kjt)));
+    PERI_TRY(peri__router_find(&e->router, peri_kjt_keys(r->args.kjt)));
     PERI_TRY(peri_kjt_length_per_key(r->args.kjt, &ids));
     PERI_TRY(peri_kjt_offset_per_key(r->args.kjt, &first));
     for (int32_t f = 0; f < e->n_features; f++) {
-        n[f] = ids[key[f]];
-        at[f] = first[key[f]];
+        feature_ids[f] = ids[key[f]];
+        first_ids[f] = first[key[f]];
     }
-    for (int32_t w = 0; w < e->routes->n_strands; w++) strands[e->routes->wire[w]] = peri__routing_sent(r, w);
-    a->feature_ids = n;
-    a->first_ids = at;
-    a->strand_ids = strands;
-    if (!e->kind->by_id) return PERI_OK;
-    a->rows = 0;
-    for (int32_t t = 0; t < e->n_tables; t++)
-        for (int32_t f = 0; f < e->tables[t].n_features; f++) a->rows += n[e->tables[t].features[f]];
+    for (int32_t w = 0; w < e->routes->n_strands; w++) strand_ids[e->routes->wire[w]] = peri__routing_sent(r, w);
     return PERI_OK;
 }
 
 peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule rule, peri__home **out)
 {
     peri_kjt_info desc = {.size = sizeof desc};
-    int64_t *inverse = NULL;
     peri_kjt_describe(r->args.kjt, &desc);
-    peri__home_args a = {.outbound = r->outbound, .rule = rule, .rows = desc.stride};
-    if (rule.by_id || rule.to_homes) PERI_TRY(count_ids(e, r, &a));
-    if (!e->kind->by_id) PERI_TRY(inverse_of(e, r->args.kjt, &desc, &inverse));
-    a.inverse = inverse;
+    const bool by_id = e->kind->by_id;
+    int64_t *inverse = e->scratch, *ids = inverse + e->n_features, *first = ids + e->n_features;
+    peri__home_args a = {.outbound = r->outbound,
+                         .rule = rule,
+                         .rows = by_id ? 0 : desc.stride,
+                         .variable = !by_id && desc.variable_stride,
+                         .counted = rule.by_id || rule.to_homes,
+                         .numbers = inverse};
+    memset(inverse, 0, sizeof *inverse * (size_t)peri__home_numbers(e->routes, a.counted));
+    if (a.counted) PERI_TRY(count_ids(e, r, ids, first, first + e->n_features));
+    if (a.variable) PERI_TRY(find_inverse(e, r->args.kjt, &desc, inverse));
+    for (int32_t t = 0; t < e->n_tables && by_id; t++)
+        for (int32_t f = 0; f < e->tables[t].n_features; f++) a.rows += ids[e->tables[t].features[f]];
     int32_t at = 0;
     while (at < PERI__KEPT && e->homes[at] && !peri__home_fits(e->homes[at], &a)) at++;
     peri__home *h = at < PERI__KEPT ? e->homes[at] : NULL;

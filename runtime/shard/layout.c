@@ -203,40 +203,33 @@ static void place_ids(peri__home *h)
     }
 }
 
-static peri_status take_features(peri__home *h, const peri__home_args *a)
+static peri_status take_numbers(peri__home *h, const peri__home_args *a)
 {
     const peri__routes *r = h->e->routes;
-    const size_t n = (size_t)r->n_features, strands = (size_t)r->n_strands;
-    h->feature_inverse = a->inverse ? peri__alloc(sizeof(int64_t) * peri__max((int64_t)n, 1)) : NULL;
-    h->strand_ids =
-        a->strand_ids ? peri__alloc(sizeof(int64_t) * (2 * strands + 2 * n + (size_t)r->n_partitions)) : NULL;
-    if ((a->inverse && !h->feature_inverse) || (a->strand_ids && !h->strand_ids)) return PERI_ENOMEM;
-    if (a->inverse) memcpy(h->feature_inverse, a->inverse, sizeof *a->inverse * n);
-    h->feature_rows = h->outbound->feature_bags;
-    h->feature_first = h->outbound->feature_first;
-    if (!h->strand_ids) return PERI_OK;
-    memcpy(h->strand_ids, a->strand_ids, sizeof *h->strand_ids * strands);
-    h->feature_ids = memcpy(h->strand_ids + strands, a->feature_ids, sizeof *h->strand_ids * n);
-    h->first_ids = memcpy(h->feature_ids + n, a->first_ids, sizeof *h->strand_ids * n);
-    h->strand_first = h->first_ids + n;
+    const int64_t n = r->n_features, strands = r->n_strands, numbers = peri__home_numbers(r, a->counted);
+    const bool by_id = h->e->kind->by_id;
+    h->feature_inverse =
+        peri__alloc(sizeof(int64_t) * (size_t)(numbers + (a->counted ? strands + r->n_partitions : 0)));
+    if (!h->feature_inverse) return PERI_ENOMEM;
+    memcpy(h->feature_inverse, a->numbers, sizeof *a->numbers * (size_t)numbers);
+    h->feature_ids = h->feature_inverse + n;
+    h->first_ids = h->feature_ids + n;
+    h->feature_rows = by_id ? h->feature_ids : h->outbound->feature_bags;
+    h->feature_first = by_id ? h->first_ids : h->outbound->feature_first;
+    if (!a->counted) return PERI_OK;
+    h->strand_ids = h->first_ids + n;
+    h->strand_first = h->strand_ids + strands;
     h->partition_first = h->strand_first + strands;
     place_ids(h);
-    if (!h->e->kind->by_id) return PERI_OK;
-    h->feature_rows = h->feature_ids;
-    h->feature_first = h->first_ids;
     return PERI_OK;
 }
 
 bool peri__home_fits(const peri__home *h, const peri__home_args *a)
 {
-    const peri__routes *r = h->e->routes;
-    const size_t n = sizeof(int64_t) * (size_t)r->n_features;
-    if (h->outbound != a->outbound || h->rows != a->rows || h->variable != (a->inverse != NULL)) return false;
-    if (h->rule.by_id != a->rule.by_id || h->rule.to_homes != a->rule.to_homes || !h->strand_ids != !a->strand_ids)
-        return false;
-    if (a->inverse && memcmp(h->feature_inverse, a->inverse, n)) return false;
-    return !h->strand_ids || (!memcmp(h->strand_ids, a->strand_ids, sizeof(int64_t) * (size_t)r->n_strands) &&
-                              !memcmp(h->feature_ids, a->feature_ids, n) && !memcmp(h->first_ids, a->first_ids, n));
+    return h->outbound == a->outbound && h->rows == a->rows && h->variable == a->variable &&
+           h->counted == a->counted && h->rule.by_id == a->rule.by_id && h->rule.to_homes == a->rule.to_homes &&
+           !memcmp(h->feature_inverse, a->numbers,
+                   sizeof *a->numbers * (size_t)peri__home_numbers(h->e->routes, a->counted));
 }
 
 peri_status peri__home_new(const peri_sharded *e, const peri__home_args *a, peri__home **out)
@@ -250,11 +243,12 @@ peri_status peri__home_new(const peri_sharded *e, const peri__home_args *a, peri
     h->e = e;
     h->rule = a->rule;
     h->rows = a->rows;
-    h->variable = a->inverse != NULL;
+    h->variable = a->variable;
+    h->counted = a->counted;
     h->rank_out = peri__alloc(sizeof *h->rank_out * PERI__LANES * (size_t)r->world_size);
     h->replica_offset = peri__alloc(sizeof *h->replica_offset * (size_t)peri__max(1, r->n_replicas));
     peri_status status = h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = take_features(h, a);
+    if (status >= 0) status = take_numbers(h, a);
     if (status >= 0) status = place_lookups(h);
     if (status >= 0) place_replicas(h);
     if (status >= 0) status = e->kind->lay_out(h);
@@ -278,7 +272,6 @@ void peri__home_release(peri__home *h)
     peri__upload_fini(&h->up);
     peri__outbound_release(h->outbound);
     peri__free(h->feature_inverse);
-    peri__free(h->strand_ids);
     peri__free(h->rank_out);
     peri__free(h->replica_offset);
     peri__free(h->at);

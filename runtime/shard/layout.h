@@ -35,12 +35,17 @@ typedef struct peri__home_args {
     peri__outbound *outbound;   /* of the ids; retained by the home */
     peri__rule rule;
     int64_t rows;               /* of the output */
-    const int64_t *inverse;     /* n_features: first entry of each in the inverse indices (variable batch); NULL:
-                                   none */
-    /* For rows of ids (else NULL): */
-    const int64_t *strand_ids;  /* n_strands: ids that travel */
-    const int64_t *feature_ids, *first_ids; /* n_features: ids, and the first of them among the input's */
+    bool variable;              /* a variable batch: samples find their bags by inverse indices */
+    bool counted;               /* ids were counted, as rows of ids need it */
+    const int64_t *numbers;     /* peri__home_numbers of them, 0 where nobody asks: first entry of each feature in the
+                                   inverse indices; ids of each feature; the first of these among the input's; and, if
+                                   they were counted, ids of each strand that travel */
 } peri__home_args;
+
+static inline int64_t peri__home_numbers(const peri__routes *r, bool counted)
+{
+    return 3 * (int64_t)r->n_features + (counted ? r->n_strands : 0);
+}
 
 /** The spaces that rows of a batch lie in: a lane each for those of other ranks; this rank's own lookups; its
  *  replicas. */
@@ -95,15 +100,14 @@ typedef struct peri__home {
     const peri_sharded *e;    /* whose batch it is; borrowed */
     peri__outbound *outbound; /* of the ids; retained */
     peri__upload up;
-    int64_t *feature_inverse; /* host, n_features: first entry in the inverse indices; NULL: no variable batch */
+    int64_t *feature_inverse, *feature_ids, *first_ids, *strand_ids; /* host, as peri__home_args.numbers has them; the
+                                                                        first is the block of all, and what follows */
+    /* Of no use unless ids were counted: */
+    int64_t *strand_first;    /* n_strands: ids of this rank on the wire before each */
+    int64_t *partition_first; /* n_partitions: as peri__routing.place_first; -1: not routed */
     const int64_t *feature_rows, *feature_first; /* host, n_features: rows of each (a bag, or an id, each), and the
                                                     first one's place among the bags, or ids, of the input */
     peri__rule rule;
-    int64_t *strand_ids; /* host, n_strands, and what follows it in the same block: as it was given; NULL: all rows are
-                            of bags */
-    int64_t *feature_ids, *first_ids; /* n_features */
-    int64_t *strand_first;    /* n_strands: ids of this rank on the wire before each */
-    int64_t *partition_first; /* n_partitions: as peri__routing.place_first; -1: not routed */
     int64_t *rank_out;  /* host, lanes x world_size: elements that come back from each rank; 0 for this one, but in the
                            node lane, where they come from the gateways of all nodes */
     int64_t lane_out[PERI__LANES]; /* their sums */
@@ -132,7 +136,7 @@ typedef struct peri__home {
     int32_t *output_feature; /* host, n_outputs, where rows are of bags: the feature of each; else NULL */
     /* Offsets in `up`: */
     int64_t outputs, pieces, joined, output_bags, pools, bag_outputs, bag_pieces, bag_numbers;
-    bool variable;
+    bool variable, counted; /* as in peri__home_args */
 } peri__home;
 
 /** @out new. */

@@ -374,13 +374,15 @@ static bool any_exact(const peri_sharded_config *c)
     return false;
 }
 
-/** The way of a table's rows has hops, if they travel. */
-static const peri__way *open_way(peri_sharded *e, const peri__route_table *table)
+/** The ways of rows that travel have hops, and their lanes are listed. */
+static void open_ways(peri_sharded *e)
 {
-    peri__way *way = &e->ways[table->lane];
-    if ((!table->data_parallel || table->copied) && e->world_size > 1)
-        way->n = table->lane == PERI__NODE_LANE ? 2 : 1;
-    return way;
+    for (int32_t t = 0; t < e->n_tables && e->world_size > 1; t++) {
+        const peri__route_table *table = &e->tables[t];
+        if (!table->data_parallel || table->copied) e->ways[table->lane].n = table->lane == PERI__NODE_LANE ? 2 : 1;
+    }
+    for (int32_t lane = 0; lane < PERI__LANES; lane++)
+        if (e->ways[lane].n) e->lanes[e->n_lanes++] = lane;
 }
 
 static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
@@ -414,9 +416,9 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
         take_collision(e, from->collision, to);
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
-        const peri__way *way = open_way(e, to);
         e->divisor[t] = gradient_divisor(e, c, from, copied);
-        e->divisor[c->n_tables + t] = to->data_parallel ? e->divisor[t] : peri__way_divides_first(way);
+        e->divisor[c->n_tables + t] =
+            to->data_parallel ? e->divisor[t] : peri__way_divides_first(&e->ways[to->lane]);
         e->halvings[t] = halvings_of(e, c, from);
         if (e->halvings[t]) e->divisor[t] = e->divisor[c->n_tables + t] = 1;
         PERI_TRY(cut_table(e, from, to));
@@ -429,10 +431,7 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
             e->router.wire_i32 = e->router.wire_i32 && to->shards[s].rows <= INT32_MAX;
     }
     PERI_TRY(choose_parts(e, c));
-    for (int32_t lane = 0; lane < PERI__LANES; lane++) e->ways[lane].n = 0;
-    for (int32_t t = 0; t < c->n_tables; t++) open_way(e, &e->tables[t]);
-    for (int32_t lane = 0; lane < PERI__LANES; lane++)
-        if (e->ways[lane].n) e->lanes[e->n_lanes++] = lane;
+    open_ways(e);
     return PERI_OK;
 }
 
@@ -453,7 +452,7 @@ static peri_status make_router(peri_sharded *e, const char *name)
 {
     e->cols = e->kind->by_id ? 0 : e->routes->out_cols;
     for (int32_t t = 0; e->kind->by_id && t < e->n_tables; t++) e->cols = peri__max(e->cols, e->tables[t].cols);
-    e->scratch = peri__alloc(sizeof *e->scratch * (3 * (size_t)e->n_features + (size_t)e->routes->n_strands));
+    e->scratch = peri__alloc(sizeof *e->scratch * (size_t)peri__home_numbers(e->routes, true));
     if (!e->scratch) return PERI_ENOMEM;
     e->n_results = !e->kind->by_id;
     if (e->kind->by_id) e->result_feature = e->features;

@@ -140,7 +140,7 @@ struct peri_sharded {
     int64_t cols;             /* of a row of the output */
     int32_t n_results;        /* tensors that a batch becomes */
     int32_t *result_feature;  /* n_results: whose rows each has; NULL: all rows are one result */
-    int64_t *scratch;         /* 3 x n_features + strands */
+    int64_t *scratch;         /* peri__home_numbers of them, while a home is looked for */
     peri__managed *managed;   /* n_managed */
     int32_t n_managed;        /* tables of raw ids */
     int64_t arrived;          /* batches whose raw ids have become rows */

@@ -99,7 +99,7 @@ static void add_pool(peri__home *h, int32_t i, int32_t copy)
 static peri_status make_arrays(peri__home *h)
 {
     const peri__routes *r = h->e->routes;
-    int64_t pools = h->strand_ids ? r->n_outputs : 0, bags = h->variable ? pools : 0;
+    int64_t pools = h->counted ? r->n_outputs : 0, bags = h->variable ? pools : 0;
     h->outputs = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_output) * r->n_outputs);
     h->pieces = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
     h->output_bags = peri__upload_add(&h->up, (int64_t)sizeof(int64_t) * r->n_outputs);

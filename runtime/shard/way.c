@@ -14,7 +14,7 @@ void peri__way_fini(peri__way *way)
 static bool coded(const peri__way *way, int32_t direction)
 {
     bool any = false;
-    for (int32_t h = 0; h < way->n; h++) any = any || way->hops[h].codec[direction];
+    for (int32_t h = 0; h < PERI__HOPS; h++) any = any || way->hops[h].codec[direction];
     return any;
 }
 
