@@ -381,12 +381,8 @@ peri_status peri__managed_flush(peri_sharded *e)
 
 peri_status peri__managed_post(peri__input_dist *d)
 {
-    peri_sharded *e = d->ebc;
-    const peri__routing *r = &d->routing;
-    const peri__transfer_args a = {
-        .kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = r->source_ids, .in = r->sent_ids};
-    if (!e->returns_rows || e->world_size == 1) return PERI_OK;
-    return peri__transfer_post(e->group, d->arrival->sent, &a, &d->arrival->back);
+    if (!d->ebc->returns_rows || d->ebc->world_size == 1) return PERI_OK;
+    return peri__routing_return(&d->routing, d->arrival->sent, &d->arrival->back);
 }
 
 peri_status peri__arrival_test(peri__arrival *a) { return a ? peri__transfer_test(&a->back) : PERI_OK; }

@@ -192,20 +192,18 @@ static peri_status combine(const peri__rows *rows)
     const peri__home *h = rows->layout->home;
     const peri__input_dist *d = rows->input;
     float *out = peri__data(rows->ends[0]);
-    const peri__left *left;
+    peri__to_move left;
     PERI_TRY(peri__rows_left(rows, &left));
-    const int32_t n = left ? left->n : h->n_outputs;
     peri_k_route_combine_args args = {.out = out,
                                       .stride = e->cols,
                                       .received = peri__data(rows->away),
                                       .own = peri__data(rows->own),
-                                      .outputs =
-                                          peri__upload_at(left ? &left->up : &h->up, left ? left->outputs : h->outputs),
+                                      .outputs = left.outputs,
                                       .pieces = peri__upload_at(&h->up, h->pieces),
-                                      .n_outputs = n,
+                                      .n_outputs = left.n,
                                       .inverse = d->inverse ? peri__data(d->inverse) : NULL,
                                       .past = past_caches(e, h->rows * e->cols)};
-    if (n) PERI_TRY(PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64));
+    if (left.n) PERI_TRY(PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64));
     if (d->repeats) peri__repeats_copy(d->repeats, rows);
     if (!h->n_pools) return PERI_OK;
     peri_k_route_pool_args pool = pool_args(rows);
@@ -225,22 +223,20 @@ static peri_status spread(const peri__rows *rows)
     const peri_sharded *e = rows->e;
     const peri__home *h = rows->layout->home;
     const peri_tensor *inverse = rows->input->inverse;
-    const peri__left *left;
+    peri__to_move left;
     PERI_TRY(peri__rows_left(rows, &left));
-    const peri__upload *up = left ? &left->up : &h->up;
-    const int32_t n = left ? left->n : h->n_outputs;
     peri_k_route_spread_args args = {.grad = peri__data(rows->ends[0]),
                                      .stride = rows->stride,
                                      .rows = h->rows,
                                      .sent = peri__data(rows->away),
                                      .own = peri__data(rows->own),
-                                     .outputs = peri__upload_at(up, left ? left->outputs : h->outputs),
+                                     .outputs = left.outputs,
                                      .pieces = peri__upload_at(&h->up, h->pieces),
-                                     .n_outputs = n,
-                                     .bags = peri__upload_at(up, left ? left->bags : h->output_bags),
+                                     .n_outputs = left.n,
+                                     .bags = left.bags,
                                      .inverse = inverse ? peri__data(inverse) : NULL,
                                      .past = past_caches(e, h->received_out)};
-    return n ? PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h)) : PERI_OK;
+    return left.n ? PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h)) : PERI_OK;
 }
 
 /** The gradients of the bags of a variable batch, where the pools expect them. @out new. */

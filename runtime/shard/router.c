@@ -357,6 +357,13 @@ peri_status peri__routing_test(peri__routing *r)
     }
 }
 
+peri_status peri__routing_return(const peri__routing *r, peri_tensor *numbers, peri__transfer *back)
+{
+    const peri__transfer_args a = {
+        .kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = r->source_ids, .in = r->sent_ids};
+    return peri__transfer_post(r->router->group, numbers, &a, back);
+}
+
 void peri__routing_drop_input(peri__routing *r)
 {
     peri_tensor **tensors[] = {&r->values, &r->weights, &r->offsets_in, &r->own_offsets};

@@ -152,6 +152,9 @@ peri_status peri__routing_start(peri__routing *r, peri__router *router, const pe
 peri_status peri__routings_set_out(peri__routing *const *r, int32_t n);
 /** PERI_PENDING until all that others send is here; `announced` may be true before. */
 peri_status peri__routing_test(peri__routing *r);
+/** Post a number for each id that was received (@numbers: contiguous, as the ids lie) back to the rank that has sent
+ *  it, on the channel of rows. Those that arrive lie as this rank's ids did when it sent them. */
+peri_status peri__routing_return(const peri__routing *r, peri_tensor *numbers, peri__transfer *back);
 /** Nobody will ask for the input again: give it up. What was made of it stays. */
 void peri__routing_drop_input(peri__routing *r);
 void peri__routing_fini(peri__routing *r);

@@ -244,22 +244,28 @@ void peri__rows_fini(peri__rows *r)
     *r = (peri__rows){0};
 }
 
-peri_status peri__rows_left(const peri__rows *r, const peri__left **out)
+/** The home's list of the outputs that are left, made anew unless the last one is of the same spaces. */
+static peri_status list_left(const peri__rows *r, peri__left **kept)
 {
-    peri__left **kept = &r->layout->home->left[r->back];
-    *out = NULL;
-    if (!r->in_place) return PERI_OK;
-    *out = *kept;
     if (*kept && (*kept)->spaces == r->in_place) return PERI_OK;
     peri__left *left = peri__alloc_zero(sizeof *left);
     if (!left) return PERI_ENOMEM;
     left->spaces = r->in_place;
     peri_status status = r->e->kind->list(r, left);
-    if (status < 0) {
-        peri__left_free(left);
-        return status;
-    }
-    peri__left_free(*kept);
-    *out = *kept = left;
+    peri__left_free(status < 0 ? left : *kept);
+    if (status >= 0) *kept = left;
+    return status;
+}
+
+peri_status peri__rows_left(const peri__rows *r, peri__to_move *out)
+{
+    peri__home *h = r->layout->home;
+    peri__left **kept = &h->left[r->back];
+    if (r->in_place) PERI_TRY(list_left(r, kept));
+    const peri__left *left = r->in_place ? *kept : NULL;
+    const peri__upload *up = left ? &left->up : &h->up;
+    *out = (peri__to_move){.outputs = peri__upload_at(up, left ? left->outputs : h->outputs),
+                           .bags = peri__upload_at(up, left ? left->bags : h->output_bags),
+                           .n = left ? left->n : h->n_outputs};
     return PERI_OK;
 }

@@ -60,8 +60,14 @@ void peri__rows_let_go(peri__rows *r);
 void peri__rows_unbind(peri__rows *r);
 /** Give up all; lookups have their rows in the buffer again. */
 void peri__rows_fini(peri__rows *r);
-/** What is left for the kind to move: *out, borrowed; NULL: all outputs. */
-peri_status peri__rows_left(const peri__rows *r, const peri__left **out);
+/** The outputs that are left for the kind to move, as arrays for kernels. */
+typedef struct peri__to_move {
+    const void *outputs; /* n, as the kind has written them */
+    const int64_t *bags; /* the number of bags of each, if the kind has written it */
+    int32_t n;
+} peri__to_move;
+
+peri_status peri__rows_left(const peri__rows *r, peri__to_move *out);
 
 /** The gradient of the ids' weights, of results that were pooled here of @rows (all by id): f32 [ids]. @out new.
  *  (pooled.c) */

@@ -146,13 +146,11 @@ static peri_status spread_apart(const peri__rows *rows, const peri_k_rows *outpu
 static peri_status spread(const peri__rows *rows)
 {
     const peri__home *h = rows->layout->home;
-    const peri__left *left;
+    peri__to_move left;
     PERI_TRY(peri__rows_left(rows, &left));
-    const peri_k_rows *outputs = peri__upload_at(left ? &left->up : &h->up, left ? left->outputs : h->outputs);
-    const int32_t n = left ? left->n : h->n_outputs;
-    if (rows->apart) return spread_apart(rows, outputs, n);
-    const peri_k_route_rows_args args = rows_args(rows, outputs, n);
-    return n ? PERI_LAUNCH(rows->e->device, route_rows_back, &args, h->rows, GRAIN) : PERI_OK;
+    if (rows->apart) return spread_apart(rows, left.outputs, left.n);
+    const peri_k_route_rows_args args = rows_args(rows, left.outputs, left.n);
+    return left.n ? PERI_LAUNCH(rows->e->device, route_rows_back, &args, h->rows, GRAIN) : PERI_OK;
 }
 
 const peri__kind peri__sequence = {.name = "EmbeddingCollection",

@@ -76,13 +76,9 @@ peri_status peri__weights_dist_add(peri__weights_dist *w, int32_t g, peri_tensor
 static peri_status post(peri__weights_dist *w)
 {
     const peri_sharded *e = w->input->ebc;
-    const peri__routing *r = &w->input->routing;
     if (w->at_home) return PERI_OK;
     if (!w->owner) PERI_TRY(zeros(w, false, &w->owner));
-    if (e->world_size == 1) return PERI_OK;
-    peri__transfer_args a = {
-        .kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = r->source_ids, .in = r->sent_ids};
-    return peri__transfer_post(e->group, w->owner, &a, &w->back);
+    return e->world_size == 1 ? PERI_OK : peri__routing_return(&w->input->routing, w->owner, &w->back);
 }
 
 /** What came back, added to what the replicas gave. */
