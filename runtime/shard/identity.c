@@ -81,7 +81,7 @@ static void add_codec(peri__buffer *t, const char *rows, int way, const peri_cod
     peri_codec_config c = {.size = sizeof c};
     if (codec) peri_codec_describe(codec, &c);
     peri__buffer_print(t, "rows of %s shards\t%s codec\t%s", rows, way ? "backward" : "forward",
-                       PICK(c.format, "FP32", "FP16", "BF16", "FP8", "INT8", "MX4"));
+                       peri__option_text("codec", c.format));
     if (c.format == PERI_CODEC_FP8)
         peri__buffer_print(t, " of %d exponent bits, exponent_bias %d", c.exponent_bits, c.exponent_bias);
     if (c.row_dim) peri__buffer_print(t, ", row_dim %lld", (long long)c.row_dim);
@@ -128,22 +128,19 @@ static void add_table(peri__buffer *t, const peri_sharded_config *c, int32_t i, 
     peri__buffer_print(t, "table %d\tname\t%s\n", i + 1, name);
     peri__buffer_print(t, "table '%s'\tnum_embeddings\t%lld\n", name, (long long)table->rows);
     peri__buffer_print(t, "table '%s'\tembedding_dim\t%lld\n", name, (long long)table->cols);
-    peri__buffer_print(t, "table '%s'\tpooling\t%s\n", name, table->pooling == PERI_POOLING_MEAN ? "MEAN" : "SUM");
+    peri__buffer_print(t, "table '%s'\tpooling\t%s\n", name, peri__option_text("pooling", table->pooling));
     peri__buffer_print(t, "table '%s'\tdata_type\t%s\n", name,
                        peri__tbe_bytes(table->dtype) ? peri_row_format_name(table->dtype)
                                                      : peri_dtype_name(table->dtype));
     peri__buffer_print(t, "table '%s'\tsharding_type\t%s\n", name, peri_sharding_type_name(table->sharding_type));
-    peri__buffer_print(t, "table '%s'\tcompute_kernel\t%s\n", name,
-                       table->cache    ? "fused_uvm_caching"
-                       : table->mapped ? PICK(table->compute_kernel, "dense", "fused_uvm", "quant_uvm")
-                                       : PICK(table->compute_kernel, "dense", "fused", "quant"));
+    peri__buffer_print(t, "table '%s'\tcompute_kernel\t%s\n", name, peri__kernel_name(table));
     peri__buffer_print(t, "table '%s'\tfeature_names\t", name);
     for (int32_t f = 0; f < table->n_features; f++)
         peri__buffer_print(t, "%s%s", f ? ", " : "", c->features[table->features[f]]);
     peri__buffer_print(t, "\ntable '%s'\tstart values\t%s\n", name,
                        peri__start_text(table->init, table->init_a, table->init_b, start));
     peri__buffer_print(t, "table '%s'\tbounds_check_mode\t%s\n", name,
-                       PICK(table->bounds_check, "FATAL", "WARNING", "IGNORE", "NONE"));
+                       peri__option_text("bounds_check", table->bounds_check));
     if (table->cache) /* the rest of its parameters may be what suits each machine: results do not depend on them */
         peri__buffer_print(t, "table '%s'\tload_factor\t%s\n", name, peri__number_text(table->cache->load_factor, a));
     if (fused)

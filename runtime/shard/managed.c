@@ -103,16 +103,19 @@ void peri__managed_free(peri_sharded *e)
 peri_status peri__managed_check(const char *f, const peri_sharded_config *c, const peri_sharded_table *table)
 {
     const peri_sharded_collision *x = table->collision;
-    if (table->sharding_type != PERI_TABLE_WISE && table->sharding_type != PERI_ROW_WISE)
-        return peri__fail(PERI_EUNSUPPORTED,
-                          "%s: table '%s' has raw ids and sharding type %s, allowed: table_wise, row_wise", f,
-                          table->name, peri_sharding_type_name(table->sharding_type));
+    /* an id's bucket is on one rank, wherever that is */
+    const int32_t against = PERI_SHARDING_CUTS_COLUMNS | PERI_SHARDING_IN_NODE | PERI_SHARDING_REPLICA;
+    char allowed[120];
+    if (peri_sharding_type_facts(table->sharding_type) & against)
+        return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s' has raw ids and sharding type %s, allowed: %s", f,
+                          table->name, peri_sharding_type_name(table->sharding_type),
+                          peri__sharding_types_text(against, 0, allowed, sizeof allowed));
     if (table->compute_kernel != PERI_KERNEL_FUSED)
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: table '%s' has raw ids and the compute kernel %s, allowed: fused, fused_uvm_caching "
                           "(rows that get another "
                           "id start again, with what their optimizer knows)",
-                          f, table->name, table->compute_kernel == PERI_KERNEL_DENSE ? "dense" : "quant");
+                          f, table->name, peri__option_text("compute_kernel", table->compute_kernel));
     if (c->places > 1)
         return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s': raw ids and %d places", f, table->name, c->places);
     if (c->index_dedup)

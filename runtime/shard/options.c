@@ -78,6 +78,40 @@ const char *peri_option_name(const char *option, int32_t i, int32_t *value)
     return NULL;
 }
 
+const char *peri__option_text(const char *option, int32_t value)
+{
+    const char *name;
+    int32_t known;
+    for (int32_t i = 0; (name = peri_option_name(option, i, &known)); i++)
+        if (known == value) return name;
+    return "?";
+}
+
+static const peri__kernel kernels[] = {{"fused", PERI_KERNEL_FUSED, false, false},
+                                       {"dense", PERI_KERNEL_DENSE, false, false},
+                                       {"fused_uvm", PERI_KERNEL_FUSED, true, false},
+                                       {"fused_uvm_caching", PERI_KERNEL_FUSED, false, true},
+                                       {"quant", PERI_KERNEL_QUANT, false, false},
+                                       {"quant_uvm", PERI_KERNEL_QUANT, true, false}};
+
+enum { KERNELS = sizeof kernels / sizeof *kernels };
+
+const peri__kernel *peri__kernel_of(const char *name)
+{
+    for (int32_t i = 0; i < KERNELS; i++)
+        if (strcmp(kernels[i].name, name) == 0) return &kernels[i];
+    return NULL;
+}
+
+const char *peri__kernel_name(const peri_sharded_table *t)
+{
+    const bool cached = t->cache != NULL;
+    for (int32_t i = 0; i < KERNELS; i++)
+        if (kernels[i].kernel == t->compute_kernel && kernels[i].mapped == t->mapped && kernels[i].cached == cached)
+            return kernels[i].name;
+    return "?";
+}
+
 peri_status peri_option_value(const char *option, const char *name, int32_t *out)
 {
     PERI_NEED(option);

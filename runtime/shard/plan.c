@@ -18,8 +18,8 @@ enum { NAME = 1000, MOST_BYTES = 256 << 20 }; /* bytes of a name with its 0, of 
 typedef struct entry {
     char *module, *table; /* of one block, which `module` begins */
     bool head;            /* of a module, whose tables come behind it in the sorted list; nothing else is said */
-    int32_t type, kernel;
-    bool mapped, cached;
+    int32_t type;
+    const peri__kernel *kernel;
     peri_cache_config cache;
     int32_t *ranks, *hosts;
     int64_t *sizes;
@@ -72,22 +72,13 @@ static bool chosen(reader *r, const char *option, int32_t *out)
 
 static void read_kernel(reader *r, entry *e)
 {
-    static const struct kernel {
-        const char *name;
-        int32_t kernel;
-        bool mapped, cached;
-    } kernels[] = {{"fused", PERI_KERNEL_FUSED, false, false}, {"dense", PERI_KERNEL_DENSE, false, false},
-                   {"fused_uvm", PERI_KERNEL_FUSED, true, false}, {"fused_uvm_caching", PERI_KERNEL_FUSED, false, true},
-                   {"quant", PERI_KERNEL_QUANT, false, false}, {"quant_uvm", PERI_KERNEL_QUANT, true, false}};
     char name[80], wrong[240];
     if (!peri__json_text(&r->j, name, sizeof name)) return;
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
-        if (strcmp(kernels[i].name, name) == 0) {
-            e->kernel = kernels[i].kernel;
-            e->mapped = kernels[i].mapped;
-            e->cached = kernels[i].cached;
-            return;
-        }
+    const peri__kernel *kernel = peri__kernel_of(name);
+    if (kernel) {
+        e->kernel = kernel;
+        return;
+    }
     snprintf(wrong, sizeof wrong,
              "compute_kernel is '%s', allowed: fused, dense, fused_uvm, fused_uvm_caching, quant, quant_uvm", name);
     refuse(r, wrong);
@@ -166,16 +157,20 @@ static void read_cache(reader *r, entry *e)
 /** What the keys of an entry have to do with each other. */
 static void check_entry(reader *r, const entry *e, bool typed, bool with_cache)
 {
-    char wrong[200];
+    char wrong[200], types[120];
     if (!typed) refuse(r, "sharding_type is missing");
-    if (with_cache && !e->cached) refuse(r, "cache_params, allowed with compute_kernel fused_uvm_caching");
+    if (with_cache && !e->kernel->cached) refuse(r, "cache_params, allowed with compute_kernel fused_uvm_caching");
     if (e->hosts && e->ranks) refuse(r, "hosts and ranks; give one of them");
     const int32_t facts = peri_sharding_type_facts(e->type),
                   both = PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_CUTS_COLUMNS;
-    if (e->hosts && typed && !(facts & PERI_SHARDING_IN_NODE))
-        refuse(r, "hosts, allowed with sharding types that keep within nodes");
-    if (e->n_hosts > 1 && (facts & both) != both) refuse(r, "several hosts, allowed with grid_shard; else 1");
-    if (e->cached && (facts & PERI_SHARDING_REPLICA))
+    const int32_t in_node = PERI_SHARDING_IN_NODE;
+    snprintf(wrong, sizeof wrong, "hosts, allowed with sharding_type %s",
+             peri__sharding_types_text(in_node, in_node, types, sizeof types));
+    if (e->hosts && typed && !(facts & in_node)) refuse(r, wrong);
+    snprintf(wrong, sizeof wrong, "several hosts, allowed with sharding_type %s; else 1",
+             peri__sharding_types_text(both, both, types, sizeof types));
+    if (e->n_hosts > 1 && (facts & both) != both) refuse(r, wrong);
+    if (e->kernel->cached && (facts & PERI_SHARDING_REPLICA))
         refuse(r, "replicas are in memory; allowed compute_kernel: dense, fused, fused_uvm");
     snprintf(wrong, sizeof wrong, "%lld sizes for %lld ranks; give one size for each rank", (long long)e->n_sizes,
              (long long)e->n_ranks);
@@ -203,7 +198,7 @@ static void add(reader *r, entry e)
 
 static void read_entry(reader *r)
 {
-    entry e = {.kernel = PERI_KERNEL_FUSED, .cache = {.size = sizeof e.cache}};
+    entry e = {.kernel = peri__kernel_of("fused"), .cache = {.size = sizeof e.cache}};
     char key[NAME];
     bool typed = false, with_cache = false;
     for (peri__json_enter(&r->j, '{'); peri__json_key(&r->j, key, sizeof key);) {
@@ -414,9 +409,9 @@ static void put_in(entry *e, peri_sharded_table *t, int32_t *host_ranks, int32_t
     peri__free(e->host_ranks);
     e->host_ranks = host_ranks;
     t->sharding_type = e->type;
-    t->compute_kernel = e->kernel;
-    t->mapped = e->mapped;
-    t->cache = e->cached ? &e->cache : NULL;
+    t->compute_kernel = e->kernel->kernel;
+    t->mapped = e->kernel->mapped;
+    t->cache = e->kernel->cached ? &e->cache : NULL;
     t->ranks = e->hosts ? host_ranks : e->ranks;
     t->n_ranks = e->hosts ? n : (int32_t)e->n_ranks;
     t->sizes = e->sizes;

@@ -36,8 +36,26 @@ typedef struct peri__sharding_type {
 /** The type of a number that was checked. */
 const peri__sharding_type *peri__sharding_type_of(int32_t type);
 
+/** Names of the types that have the facts @facts (PERI_SHARDING_*) of those in @asked, in @text: "table_wise,
+ *  row_wise". Returns @text. */
+const char *peri__sharding_types_text(int32_t asked, int32_t facts, char *text, size_t len);
+
 extern const peri__sharding_type peri__data_parallel, peri__table_wise, peri__row_wise, peri__column_wise,
     peri__table_row_wise, peri__table_column_wise, peri__grid_shard;
+
+/** Name of a value of an option (peri_option_name); "?": there is no such value. */
+const char *peri__option_text(const char *option, int32_t value);
+/** A compute kernel as plans name it, which say with it where the rows are. */
+typedef struct peri__kernel {
+    const char *name;    /* "fused_uvm" */
+    int32_t kernel;      /* PERI_KERNEL_* */
+    bool mapped, cached; /* as in peri_sharded_table */
+} peri__kernel;
+
+/** The kernel called @name; NULL: there is none. */
+const peri__kernel *peri__kernel_of(const char *name);
+/** What a table's kernel is called; "?": there is no such kernel. */
+const char *peri__kernel_name(const peri_sharded_table *table);
 
 /** Append one shard; PERI_EINVAL when there is no room. */
 peri_status peri__shard_add(const peri_sharding *s, peri__cut *cut, peri_shard shard);

@@ -68,6 +68,8 @@ local cases = {
       .. "shards)" },
   { "a bounds check", with { bounds_check_mode = "IGNORE" },
     "bounds_check_mode IGNORE where rank 0 has FATAL (table 'users')" },
+  { "a compute kernel", { users = plan.row_wise { compute_kernel = "dense" } },
+    "compute_kernel dense where rank 0 has fused (table 'users')" },
   { "a cache's size", { users = plan.row_wise(cached) }, "load_factor 0.5 where rank 0 has 0.2 (table 'users')",
     { users = plan.row_wise { compute_kernel = "fused_uvm_caching" } } },
   { "a pooling", { pooling = "MEAN" }, "pooling MEAN where rank 0 has SUM (table 'users')" },

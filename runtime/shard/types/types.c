@@ -4,6 +4,8 @@
  */
 #include "../shard_internal.h"
 
+#include <stdio.h>
+
 static const peri__sharding_type *const types[PERI_SHARDING_TYPE_COUNT] = {
     [PERI_DATA_PARALLEL] = &peri__data_parallel,
     [PERI_TABLE_WISE] = &peri__table_wise,
@@ -27,6 +29,16 @@ int32_t peri_sharding_type_facts(int32_t type)
     const peri__sharding_type *t = types[type];
     return (t->cuts_rows ? PERI_SHARDING_CUTS_ROWS : 0) | (t->cuts_columns ? PERI_SHARDING_CUTS_COLUMNS : 0) |
            (t->in_node ? PERI_SHARDING_IN_NODE : 0) | (t->replica ? PERI_SHARDING_REPLICA : 0);
+}
+
+const char *peri__sharding_types_text(int32_t asked, int32_t facts, char *text, size_t len)
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int32_t type = 0; type < PERI_SHARDING_TYPE_COUNT && used < len; type++)
+        if ((peri_sharding_type_facts(type) & asked) == facts)
+            used += (size_t)snprintf(text + used, len - used, "%s%s", used ? ", " : "", types[type]->name);
+    return text;
 }
 
 peri_status peri__shard_add(const peri_sharding *s, peri__cut *cut, peri_shard shard)
