@@ -158,7 +158,7 @@ static bool is_first(const peri__route_table *t, const peri_shard *shard)
 static peri_status parameter_name(const tables *t, int32_t table, char *out)
 {
     const int n = snprintf(out, PERI__NAME_MOST + 1, "%s%s%s.%s.weight", t->path, *t->path ? "." : "",
-                           t->of->kind == &peri__sequence ? "embeddings" : "embedding_bags", t->of->tables[table].name);
+                           t->of->kind == &peri__sequence ? "embeddings" : "embedding_bags", t->of->table_names[table]);
     return n <= PERI__NAME_MOST ? PERI_OK
                                 : peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: a name of %d bytes", n);
 }
@@ -187,12 +187,12 @@ static peri_status tensor_name(const tables *t, int32_t table, int32_t block, co
     if (block > 0) snprintf(key + strlen(key), 16, ".%d", block);
     bool fits = n <= PERI__NAME_MOST && append_component(out, key);
     if (state && fits) {
-        n = snprintf(key, sizeof key, "%s.%s", t->of->tables[table].name, state);
+        n = snprintf(key, sizeof key, "%s.%s", t->of->table_names[table], state);
         fits = n <= PERI__NAME_MOST && strlen(out) < PERI__NAME_MOST && strcat(out, "/") && append_component(out, key);
     }
     return fits ? PERI_OK
                 : peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: table '%.200s': a name of more than %d bytes",
-                             t->of->tables[table].name, PERI__NAME_MOST);
+                             t->of->table_names[table], PERI__NAME_MOST);
 }
 
 /** State @state of a piece of a table. @block: of a quantized one, as in parameter. */
@@ -338,7 +338,7 @@ peri_status peri_checkpoint_state_tables(peri_checkpoint_state *s, const char *p
         return peri__fail(PERI_EUNSUPPORTED,
                           "peri_checkpoint_state_tables: tables of raw ids, such as '%s', are saved from Lua, with "
                           "their maps",
-                          of->tables[0].name);
+                          of->table_names[0]);
     PERI_TRY(peri__grow((void **)&s->tables, &s->tables_room, s->n_tables + 1, sizeof *s->tables));
     tables *t = &s->tables[s->n_tables];
     *t = (tables){.part = peri__strdup(part), .path = peri__strdup(path), .of = of};

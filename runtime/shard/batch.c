@@ -77,26 +77,30 @@ peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule
 /* -- both sides ---------------------------------------------------------------------------------------------------- */
 
 /** The blocks of this rank's replicas, over the input. */
-static void add_replicas(const peri_sharded *e, const peri__home *h, const peri__place *place, peri__next_block *next)
+static void add_replicas(const peri_sharded *e, const peri__home *h, peri__next_block *next)
 {
     const int64_t *first = h->rule.by_id ? h->first_ids : h->feature_first,
                   *bags = h->rule.by_id ? h->feature_ids : h->feature_rows;
     for (int32_t k = 0; k < e->routes->n_replicas; k++) {
         const peri__replica *x = &e->routes->replicas[k];
-        *next[place[k].set].line++ = x->piece;
-        *next[place[k].set].block++ = (peri_k_tbe_block){.first_bag = first[x->feature], .bags = bags[x->feature],
+        const peri__place place = peri__place_of(e, x->table, -1);
+        *next[place.set].line++ = x->piece;
+        *next[place.set].block++ = (peri_k_tbe_block){.first_bag = first[x->feature], .bags = bags[x->feature],
                                                          .out_offset = h->replica_offset[k], .out_stride = x->cols,
-                                                         .table = place[k].table, .feature = x->feature};
+                                                         .table = place.table, .feature = x->feature};
     }
 }
 
 /** Room for the blocks of all sets. @next, @n: of sets; @next: where the first block of each goes. */
-static peri_status make_room(const peri_sharded *e, peri__batch_layout *l, int32_t lookups, peri__next_block *next,
-                             int64_t *n)
+static peri_status make_room(const peri_sharded *e, peri__batch_layout *l, peri__next_block *next, int64_t *n)
 {
+    const peri__routes *r = e->routes;
     int64_t all = 0;
-    for (int32_t i = 0; i < lookups + e->routes->n_replicas; i++)
-        if (e->lookup_place[i].set >= 0) n[e->lookup_place[i].set] += i < lookups ? e->world_size : 1;
+    for (int32_t i = r->rank_lookup[e->rank]; i < r->rank_lookup[e->rank + 1]; i++) {
+        const int32_t set = peri__place_of(e, r->lookups[i].table, r->lookups[i].shard).set;
+        if (set >= 0) n[set] += e->world_size;
+    }
+    for (int32_t i = 0; i < r->n_replicas; i++) n[peri__place_of(e, r->replicas[i].table, -1).set]++;
     for (int32_t g = 0; g < e->n_sets; g++) all += n[g];
     l->lines = peri__alloc(sizeof *l->lines * (size_t)peri__max(1, e->n_sets) + sizeof **l->lines * (size_t)all);
     if (!l->lines) return PERI_ENOMEM;
@@ -113,13 +117,11 @@ static peri_status make_room(const peri_sharded *e, peri__batch_layout *l, int32
 /** Block lists of all sets: their replicas over the input, their shards over what was received. */
 static peri_status make_blocks(const peri_sharded *e, peri__batch_layout *l)
 {
-    const peri__routes *r = e->routes;
-    const int32_t lookups = r->rank_lookup[e->rank + 1] - r->rank_lookup[e->rank];
     peri__next_block *next = peri__alloc_zero((sizeof *next + sizeof(int64_t)) * (size_t)e->n_sets);
     if (!next) return PERI_ENOMEM;
-    peri_status status = make_room(e, l, lookups, next, (int64_t *)(next + e->n_sets));
+    peri_status status = make_room(e, l, next, (int64_t *)(next + e->n_sets));
     if (status >= 0) status = peri__owner_blocks(l->owner, l->home, next);
-    if (status >= 0) add_replicas(e, l->home, e->lookup_place + lookups, next);
+    if (status >= 0) add_replicas(e, l->home, next);
     peri__free(next);
     for (int32_t g = 0; g < e->n_sets && status >= 0; g++) {
         status = peri__tbe_blocks_check(e->sets[g].tbe, l->blocks[g]); /* other ranks' numbers are not believed */

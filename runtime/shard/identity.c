@@ -158,9 +158,10 @@ static peri_status finish(peri_sharded *e, peri__buffer *t)
         if (e->rates[o].table >= 0)
             peri__buffer_print(t, "optimizer of table '%s'\tlearning_rate\t%s\n", e->table_names[e->rates[o].table],
                                peri__number_text(e->rates[o].rate, rate));
-    for (int32_t i = 0; i < e->n_times; i++) {
-        const char *table = e->table_names[e->times[i].table];
-        int64_t now = e->times[i].now;
+    for (int32_t i = 0; i < e->n_managed; i++) {
+        const peri__time time = peri__managed_time(e, i);
+        const char *table = e->table_names[time.table];
+        const int64_t now = time.now;
         if (now < 0)
             peri__buffer_print(t, "managed collision of table '%s'\ttime (set_time)\tthe number of steps\n", table);
         else peri__buffer_print(t, "managed collision of table '%s'\ttime (set_time)\t%lld\n", table, (long long)now);
@@ -209,7 +210,7 @@ uint64_t peri__identity_hash(const peri_sharded *e)
         memcpy(&rate, &e->rates[o].rate, sizeof rate);
         if (e->rates[o].table >= 0) h = peri__hash_mix(h, rate);
     }
-    for (int32_t i = 0; i < e->n_times; i++) h = peri__hash_mix(h, (uint64_t)e->times[i].now);
+    for (int32_t i = 0; i < e->n_managed; i++) h = peri__hash_mix(h, (uint64_t)peri__managed_time(e, i).now);
     return h;
 }
 

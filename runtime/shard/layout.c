@@ -118,7 +118,7 @@ static peri__line line_of(const peri__home *h, int32_t p)
         return (peri__line){.space = PERI__REPLICA_ROWS,
                             .n = replica_rows(h, replica),
                             .at = h->replica_offset[from->lookup],
-                            .divisor = e->divisor[replica->table]};
+                            .divisor = e->tables[replica->table].divisor};
     }
     const peri__lookup *s = &r->lookups[from->lookup];
     const bool own = stays(s, from->rank, e->rank), by_id = peri__rows_by_id(h->rule, partition_of(r, s));
@@ -126,7 +126,7 @@ static peri__line line_of(const peri__home *h, int32_t p)
                         .n = rows_of(h, s, from->rank),
                         .at = h->at[from->lookup],
                         .first = by_id ? h->strand_first[s->strand] : 0,
-                        .divisor = (own ? e->divisor : e->divisor + e->n_tables)[s->table]};
+                        .divisor = own ? e->tables[s->table].divisor : e->tables[s->table].sent_divisor};
 }
 
 peri__line peri__home_line(const peri__home *h, int32_t p)
@@ -340,24 +340,24 @@ static void enter_source(const peri__owner *o, int64_t strands, source_place *x)
 static void add_blocks(const peri__owner *o, source_place *x, peri__next_block *next)
 {
     const peri__routes *r = o->e->routes;
-    const peri__place *place = o->e->lookup_place;
     const int32_t rank = o->e->rank;
     const peri__lookup *lookups = r->lookups + r->rank_lookup[rank];
     const int32_t n = r->rank_lookup[rank + 1] - r->rank_lookup[rank];
     for (int32_t i = 0; i < n; i++) {
         const peri__lookup *s = &lookups[i];
+        const peri__place place = peri__place_of(o->e, s->table, s->shard);
         int64_t *here = stays(s, rank, x->source) ? &x->at[PERI__LANES] : &x->at[s->lane],
                 rows = rows_for(o, s, x->source);
         const int64_t *begin = o->ids && peri__rows_by_id(o->rule, partition_of(r, s)) ? x->first_id : x->first;
         const int64_t offset = *here;
         *here += s->cols * rows;
-        if (place[i].set < 0) continue; /* no rows: zeros in the sum */
-        *next[place[i].set].line++ = stays(s, rank, x->source) ? s->piece : -1;
-        *next[place[i].set].block++ = (peri_k_tbe_block){.first_bag = begin[s->place],
+        if (place.set < 0) continue; /* no rows: zeros in the sum */
+        *next[place.set].line++ = stays(s, rank, x->source) ? s->piece : -1;
+        *next[place.set].block++ = (peri_k_tbe_block){.first_bag = begin[s->place],
                                                          .bags = rows,
                                                          .out_offset = offset,
                                                          .out_stride = s->cols,
-                                                         .table = place[i].table,
+                                                         .table = place.table,
                                                          .feature = s->feature};
     }
 }

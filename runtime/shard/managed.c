@@ -17,7 +17,7 @@ typedef struct waiting {
 /** A table of raw ids. */
 struct peri__managed {
     peri_collision *map;     /* of the buckets that are here; NULL: none */
-    int32_t table;           /* of the module */
+    peri__time time;         /* of its table of the module */
     peri__place place;       /* of its shard here */
     int64_t first_row;       /* of that shard */
     int32_t n_features, first; /* first: the place of its first feature among those of all tables of raw ids */
@@ -45,12 +45,12 @@ static peri_status check_map(const peri_sharded *e, const peri__managed *m, cons
 {
     const char *f = "peri_sharded_new";
     if (!m->map) return peri__fail(PERI_EINVAL, "%s: table '%s': rank %d has rows %lld..%lld and no map of them", f,
-                                   e->table_names[m->table], e->rank, (long long)shard->row_offset,
+                                   e->table_names[m->time.table], e->rank, (long long)shard->row_offset,
                                    (long long)(shard->row_offset + shard->rows) - 1);
     if (peri_collision_first_row(m->map) == shard->row_offset && peri_collision_rows(m->map) == shard->rows)
         return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: table '%s': the map of rank %d has rows %lld..%lld, its shard rows %lld..%lld",
-                      f, e->table_names[m->table], e->rank, (long long)peri_collision_first_row(m->map),
+                      f, e->table_names[m->time.table], e->rank, (long long)peri_collision_first_row(m->map),
                       (long long)(peri_collision_first_row(m->map) + peri_collision_rows(m->map)) - 1,
                       (long long)shard->row_offset, (long long)(shard->row_offset + shard->rows) - 1);
 }
@@ -58,7 +58,7 @@ static peri_status check_map(const peri_sharded *e, const peri__managed *m, cons
 static peri_status add_table(peri_sharded *e, const peri_sharded_table *from, int32_t table)
 {
     peri__managed *m = &e->managed[e->n_managed++];
-    *m = (peri__managed){.table = table, .place = {.set = -1}, .n_features = from->n_features};
+    *m = (peri__managed){.time = {.now = -1, .table = table}, .place = {.set = -1}, .n_features = from->n_features};
     m->first = m == e->managed ? 0 : m[-1].first + m[-1].n_features;
     m->strand = peri__alloc(sizeof *m->strand * (size_t)from->n_features);
     if (!m->strand) return PERI_ENOMEM;
@@ -99,6 +99,8 @@ void peri__managed_free(peri_sharded *e)
     }
     peri__free(e->managed);
 }
+
+peri__time peri__managed_time(const peri_sharded *e, int32_t i) { return e->managed[i].time; }
 
 peri_status peri__managed_check(const char *f, const peri_sharded_config *c, const peri_sharded_table *table)
 {
@@ -438,23 +440,11 @@ out:
     return status;
 }
 
-peri_status peri_sharded_time_set(peri_sharded *e, const char *table, int64_t now)
+peri_status peri__managed_time_set(peri_sharded *e, int32_t i, int64_t now)
 {
-    PERI_NEED(e);
-    PERI_NEED(table);
-    int32_t i = 0;
-    while (i < e->n_times && strcmp(e->table_names[e->times[i].table], table) != 0) i++;
-    if (i == e->n_times)
-        return peri__fail(PERI_EINVAL, "peri_sharded_time_set: '%s' is no table of raw ids of this module", table);
-    if (now < -1 || now > INT32_MAX) /* also where this rank has no map of it */
-        return peri__fail(PERI_EINVAL,
-                          "peri_sharded_time_set: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration", table,
-                          (long long)now, INT32_MAX);
-    for (int32_t k = 0; k < e->n_managed; k++)
-        if (e->managed[k].table == e->times[i].table && e->managed[k].map)
-            PERI_TRY(peri_collision_time_set(e->managed[k].map, now));
-    e->times[i].now = now;
-    return peri__identity_refresh(e);
+    if (e->managed[i].map) PERI_TRY(peri_collision_time_set(e->managed[i].map, now));
+    e->managed[i].time.now = now;
+    return PERI_OK;
 }
 
 peri_status peri_sharded_training_set(peri_sharded *e, bool training)

@@ -207,7 +207,7 @@ static double gradient_divisor(const peri_sharded *e, const peri_sharded_config 
     return first ? e->world_size : 1;
 }
 
-/** peri_sharded.halvings of a table. */
+/** peri__route_table.halvings. */
 static int32_t halvings_of(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table)
 {
     int exponent;
@@ -391,10 +391,7 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
     for (int32_t t = 0; t < c->n_tables; t++) n_features += c->tables[t].n_features;
     e->tables = peri__alloc_zero(sizeof *e->tables * (size_t)c->n_tables);
     e->features = peri__alloc(sizeof *e->features * (size_t)n_features);
-    e->divisor = peri__alloc(sizeof *e->divisor * 2 * (size_t)c->n_tables);
-    e->mean = peri__alloc(sizeof *e->mean * (size_t)c->n_tables);
-    e->halvings = peri__alloc(sizeof *e->halvings * (size_t)c->n_tables);
-    if (!e->tables || !e->features || !e->divisor || !e->mean || !e->halvings) return PERI_ENOMEM;
+    if (!e->tables || !e->features) return PERI_ENOMEM;
     e->exact = any_exact(c);
     e->router.wire_i32 = true;
     int32_t summed = choose_lanes(e, c);
@@ -404,28 +401,26 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
         peri__route_table *to = &e->tables[t];
         bool copied =
             type->replica && from->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[from->optimizer].exact;
-        *to = (peri__route_table){.name = e->table_names[t],
-                                  .rows = from->rows,
+        *to = (peri__route_table){.rows = from->rows,
                                   .cols = from->cols,
                                   .n_features = from->n_features,
                                   .features = e->features + at,
                                   .data_parallel = type->replica,
                                   .copied = copied,
                                   .lane = lane_for(e, type, copied, summed),
-                                  .bounds_check = from->bounds_check};
+                                  .bounds_check = from->bounds_check,
+                                  .mean = from->pooling == PERI_POOLING_MEAN,
+                                  .divisor = gradient_divisor(e, c, from, copied),
+                                  .halvings = halvings_of(e, c, from)};
         take_collision(e, from->collision, to);
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
-        e->divisor[t] = gradient_divisor(e, c, from, copied);
-        e->divisor[c->n_tables + t] =
-            to->data_parallel ? e->divisor[t] : peri__way_divides_first(&e->ways[to->lane]);
-        e->halvings[t] = halvings_of(e, c, from);
-        if (e->halvings[t]) e->divisor[t] = e->divisor[c->n_tables + t] = 1;
+        to->sent_divisor = to->data_parallel ? to->divisor : peri__way_divides_first(&e->ways[to->lane]);
+        if (to->halvings) to->divisor = to->sent_divisor = 1;
         PERI_TRY(cut_table(e, from, to));
         to->by_id = e->exact && !e->kind->by_id && rows_are_cut(to);
         e->two_rules = e->two_rules || to->by_id || (copied && e->world_size > 1);
-        e->mean[t] = from->pooling == PERI_POOLING_MEAN;
-        e->any_mean = e->any_mean || (e->mean[t] && (!to->data_parallel || copied));
+        e->any_mean = e->any_mean || (to->mean && (!to->data_parallel || copied));
         e->router.wire_i32 = e->router.wire_i32 && (!copied || to->rows <= INT32_MAX);
         for (int32_t s = 0; s < to->n_shards; s++)
             e->router.wire_i32 = e->router.wire_i32 && to->shards[s].rows <= INT32_MAX;
@@ -466,7 +461,7 @@ static peri_status make_router(peri_sharded *e, const char *name)
     return peri__router_init(&e->router);
 }
 
-/** The learning rates and the times, and whom they are for. */
+/** The learning rates, and whom they are for. */
 static peri_status take_rates(peri_sharded *e, const peri_sharded_config *c)
 {
     e->rates = peri__alloc(sizeof *e->rates * (size_t)peri__max(1, c->n_optimizers));
@@ -475,10 +470,6 @@ static peri_status take_rates(peri_sharded *e, const peri_sharded_config *c)
         e->rates[o] = (peri__rate){.rate = c->optimizers[o].learning_rate, .table = -1};
     for (int32_t t = c->n_tables; t-- > 0;)
         if (c->tables[t].compute_kernel == PERI_KERNEL_FUSED) e->rates[c->tables[t].optimizer].table = t;
-    e->times = peri__alloc(sizeof *e->times * (size_t)peri__max(1, c->n_tables));
-    if (!e->times) return PERI_ENOMEM;
-    for (int32_t t = 0; t < c->n_tables; t++)
-        if (c->tables[t].collision) e->times[e->n_times++] = (peri__time){.now = -1, .table = t};
     return PERI_OK;
 }
 
@@ -516,9 +507,9 @@ static peri_status sharded_new(const peri_sharded_config *c, peri_sharded **out)
         e->cuts_rows = e->cuts_rows || e->routes->partitions[i].n_parts > 1;
     PERI_TRY_GOTO(make_router(e, c->name), out);
     PERI_TRY_GOTO(take_rates(e, c), out);
-    PERI_TRY_GOTO(peri__identity_new(e, c), out);
     PERI_TRY_GOTO(peri__tables_new(e, c), out);
     PERI_TRY_GOTO(peri__managed_new(e, c), out);
+    PERI_TRY_GOTO(peri__identity_new(e, c), out);
     for (int32_t t = 0; t < c->n_tables; t++) e->stored = e->stored || c->tables[t].cache;
     PERI_TRY_GOTO(peri__files_of_module(e, c), out);
     *out = e;
@@ -548,13 +539,9 @@ void peri_sharded_release(peri_sharded *e)
                      e->tables,
                      e->features,
                      e->scratch,
-                     e->divisor,
-                     e->mean,
-                     e->halvings,
                      e->text,
                      e->identity_text,
                      e->rates,
-                     e->times,
                      e->function,
                      (void *)e->table_names,
                      (void *)e->feature_names};

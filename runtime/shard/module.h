@@ -100,9 +100,6 @@ struct peri_sharded {
     bool exact;     /* some fused table wants sums that do not depend on the plan (fused_params.exact) */
     bool two_rules; /* rows home are others than gradients to owners: see peri__rule */
     bool cuts_rows;  /* ids of some feature go to several ranks */
-    bool *mean;     /* n_tables: pooled by the mean */
-    int32_t *halvings; /* n_tables: how often the sums of its gradients are halved by the update, instead of divided
-                          before */
     bool training, returns_rows; /* of tables of raw ids: see peri_sharded_training_set; their rows go home too */
     int64_t passes; /* backward passes so far */
     bool frozen; /* no table is trained (PERI_KERNEL_QUANT), and nothing is recorded */
@@ -112,12 +109,9 @@ struct peri_sharded {
     int64_t identity_bytes, identity_fixed; /* of it; and of its part that never changes */
     uint64_t identity;  /* hash of that part */
     peri__rate *rates;  /* n_optimizers */
-    peri__time *times;  /* n_times */
-    int32_t n_times;
     char *text;         /* names */
     char *function;     /* backing of router.function */
     const char **table_names, **feature_names;
-    double *divisor;    /* n_tables: of the gradients of rows that are here; then of those that travel */
     double division;    /* of gradients that travel */
     peri__nodes nodes;  /* of the group */
     peri_group *node_group; /* the ranks of this rank's node; borrowed from `group` */
@@ -131,8 +125,6 @@ struct peri_sharded {
     peri__router router;
     peri__table_set *sets;
     peri_local_shard *local; /* n_local */
-    peri__place *lookup_place; /* where the lookups of this rank are looked up (set -1: nowhere, its shard has no rows),
-                                  and behind them the replicas */
     peri_flush_info found;   /* what the directories of tables in files held when the module was made */
     char *found_path;        /* backing of found.path, or NULL */
     peri__home *homes[PERI__KEPT];         /* of the last inputs, the last one first; NULL: none yet */
@@ -149,11 +141,21 @@ struct peri_sharded {
     int64_t in_flight;        /* of these, batches that maps have learned from, and whose output nobody has taken yet */
 };
 
+/** Where shard @shard of a table is on this rank (-1: the whole of it, a replica or a copy); set -1: nowhere, or it has
+ *  no rows. */
+static inline peri__place peri__place_of(const peri_sharded *e, int32_t table, int32_t shard)
+{
+    return e->tables[table].here[1 + shard];
+}
+
 /** Tables of raw ids (managed.c): what a configuration may say of one; once the tables are there; their end. */
 peri_status peri__managed_check(const char *function, const peri_sharded_config *config,
                                 const peri_sharded_table *table);
 peri_status peri__managed_new(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__managed_free(peri_sharded *ebc);
+/** What time it is for the table of raw ids @i. */
+peri__time peri__managed_time(const peri_sharded *ebc, int32_t i);
+peri_status peri__managed_time_set(peri_sharded *ebc, int32_t i, int64_t now);
 /** Before a flush: rows and maps are of one moment, which the files are to say. */
 peri_status peri__managed_flush(peri_sharded *ebc);
 

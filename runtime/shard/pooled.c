@@ -49,8 +49,8 @@ static void add_output(peri__home *h, int32_t i, int32_t first, int32_t n)
                              .first_piece = first,
                              .n_pieces = n,
                              .inverse = inverse_of(h, o),
-                             .divisor = e->divisor[o->table],
-                             .sent_divisor = e->divisor[e->n_tables + o->table]};
+                             .divisor = e->tables[o->table].divisor,
+                             .sent_divisor = e->tables[o->table].sent_divisor};
     put(h, h->output_bags, h->n_outputs, &h->feature_rows[o->feature], sizeof(int64_t));
     h->output_feature[h->n_outputs] = o->feature;
     put(h, h->outputs, h->n_outputs++, &k, sizeof k);
@@ -73,7 +73,7 @@ static void add_pool(peri__home *h, int32_t i, int32_t copy)
                      .from = from,
                      .grad = o->column,
                      .grad_stride = r->out_cols,
-                     .mean = h->e->mean[o->table],
+                     .mean = h->e->tables[o->table].mean,
                      .last = last};
     k.rows.column = o->column;
     if (h->variable) {

@@ -255,7 +255,6 @@ static peri_status add_outputs(peri__routes *r, const peri__route_table *table, 
                               .column = r->out_cols + first->col_offset,
                               .cols = first->cols,
                               .col_offset = first->col_offset,
-                              .table_cols = table->cols,
                               .first_piece = r->n_pieces};
         for (int32_t rank = 0; rank < r->world_size && table->copied; rank++)
             PERI_TRY(add_piece(r, out, find_piece(r, t, -1, feature, rank)));

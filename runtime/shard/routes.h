@@ -39,7 +39,6 @@ typedef struct peri__place {
 
 /** One table of a sharded module, as the routes see it. */
 typedef struct peri__route_table {
-    const char *name;
     int64_t rows, cols;
     int32_t n_features;
     const int32_t *features; /* indices into the module's feature list */
@@ -55,6 +54,9 @@ typedef struct peri__route_table {
     int32_t n_shards;
     peri_shard *shards;
     /* Not for the routes: */
+    bool mean;                    /* pooled by the mean */
+    double divisor, sent_divisor; /* of the gradients of rows that are here, and of those that travel */
+    int32_t halvings;  /* how often the sums of its gradients are halved by the update, instead of divided before */
     int32_t *places;   /* n_shards: where on its rank each is */
     peri__place *here; /* n_shards + 1: where on this rank the whole table is, as a replica or a copy; and each shard */
 } peri__route_table;
@@ -90,7 +92,7 @@ typedef struct peri__lookup {
 typedef struct peri__output {
     int32_t table, feature;
     int64_t column, cols;
-    int64_t col_offset, table_cols; /* where the block begins within its table, and how wide that is */
+    int64_t col_offset; /* where the block begins within its table */
     int32_t first_piece, n_pieces; /* in pieces */
 } peri__output;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * rows.c: see rows.h. Gradients can be read in place only if nothing divides them before they are added up: see
- * peri_sharded.halvings.
+ * peri__route_table.halvings.
  */
 #include "rows.h"
 #include "../../kernels/tbe.h"
@@ -139,7 +139,7 @@ static void unplace(const peri__rows *r, int32_t space)
 static bool whole_gradients(const peri_sharded *e, const peri__table_set *set)
 {
     bool whole = !set->dense && (set->replica || (set->optimizer >= 0 && !set->tbe->accumulate));
-    for (int32_t i = 0; i < set->n_tables && whole; i++) whole = e->divisor[set->module_table[i]] == 1;
+    for (int32_t i = 0; i < set->n_tables && whole; i++) whole = e->tables[set->module_table[i]].divisor == 1;
     return whole;
 }
 

@@ -16,8 +16,8 @@ static void add_rows(peri__home *h, const peri__output *o, int32_t copy, const p
     const peri_sharded *e = h->e;
     peri_k_rows k = peri__home_rows(h, o, copy);
     k.column = o->col_offset;
-    k.divisor = e->divisor[o->table];
-    k.sent_divisor = e->divisor[e->n_tables + o->table];
+    k.divisor = e->tables[o->table].divisor;
+    k.sent_divisor = e->tables[o->table].sent_divisor;
     k.row = end->row;
     k.all = k.place_first >= 0 && !end->cut;
     memcpy(h->up.host + h->outputs + (int64_t)sizeof k * h->n_outputs++, &k, sizeof k);
@@ -54,7 +54,7 @@ static peri_status lay_out(peri__home *h)
         end.to = h->joined_rows;
         add(h, o, &end);
         h->ends[i] = end;
-        if (o->col_offset + o->cols < o->table_cols) continue;
+        if (o->col_offset + o->cols < h->e->tables[o->table].cols) continue;
         /* that was the last block of columns of these rows */
         const peri__line line = peri__home_line(h, o->first_piece);
         h->whole[end.result++] =

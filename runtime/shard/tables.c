@@ -101,7 +101,7 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
                               .mapped = g->mapped};
     if (g->optimizer >= 0) config.optimizer = &c->optimizers[g->optimizer];
     peri_status status = peri_tbe_new(&config, &g->tbe);
-    if (status >= 0) g->tbe->halvings = e->halvings[g->module_table[0]]; /* of all of them */
+    if (status >= 0) g->tbe->halvings = e->tables[g->module_table[0]].halvings; /* of all of them */
     peri__free(tables);
     peri__free(caches);
     PERI_TRY(status);
@@ -114,18 +114,16 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
 
 /* -- where is what ------------------------------------------------------------------------------------------------- */
 
-/** The list of what is here, by table and shard; and where the routes' lookups and replicas of this rank are. */
-static peri_status take_places(peri_sharded *e)
+/** The list of what is here, by table and shard. */
+static peri_status list_local(peri_sharded *e)
 {
     const peri__routes *r = e->routes;
-    const int32_t lookups = r->rank_lookup[e->rank + 1] - r->rank_lookup[e->rank];
     e->local = peri__alloc_zero(sizeof *e->local * (size_t)peri__max(1, e->n_local));
-    e->lookup_place = peri__alloc(sizeof *e->lookup_place * (size_t)peri__max(1, lookups + r->n_replicas));
-    if (!e->local || !e->lookup_place) return PERI_ENOMEM;
+    if (!e->local) return PERI_ENOMEM;
     int32_t n = 0;
     for (int32_t t = 0; t < e->n_tables; t++)
         for (int32_t s = -1; s < e->tables[t].n_shards; s++) {
-            const peri__place p = e->tables[t].here[1 + s];
+            const peri__place p = peri__place_of(e, t, s);
             if (p.set < 0) continue;
             const peri__table_set *g = &e->sets[p.set];
             e->local[n++] = (peri_local_shard){.shard = shard_of(e, g, p.table),
@@ -136,12 +134,8 @@ static peri_status take_places(peri_sharded *e)
                                                .dense = g->dense,
                                                .replica = e->tables[t].data_parallel};
         }
-    for (int32_t i = 0; i < lookups; i++) {
-        const peri__lookup *s = &r->lookups[r->rank_lookup[e->rank] + i];
-        e->lookup_place[i] = e->tables[s->table].here[1 + s->shard];
-        e->hollow = e->hollow || e->lookup_place[i].set < 0;
-    }
-    for (int32_t i = 0; i < r->n_replicas; i++) e->lookup_place[lookups + i] = e->tables[r->replicas[i].table].here[0];
+    for (int32_t i = r->rank_lookup[e->rank]; i < r->rank_lookup[e->rank + 1]; i++)
+        e->hollow = e->hollow || peri__place_of(e, r->lookups[i].table, r->lookups[i].shard).set < 0;
     return PERI_OK;
 }
 
@@ -160,7 +154,7 @@ peri_status peri__tables_new(peri_sharded *e, const peri_sharded_config *c)
         PERI_TRY(make_tbe(e, c, &e->sets[g]));
         e->n_local += e->sets[g].n_tables;
     }
-    return take_places(e);
+    return list_local(e);
 }
 
 void peri__tables_free(peri_sharded *e)
@@ -175,7 +169,6 @@ void peri__tables_free(peri_sharded *e)
     }
     peri__free(e->sets);
     peri__free(e->local);
-    peri__free(e->lookup_place);
 }
 
 /* -- what users do with them --------------------------------------------------------------------------------------- */
@@ -204,6 +197,22 @@ peri_status peri_sharded_learning_rate_set(peri_sharded *e, int32_t optimizer, d
     for (int32_t g = 0; g < e->n_sets; g++)
         if (e->sets[g].optimizer == optimizer) PERI_TRY(peri_tbe_learning_rate_set(e->sets[g].tbe, learning_rate));
     e->rates[optimizer].rate = learning_rate;
+    return peri__identity_refresh(e);
+}
+
+peri_status peri_sharded_time_set(peri_sharded *e, const char *table, int64_t now)
+{
+    PERI_NEED(e);
+    PERI_NEED(table);
+    int32_t i = 0;
+    while (i < e->n_managed && strcmp(e->table_names[peri__managed_time(e, i).table], table) != 0) i++;
+    if (i == e->n_managed)
+        return peri__fail(PERI_EINVAL, "peri_sharded_time_set: '%s' is no table of raw ids of this module", table);
+    if (now < -1 || now > INT32_MAX) /* also where this rank has no map of it */
+        return peri__fail(PERI_EINVAL,
+                          "peri_sharded_time_set: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration", table,
+                          (long long)now, INT32_MAX);
+    PERI_TRY(peri__managed_time_set(e, i, now));
     return peri__identity_refresh(e);
 }
 

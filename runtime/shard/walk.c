@@ -279,7 +279,7 @@ static peri_status reduce(const peri_sharded *e, const peri__table_set *set, per
 {
     peri_k_divide_args args = {
         .dst = peri__data(flat), .src = peri__data(flat), .dtype = flat->dtype, .divisor = e->world_size};
-    const bool divided = e->divisor[set->module_table[0]] != 1;
+    const bool divided = e->tables[set->module_table[0]].divisor != 1;
     if (!divided) PERI_TRY(PERI_LAUNCH(e->device, divide, &args, peri__numel(flat), PERI_ELEMENT_GRAIN));
     return peri__coll_sum_gradients(e->group, flat, 0, NULL, out);
 }

@@ -64,7 +64,7 @@ peri_status peri__weights_dist_add(peri__weights_dist *w, int32_t g, peri_tensor
         peri_k_axpy_args args = {.y = peri__data(*sum),
                                  .x = peri__data(part),
                                  .dtype = PERI_F32,
-                                 .alpha = set->replica ? e->divisor[set->module_table[0]] : 1};
+                                 .alpha = set->replica ? e->tables[set->module_table[0]].divisor : 1};
         status = PERI_LAUNCH(e->device, axpy, &args, peri__numel(part), PERI_ELEMENT_GRAIN);
     }
     peri_tensor_release(part);

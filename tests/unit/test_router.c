@@ -31,10 +31,10 @@ static peri_shard whole[] = {{.rows = 30, .cols = 4, .rank = 1}};
 static peri_shard columns[] = {{.rows = 12, .cols = 4, .rank = 0}, {.rows = 12, .col_offset = 4, .cols = 4, .rank = 2}};
 static const int32_t features[] = {0, 1, 1, 2, 3, 0};
 static const peri__route_table tables[TABLES] = {
-    {.name = "r", .rows = 26, .cols = 8, .n_features = 2, .features = features, .n_shards = 3, .shards = rows_cut},
-    {.name = "w", .rows = 30, .cols = 4, .n_features = 1, .features = features + 2, .n_shards = 1, .shards = whole},
-    {.name = "c", .rows = 12, .cols = 8, .n_features = 2, .features = features + 3, .n_shards = 2, .shards = columns},
-    {.name = "d", .rows = 9, .cols = 4, .n_features = 1, .features = features + 5, .data_parallel = true}};
+    {.rows = 26, .cols = 8, .n_features = 2, .features = features, .n_shards = 3, .shards = rows_cut},
+    {.rows = 30, .cols = 4, .n_features = 1, .features = features + 2, .n_shards = 1, .shards = whole},
+    {.rows = 12, .cols = 8, .n_features = 2, .features = features + 3, .n_shards = 2, .shards = columns},
+    {.rows = 9, .cols = 4, .n_features = 1, .features = features + 5, .data_parallel = true}};
 static const char *const table_names[] = {"r", "w", "c", "d"}, *const feature_names[] = {"a", "b", "c", "d"};
 
 /** One rank. */
