@@ -1,38 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * verdict.c: see verdict.h. One number from each rank says whether somebody failed, and who; only then that rank sends
- * its words.
+ * verdict.c: see verdict.h. A verdict is an announcement: ranks that have done their parts agree. Where they do not,
+ * each says what it met.
  */
 #include "verdict.h"
+#include "announce.h"
 
 enum { TEXT = 1000 };
 
-/** What the rank that failed says. */
+/** What a rank says. */
 typedef struct words {
-    int32_t status;
+    int32_t status; /* PERI_OK: it has done its part */
     char text[TEXT];
 } words;
 
 struct peri__verdict {
-    peri__refs refs;           /* operations on their way hold one each: their buffers are here */
-    peri_group *group;         /* retained */
-    uint64_t number, text;     /* of the two operations */
-    int64_t failed;            /* this rank's part, then the largest of all: group size - rank of who failed, 0:
-                                  nobody */
-    bool explains, done;       /* the words are on their way; nothing is left to wait for */
-    words words;
-    peri_work *work;
+    peri_group *group;        /* retained */
+    peri__announce_numbers numbers;
+    peri__announce *announce; /* NULL: not posted yet */
+    words words;              /* this rank's */
 };
 
 peri_status peri__verdict_new(peri_group *group, peri__verdict **out)
 {
     peri__verdict *v = peri__alloc_zero(sizeof *v);
     if (!v) return PERI_ENOMEM;
-    peri__refs_init(&v->refs);
     peri_group_retain(group);
     v->group = group;
-    peri_status status = peri__group_reserve(group, PERI_CHANNEL_CONTROL, 1, &v->number);
-    if (status >= 0) status = peri__group_reserve(group, PERI_CHANNEL_REPORTS, 1, &v->text);
+    peri_status status = peri__announce_reserve(group, false, true, &v->numbers);
     if (status < 0) peri__verdict_release(v);
     else *out = v;
     return status;
@@ -40,61 +35,51 @@ peri_status peri__verdict_new(peri_group *group, peri__verdict **out)
 
 void peri__verdict_release(peri__verdict *v)
 {
-    if (!v || !peri__refs_drop(&v->refs)) return;
-    peri_work_release(v->work);
+    if (!v) return;
+    peri__announce_release(v->announce);
     peri_group_release(v->group);
     peri__free(v);
 }
 
 void peri__verdict_note(peri__verdict *v, peri_status status)
 {
-    if (v->failed) return;
-    v->failed = v->group->size - v->group->rank;
+    if (v->words.status < 0) return;
     v->words.status = status;
     snprintf(v->words.text, sizeof v->words.text, "rank %d: %s", v->group->rank, peri_error_message());
 }
 
-static void release(void *v) { peri__verdict_release(v); }
-
-static peri_status post(peri__verdict *v, peri_coll_op op)
+static const char *text_of(void *verdict, int64_t *bytes)
 {
-    peri__refs_add(&v->refs);
-    return peri__coll_post_host(v->group, &op, v, release, &v->work);
+    peri__verdict *v = verdict;
+    *bytes = (int64_t)sizeof v->words;
+    return (const char *)&v->words;
+}
+
+/** The error is that of the first rank that met one. */
+static peri_status differ(void *verdict, int32_t other, const char *texts, const int64_t *bytes)
+{
+    (void)other;
+    const peri__verdict *v = verdict;
+    words w = {0};
+    for (int32_t r = 0; r < v->group->size && w.status >= 0; texts += bytes[r++])
+        memcpy(&w, texts, (size_t)peri__min(bytes[r], (int64_t)sizeof w));
+    w.text[TEXT - 1] = 0;
+    return peri__fail(w.status < 0 ? w.status : PERI_EINTERNAL, "%s", w.text);
 }
 
 peri_status peri__verdict_post(peri__verdict *v)
 {
-    return post(v, (peri_coll_op){.kind = PERI_COLL_ALL_REDUCE,
-                                  .dtype = PERI_I64,
-                                  .reduce = PERI_REDUCE_MAX,
-                                  .count = 1,
-                                  .recv = &v->failed,
-                                  .send = &v->failed,
-                                  .channel = PERI_CHANNEL_CONTROL,
-                                  .sequence = v->number});
+    int64_t *none = peri__alloc_zero(sizeof *none * (size_t)v->group->size);
+    if (!none) return PERI_ENOMEM;
+    const peri__announce_part part = {.agreement = {.hash = v->words.status < 0 ? (uint64_t)v->group->rank + 1 : 0,
+                                                    .bytes = (int64_t)sizeof v->words,
+                                                    .ctx = v,
+                                                    .text = text_of,
+                                                    .differ = differ},
+                                      .out = none};
+    peri_status status = peri__announce_new("peri_coll", v->group, &part, 1, &v->numbers, 0, &v->announce);
+    peri__free(none);
+    return status < 0 ? status : peri__announce_post(v->announce);
 }
 
-peri_status peri__verdict_test(peri__verdict *v)
-{
-    while (!v->done) {
-        peri_status status = peri_work_test(v->work);
-        if (status != PERI_OK) return status;
-        peri_work_release(v->work);
-        v->work = NULL;
-        v->done = v->explains || !v->failed;
-        if (v->done && !v->explains) peri__group_skip(v->group, PERI_CHANNEL_REPORTS, v->text);
-        if (v->done) continue;
-        v->explains = true;
-        PERI_TRY(post(v, (peri_coll_op){.kind = PERI_COLL_BROADCAST,
-                                        .dtype = PERI_U8,
-                                        .count = (int64_t)sizeof v->words,
-                                        .send = &v->words,
-                                        .recv = &v->words,
-                                        .root = v->group->size - (int32_t)v->failed,
-                                        .channel = PERI_CHANNEL_REPORTS,
-                                        .sequence = v->text}));
-    }
-    if (!v->failed) return PERI_OK;
-    v->words.text[TEXT - 1] = 0;
-    return peri__fail(v->words.status, "%s", v->words.text);
-}
+peri_status peri__verdict_test(peri__verdict *v) { return peri__announce_test(v->announce); }
