@@ -2,7 +2,7 @@
  *
  * explain.c: the list of rows of a batch (rows.h) as text; docs/architecture.md has an example.
  */
-#include "explain.h"
+#include "rows.h"
 
 #include <stdio.h>
 

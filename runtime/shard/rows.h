@@ -16,6 +16,7 @@
 #ifndef PERI_SHARD_ROWS_H
 #define PERI_SHARD_ROWS_H
 
+#include "../base/buffer.h"
 #include "walk.h"
 
 enum { PERI__ALL_LANES = (1 << PERI__LANES) - 1 }; /* of the bits of spaces */
@@ -68,6 +69,9 @@ typedef struct peri__to_move {
 } peri__to_move;
 
 peri_status peri__rows_left(const peri__rows *r, peri__to_move *out);
+
+/** Add the list of one direction, which is bound, as text. (explain.c) */
+void peri__explain(peri__buffer *text, const peri__rows *r);
 
 /** The gradient of the ids' weights, of results that were pooled here of @rows (all by id): f32 [ids]. @out new.
  *  (pooled.c) */

@@ -16,8 +16,7 @@
  * On the tape a batch is a trip (comm/transfer.h). When its gradient sets out it is spread to the rows and posted; when
  * it has come back the shards are updated. A pass does all else in between, while the gradient travels.
  */
-#include "explain.h"
-#include "walk.h"
+#include "rows.h"
 #include "../../kernels/route.h"
 #include "../../kernels/convert.h"
 
