@@ -32,24 +32,29 @@ static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
     return PERI_OK;
 }
 
+/** Whether the table's sharding type has some of the facts @facts (PERI_SHARDING_*). */
+static bool has(const peri_sharded_table *table, int32_t facts)
+{
+    return peri_sharding_type_facts(table->sharding_type) & facts;
+}
+
 /** Optimizers that look at more than the rows of a batch can be sharded only where all that they look at is on one
  *  rank. */
 static peri_status check_whole(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer_config *o)
 {
-    const peri__sharding_type *type = peri__sharding_type_of(table->sharding_type);
-    if (peri__keeps(o, PERI_STATE_SQUARE) && (type->cuts_rows || type->replica))
+    if (peri__keeps(o, PERI_STATE_SQUARE) && has(table, PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_REPLICA))
         return peri__fail(
             PERI_EUNSUPPORTED,
             "%s: table '%s': shampoo needs all rows of its columns on one rank: allowed are table-wise and column-wise "
             "sharding (one preconditioner for each block of columns)",
             f, table->name);
-    if (peri__keeps(o, PERI_STATE_SCALAR) && type->cuts_rows)
+    if (peri__keeps(o, PERI_STATE_SCALAR) && has(table, PERI_SHARDING_CUTS_ROWS))
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: table '%s': max_counter, which learning_rate_mode tail_id_lr_* and tail_id_threshold as "
                           "a ratio ask for, "
                           "needs all rows on one rank: allowed are table-wise, column-wise and data-parallel sharding",
                           f, table->name);
-    if (o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && type->cuts_columns)
+    if (o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && has(table, PERI_SHARDING_CUTS_COLUMNS))
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: table '%s': emainplace_rowwise_adagrad needs whole rows, whose right half follows the "
                           "left one: allowed are "
@@ -76,8 +81,7 @@ static peri_status check_way(const char *f, const peri_sharded_table *table, con
     if (table->mapped && (table->cache || table->compute_kernel == PERI_KERNEL_DENSE))
         return peri__fail(PERI_EINVAL, "%s: table '%s': only fused and quantized shards without a cache are mapped", f,
                           table->name);
-    if (table->cache &&
-        (table->compute_kernel != PERI_KERNEL_FUSED || peri__sharding_type_of(table->sharding_type)->replica))
+    if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || has(table, PERI_SHARDING_REPLICA)))
         return peri__fail(PERI_EINVAL,
                           "%s: table '%s': a cache is for fused shards; replicas and dense tables stay in memory", f,
                           table->name);
@@ -201,7 +205,7 @@ static peri_status copy_names(peri_sharded *e, const peri_sharded_config *c)
 static double gradient_divisor(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table,
                                bool copied)
 {
-    if (!peri__sharding_type_of(table->sharding_type)->replica) return e->division;
+    if (!has(table, PERI_SHARDING_REPLICA)) return e->division;
     bool first =
         copied || (table->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[table->optimizer].max_gradient > 0);
     return first ? e->world_size : 1;
@@ -215,9 +219,7 @@ static int32_t halvings_of(const peri_sharded *e, const peri_sharded_config *c, 
     if (e->division <= 1 || e->division > 1 << 20 || frexp(e->division, &exponent) != 0.5) return 0;
     /* gradients of weights, and codecs, take what is divided */
     if (e->weighted || e->exact || c->all_to_all.backward || c->reduce_scatter.backward) return 0;
-    if (peri__sharding_type_of(table->sharding_type)->replica || table->compute_kernel != PERI_KERNEL_FUSED ||
-        table->cache)
-        return 0;
+    if (has(table, PERI_SHARDING_REPLICA) || table->compute_kernel != PERI_KERNEL_FUSED || table->cache) return 0;
     return c->optimizers[table->optimizer].max_gradient > 0 ? 0 : exponent - 1;
 }
 
@@ -351,11 +353,11 @@ static void take_collision(peri_sharded *e, const peri_sharded_collision *c, per
 
 /** The lane of a table's rows. Rows of ids are never added up, no exact module adds rows up before they are home, and
  *  where all ranks are of one node nothing is saved by it. */
-static int32_t lane_for(const peri_sharded *e, const peri__sharding_type *type, bool copied, int32_t summed)
+static int32_t lane_for(const peri_sharded *e, const peri_sharded_table *table, bool copied, int32_t summed)
 {
     if (copied) return PERI__COPY_LANE;
-    if (e->kind->by_id || !type->cuts_rows) return 0;
-    return type->in_node && e->node_group != e->group && !e->exact ? PERI__NODE_LANE : summed;
+    if (e->kind->by_id || !has(table, PERI_SHARDING_CUTS_ROWS)) return 0;
+    return has(table, PERI_SHARDING_IN_NODE) && e->node_group != e->group && !e->exact ? PERI__NODE_LANE : summed;
 }
 
 /** Whether some columns have rows on several ranks. */
@@ -397,17 +399,17 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
     int32_t summed = choose_lanes(e, c);
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *from = &c->tables[t];
-        const peri__sharding_type *type = peri__sharding_type_of(from->sharding_type);
         peri__route_table *to = &e->tables[t];
-        bool copied =
-            type->replica && from->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[from->optimizer].exact;
+        const bool replica = has(from, PERI_SHARDING_REPLICA),
+                   copied = replica && from->compute_kernel == PERI_KERNEL_FUSED &&
+                            c->optimizers[from->optimizer].exact;
         *to = (peri__route_table){.rows = from->rows,
                                   .cols = from->cols,
                                   .n_features = from->n_features,
                                   .features = e->features + at,
-                                  .data_parallel = type->replica,
+                                  .data_parallel = replica,
                                   .copied = copied,
-                                  .lane = lane_for(e, type, copied, summed),
+                                  .lane = lane_for(e, from, copied, summed),
                                   .bounds_check = from->bounds_check,
                                   .mean = from->pooling == PERI_POOLING_MEAN,
                                   .divisor = gradient_divisor(e, c, from, copied),

@@ -21,20 +21,11 @@ typedef struct peri__cut {
 /** A sharding type: a pure function from a plan entry to shards, and what others ask of it. One file each, in
  *  types/. */
 typedef struct peri__sharding_type {
-    const char *name;  /* TorchRec's: "table_wise" */
-    bool cuts_rows;    /* rows of one column may lie on several ranks: the pooled rows of their parts are added up at
-                          home */
-    bool cuts_columns; /* a row may lie on several ranks */
-    bool in_node;      /* the table, or each block of columns if rows and columns are cut, lies on one node. If its rows
-                          are cut, all * ranks of the node have a shard of it, and add the parts up among them */
-    bool replica;      /* every rank has the whole table: no ids travel, and gradients are reduced (exact sums: they
-                          travel to all) */
+    const char *name; /* TorchRec's: "table_wise" */
+    int32_t facts;    /* PERI_SHARDING_*, added up */
     /* The shards of the table in order of offsets. Ranks were checked to be in range. */
     peri_status (*shards)(const peri_sharding *s, peri__cut *cut);
 } peri__sharding_type;
-
-/** The type of a number that was checked. */
-const peri__sharding_type *peri__sharding_type_of(int32_t type);
 
 /** Names of the types that have the facts @facts (PERI_SHARDING_*) of those in @asked, in @text: "table_wise,
  *  row_wise". Returns @text. */

@@ -37,7 +37,7 @@ peri_status peri__check_blocks(const peri_sharding *s, int32_t count)
     char text[160];
     const char *type = peri_sharding_type_name(s->type);
     /* whose rows are cut over the ranks of a node each */
-    const bool blocks = peri__sharding_type_of(s->type)->cuts_rows;
+    const bool blocks = peri_sharding_type_facts(s->type) & PERI_SHARDING_CUTS_ROWS;
     if (count == 1) return PERI_OK;
     if (s->n_ranks && (s->cols % count || s->cols / count % STEP))
         return peri__fail(PERI_EINVAL,
@@ -82,4 +82,5 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
     return peri__cut_columns(s, s->n_ranks ? s->ranks : NULL, s->n_ranks ? s->n_ranks : s->world_size, cut);
 }
 
-const peri__sharding_type peri__column_wise = {.name = "column_wise", .cuts_columns = true, .shards = shards};
+const peri__sharding_type peri__column_wise = {
+    .name = "column_wise", .facts = PERI_SHARDING_CUTS_COLUMNS, .shards = shards};

@@ -18,4 +18,5 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
     return PERI_OK;
 }
 
-const peri__sharding_type peri__data_parallel = {.name = "data_parallel", .replica = true, .shards = shards};
+const peri__sharding_type peri__data_parallel = {
+    .name = "data_parallel", .facts = PERI_SHARDING_REPLICA, .shards = shards};

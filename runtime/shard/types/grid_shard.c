@@ -48,4 +48,6 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
 }
 
 const peri__sharding_type peri__grid_shard = {
-    .name = "grid_shard", .cuts_rows = true, .cuts_columns = true, .in_node = true, .shards = shards};
+    .name = "grid_shard",
+    .facts = PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_CUTS_COLUMNS | PERI_SHARDING_IN_NODE,
+    .shards = shards};

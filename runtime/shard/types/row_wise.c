@@ -64,4 +64,5 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
                           (peri_shard){.cols = s->cols}, cut);
 }
 
-const peri__sharding_type peri__row_wise = {.name = "row_wise", .cuts_rows = true, .shards = shards};
+const peri__sharding_type peri__row_wise = {
+    .name = "row_wise", .facts = PERI_SHARDING_CUTS_ROWS, .shards = shards};

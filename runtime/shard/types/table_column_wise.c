@@ -12,5 +12,5 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
     return peri__cut_columns(s, cut->nodes.ranks, peri__node_size(&cut->nodes, 0), cut);
 }
 
-const peri__sharding_type peri__table_column_wise = {.name = "table_column_wise", .cuts_columns = true, .in_node = true,
-                                                      .shards = shards};
+const peri__sharding_type peri__table_column_wise = {
+    .name = "table_column_wise", .facts = PERI_SHARDING_CUTS_COLUMNS | PERI_SHARDING_IN_NODE, .shards = shards};

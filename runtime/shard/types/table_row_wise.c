@@ -32,4 +32,4 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
 }
 
 const peri__sharding_type peri__table_row_wise = {
-    .name = "table_row_wise", .cuts_rows = true, .in_node = true, .shards = shards};
+    .name = "table_row_wise", .facts = PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_IN_NODE, .shards = shards};

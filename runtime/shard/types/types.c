@@ -16,8 +16,6 @@ static const peri__sharding_type *const types[PERI_SHARDING_TYPE_COUNT] = {
     [PERI_GRID_SHARD] = &peri__grid_shard,
 };
 
-const peri__sharding_type *peri__sharding_type_of(int32_t type) { return types[type]; }
-
 const char *peri_sharding_type_name(int32_t type)
 {
     return type >= 0 && type < PERI_SHARDING_TYPE_COUNT ? types[type]->name : "?";
@@ -25,10 +23,7 @@ const char *peri_sharding_type_name(int32_t type)
 
 int32_t peri_sharding_type_facts(int32_t type)
 {
-    if (type < 0 || type >= PERI_SHARDING_TYPE_COUNT) return -1;
-    const peri__sharding_type *t = types[type];
-    return (t->cuts_rows ? PERI_SHARDING_CUTS_ROWS : 0) | (t->cuts_columns ? PERI_SHARDING_CUTS_COLUMNS : 0) |
-           (t->in_node ? PERI_SHARDING_IN_NODE : 0) | (t->replica ? PERI_SHARDING_REPLICA : 0);
+    return type >= 0 && type < PERI_SHARDING_TYPE_COUNT ? types[type]->facts : -1;
 }
 
 const char *peri__sharding_types_text(int32_t asked, int32_t facts, char *text, size_t len)
@@ -83,9 +78,10 @@ peri_status peri_sharding_shards(const peri_sharding *s, peri_shard *out, int32_
                               "peri_sharding_shards: table '%s' (%s): rank %d does not exist, allowed: 0..%d", table,
                               types[s->type]->name, s->ranks[i], s->world_size - 1);
     peri__cut cut = {.out = out, .capacity = capacity};
+    const peri__sharding_type *type = types[s->type];
     peri_status status =
-        types[s->type]->in_node ? peri__nodes_init(&cut.nodes, s->nodes, s->world_size) : PERI_OK;
-    if (status >= 0) status = types[s->type]->shards(s, &cut);
+        type->facts & PERI_SHARDING_IN_NODE ? peri__nodes_init(&cut.nodes, s->nodes, s->world_size) : PERI_OK;
+    if (status >= 0) status = type->shards(s, &cut);
     peri__nodes_fini(&cut.nodes);
     PERI_TRY(status);
     *n = cut.n;
