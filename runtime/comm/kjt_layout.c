@@ -163,12 +163,8 @@ peri_status peri__kjt_layout_build(const peri__kjt_layout *l, peri_tensor *const
     p.values = parts[PERI_PART_VALUES];
     p.weights = parts[PERI_PART_WEIGHTS];
     p.stride_per_key_per_rank = l->variable ? l->per_key_rank : NULL;
-    for (int32_t r = 0; r < l->ranks && !l->variable; r++) p.stride += l->stride[r];
-    for (int64_t i = 0; i < l->keys->count && l->variable; i++) {
-        int64_t rows = 0;
-        for (int32_t r = 0; r < l->ranks; r++) rows += l->per_key_rank[i * l->ranks + r];
-        p.stride = peri__max(p.stride, rows);
-    }
+    p.stride = l->variable ? peri__kjt_most_rows(l->per_key_rank, l->keys->count, l->ranks)
+                           : peri__sum(l->stride, l->ranks);
     PERI_TRY_GOTO(peri__kjt_adopt(&p, &k), out);
     PERI_TRY_GOTO(peri_kjt_sync_post(k), out);
     if (peri_device_host_access(peri__kjt_device(k))) {

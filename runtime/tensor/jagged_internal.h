@@ -208,6 +208,8 @@ typedef struct peri__kjt_parts {
 } peri__kjt_parts;
 
 peri_status peri__kjt_adopt(const peri__kjt_parts *parts, peri_kjt **out);
+/** The stride of a variable batch: the rows of the key that has most, of all ranks (@rows: keys x ranks). */
+int64_t peri__kjt_most_rows(const int64_t *rows, int64_t keys, int32_t ranks);
 /** The inverse indices of the keys at positions @index[n] (repeats allowed), with their names: both NULL if @k has
  *  none, else new; they have no rows if none of these keys has inverse indices. */
 peri_status peri__inverse_select(const peri_kjt *k, const int32_t *index, int32_t n, peri_keys **keys,

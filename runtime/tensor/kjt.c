@@ -256,6 +256,13 @@ peri_status peri__kjt_adopt(const peri__kjt_parts *p, peri_kjt **out)
     return PERI_OK;
 }
 
+int64_t peri__kjt_most_rows(const int64_t *rows, int64_t keys, int32_t ranks)
+{
+    int64_t most = 0;
+    for (int64_t i = 0; i < keys; i++) most = peri__max(most, peri__sum(rows + i * ranks, ranks));
+    return most;
+}
+
 /* -- looking ------------------------------------------------------------------------------------------------------- */
 
 peri_status peri_kjt_describe(const peri_kjt *k, peri_kjt_info *out)

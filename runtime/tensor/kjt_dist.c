@@ -249,12 +249,8 @@ peri_status peri_kjt_dist_init(const peri_kjt_dist_args *a, peri_kjt **out)
                                    a->strides),
                   out);
     p.stride_per_key_per_rank = a->strides ? b.per_key_rank : NULL;
-    for (int32_t r = 0; r < a->ranks && !a->strides; r++) p.stride += a->stride_per_rank[r];
-    for (int64_t i = 0; i < a->keys->count && a->strides; i++) {
-        int64_t rows = 0;
-        for (int32_t r = 0; r < a->ranks; r++) rows += b.per_key_rank[i * a->ranks + r];
-        p.stride = peri__max(p.stride, rows);
-    }
+    p.stride = a->strides ? peri__kjt_most_rows(b.per_key_rank, a->keys->count, a->ranks)
+                          : peri__sum(a->stride_per_rank, a->ranks);
     p.lengths = lengths;
     p.values = values;
     p.weights = weights;
