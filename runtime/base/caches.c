@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * caches.c: the caches of this process's processors, as Linux tells them.
+ * caches.c: the caches of this process's processors, as Linux tells them, and memory that is larger, to measure on.
  */
 #include "tune.h"
 
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 enum { MOST_PROCESSORS = 4096, MOST_CACHES = 512, LEVELS = 8, USUAL = 32 << 20 };
 
@@ -82,9 +83,34 @@ int64_t peri_cache_bytes(void)
     return bytes;
 }
 
-peri_status peri__tune_room(size_t bytes)
+typedef struct fill {
+    char *at;
+    size_t bytes;
+} fill;
+
+/** peri_range_fn: 64ths [begin, end) of a block. */
+static void zero_range(void *ctx, int64_t begin, int64_t end)
 {
-    if (peri__available_memory() / 2 >= (int64_t)bytes) return PERI_OK;
-    return peri__fail(PERI_ENOMEM, "%zu MiB, which is more than the caches hold, are half of what is free or more",
-                      bytes >> 20);
+    const fill *f = ctx;
+    memset(f->at + f->bytes * (size_t)begin / 64, 0, f->bytes * (size_t)end / 64 - f->bytes * (size_t)begin / 64);
+}
+
+void peri__tune_zero(char *at, size_t bytes) { peri__parallel_for(64, 1, zero_range, &(fill){at, bytes}); }
+
+peri_status peri__tune_memory(size_t bytes, char **out)
+{
+    if (peri__available_memory() / 2 < (int64_t)bytes)
+        return peri__fail(PERI_ENOMEM, "%zu MiB, which is more than the caches hold, are half of what is free or more",
+                          bytes >> 20);
+    void *block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) return peri__fail(PERI_ENOMEM, "no memory for %zu bytes", bytes);
+    madvise(block, bytes, MADV_HUGEPAGE);
+    peri__tune_zero(block, bytes);
+    *out = block;
+    return PERI_OK;
+}
+
+void peri__tune_memory_free(char *memory, size_t bytes)
+{
+    if (memory) munmap(memory, bytes);
 }

@@ -41,8 +41,13 @@ static inline int64_t peri__tune_working_set(int64_t cache_bytes) { return peri_
 /** peri_cache_bytes for processors 0, 1, ... of which used[i] says whether they are this process's, by the files under
  *  @root. */
 int64_t peri__cache_bytes_of(const char *root, const bool *used, int32_t n);
-/** An error unless twice @bytes are free: what measures takes no memory that programs need. */
-peri_status peri__tune_room(size_t bytes);
+/** Zeros to measure on, on huge pages, first written by all threads. An error unless twice @bytes are free: what
+ *  measures takes no memory that programs need. */
+peri_status peri__tune_memory(size_t bytes, char **out);
+/** Zeros, written by all threads. */
+void peri__tune_zero(char *at, size_t bytes);
+/** NULL is fine. */
+void peri__tune_memory_free(char *memory, size_t bytes);
 
 /** The meter of a group; static. Called before main. */
 void peri__tune_offer(int32_t group, const peri__tune_meter *meter);

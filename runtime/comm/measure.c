@@ -9,7 +9,6 @@
 #include "../../kernels/route.h"
 #include "../../kernels/work.h"
 
-#include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -33,12 +32,6 @@ typedef struct copies {
     atomic_int failed;
 } copies;
 
-static void zero_range(void *ctx, int64_t begin, int64_t end)
-{
-    const copies *m = ctx;
-    memset(m->block + m->bytes * (size_t)begin / 64, 1, m->bytes * (size_t)end / 64 - m->bytes * (size_t)begin / 64);
-}
-
 static peri_status copies_open(void **state)
 {
     copies *m = peri__alloc_zero(sizeof *m);
@@ -49,12 +42,7 @@ static peri_status copies_open(void **state)
     m->turns = peri__max(1, (peri__tune_working_set(peri_cache_bytes()) + 2 * ALL_BYTES - 1) / (2 * ALL_BYTES));
     size_t half = (size_t)ALL_BYTES * (size_t)m->turns;
     m->bytes = 2 * half + (size_t)(m->threads + 1) * HUGE_PAGE;
-    PERI_TRY(peri__tune_room(m->bytes));
-    void *block = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (block == MAP_FAILED) return peri__fail(PERI_ENOMEM, "no memory for %zu bytes", m->bytes);
-    m->block = block;
-    madvise(block, m->bytes, MADV_HUGEPAGE);
-    peri__parallel_for(64, 1, zero_range, m);
+    PERI_TRY(peri__tune_memory(m->bytes, &m->block));
     m->from = m->room[0] = m->block;
     m->to = m->room[1] = m->from + half;
     m->bounce = (char *)(((uintptr_t)m->to + half + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
@@ -64,7 +52,7 @@ static peri_status copies_open(void **state)
 static void copies_close(void *state)
 {
     copies *m = state;
-    if (m && m->block) munmap(m->block, m->bytes);
+    if (m) peri__tune_memory_free(m->block, m->bytes);
     peri__free(m);
 }
 

@@ -5,7 +5,6 @@
  */
 #include "reach.h"
 
-#include <sys/mman.h>
 
 /* Rows of 128 columns; bags and ids of a pass. The table has more rows than the caches hold, and sets of ids take
  * turns, so that a row is not asked for again before all others were: otherwise the rows of a few sets would be in the
@@ -71,17 +70,6 @@ static uint64_t scattered(uint64_t x, int32_t bits)
     return x ^ x >> bits / 2;
 }
 
-typedef struct fill {
-    char *at;
-    size_t bytes;
-} fill;
-
-static void zero_range(void *ctx, int64_t begin, int64_t end)
-{
-    const fill *f = ctx;
-    memset(f->at + f->bytes * (size_t)begin / 64, 0, f->bytes * (size_t)end / 64 - f->bytes * (size_t)begin / 64);
-}
-
 /** The next @bytes of the block. */
 static void *cut(bench *b, size_t bytes)
 {
@@ -112,7 +100,7 @@ static void lay_out(bench *b)
 static void bench_close(void *state)
 {
     bench *b = state;
-    if (b && b->block) munmap(b->block, b->bytes);
+    if (b) peri__tune_memory_free(b->block, b->bytes);
     peri__free(b);
 }
 
@@ -122,12 +110,7 @@ static peri_status bench_open(void **state)
     if (!b) return PERI_ENOMEM;
     *state = b;
     lay_out(b);
-    PERI_TRY(peri__tune_room(b->bytes));
-    void *block = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (block == MAP_FAILED) return peri__fail(PERI_ENOMEM, "no memory for %zu bytes", b->bytes);
-    b->block = block;
-    madvise(block, b->bytes, MADV_HUGEPAGE);
-    peri__parallel_for(64, 1, zero_range, &(fill){b->block, b->bytes});
+    PERI_TRY(peri__tune_memory(b->bytes, &b->block));
     lay_out(b);
     for (int64_t i = 0; i < IDS * b->sets; i++) b->ids[i] = (int64_t)scattered((uint64_t)i, b->bits);
     for (int64_t i = 0; i <= BAGS; i++) b->offsets[i] = i * LENGTH;
@@ -206,8 +189,7 @@ static int64_t update_pass(void *state, int32_t choice)
 {
     bench *b = state;
     bool narrow = choice == PERI__TUNE_update_near;
-    if (narrow && !b->narrow)
-        peri__parallel_for(64, 1, zero_range, &(fill){(char *)b->weight, (size_t)b->rows * ROW_BYTES});
+    if (narrow && !b->narrow) peri__tune_zero((char *)b->weight, (size_t)b->rows * ROW_BYTES);
     b->narrow = b->narrow || narrow;
     b->n = IDS;
     sorted_keys(b);
@@ -252,8 +234,7 @@ static int64_t sort_pass(void *state, int32_t choice)
                               .chunks = chunks,
                               .shift = PAYLOAD_BITS,
                               .bits = SORT_BITS};
-    fill none = {b->block, 0};
-    peri__parallel_for(64, 1, zero_range, &none); /* wakes the threads, which a backward pass finds awake */
+    peri__tune_zero(b->block, 0); /* wakes the threads, which a backward pass finds awake */
     int64_t from = peri_time_ns();
     for (int32_t i = 0; i < 2; i++) {
         launch_kernel(PERI_K_radix_histogram, &pass, chunks, 1);

@@ -361,8 +361,12 @@ static void working_sets_are_larger_than_the_caches(void **state)
     for (int64_t cache = 1 << 20; cache < (int64_t)1 << 33; cache *= 3)
         assert_true(peri__tune_working_set(cache) >= 2 * cache);
     assert_true(peri_cache_bytes() > 0);
-    assert_fails(peri__tune_room((size_t)1 << 50), PERI_ENOMEM, "half of what is free");
-    assert_ok(peri__tune_room(1 << 20));
+    char *memory = NULL;
+    assert_fails(peri__tune_memory((size_t)1 << 50, &memory), PERI_ENOMEM, "half of what is free");
+    assert_null(memory);
+    assert_ok(peri__tune_memory(1 << 20, &memory));
+    assert_int_equal(memory[0] | memory[(1 << 20) - 1], 0);
+    peri__tune_memory_free(memory, 1 << 20);
 }
 
 int main(void)
