@@ -11,8 +11,9 @@
 
 #include <perilune/shard.h>
 
-/** Where shards go while a table is cut. */
+/** A table that is being cut, and where its shards go. */
 typedef struct peri__cut {
+    const struct peri__sharding_type *type;
     peri_shard *out;  /* NULL: they are only counted */
     int32_t capacity, n;
     peri__nodes nodes; /* of the world, where the sharding type keeps within nodes */
@@ -48,6 +49,8 @@ const peri__kernel *peri__kernel_of(const char *name);
 /** What a table's kernel is called; "?": there is no such kernel. */
 const char *peri__kernel_name(const peri_sharded_table *table);
 
+/* -- what types have in common (types/cut.c; the files of row_wise, column_wise, table_row_wise) ------------------- */
+
 /** Append one shard; PERI_EINVAL when there is no room. */
 peri_status peri__shard_add(const peri_sharding *s, peri__cut *cut, peri_shard shard);
 /** Cut the rows of the columns of @block over @ranks (NULL: 0, 1, ...), @count of them: of @sizes, or even. */
@@ -57,13 +60,13 @@ peri_status peri__cut_rows(const peri_sharding *s, const int32_t *ranks, const i
  *  maybe none. */
 int64_t peri__block_cols(const peri_sharding *s, int32_t i, int32_t count);
 /** Whether the columns can be cut so. */
-peri_status peri__check_blocks(const peri_sharding *s, int32_t count);
+peri_status peri__check_blocks(const peri_sharding *s, int32_t count, const peri__cut *cut);
 /** Cut columns over @ranks (NULL: 0, 1, ...), @count of them. */
 peri_status peri__cut_columns(const peri_sharding *s, const int32_t *ranks, int32_t count, peri__cut *cut);
 
 static inline int32_t peri__node_number(const peri_sharding *s, int32_t rank) { return s->nodes ? s->nodes[rank] : 0; }
 /** PERI_EINVAL unless @ranks are all of one node. */
-peri_status peri__check_one_node(const peri_sharding *s, const int32_t *ranks, int32_t count);
+peri_status peri__check_one_node(const peri_sharding *s, const int32_t *ranks, int32_t count, const peri__cut *cut);
 /** Cut the rows of @block over @ranks, @count of them, which must be of one node. The node's other ranks get a shard
  *  of no rows. */
 peri_status peri__cut_in_node(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count,

@@ -32,12 +32,12 @@ int64_t peri__block_cols(const peri_sharding *s, int32_t i, int32_t count)
     return (steps / count + (i < steps % count)) * STEP;
 }
 
-peri_status peri__check_blocks(const peri_sharding *s, int32_t count)
+peri_status peri__check_blocks(const peri_sharding *s, int32_t count, const peri__cut *cut)
 {
     char text[160];
-    const char *type = peri_sharding_type_name(s->type);
+    const char *type = cut->type->name;
     /* whose rows are cut over the ranks of a node each */
-    const bool blocks = peri_sharding_type_facts(s->type) & PERI_SHARDING_CUTS_ROWS;
+    const bool blocks = cut->type->facts & PERI_SHARDING_CUTS_ROWS;
     if (count == 1) return PERI_OK;
     if (s->n_ranks && (s->cols % count || s->cols / count % STEP))
         return peri__fail(PERI_EINVAL,
@@ -55,8 +55,8 @@ peri_status peri__check_blocks(const peri_sharding *s, int32_t count)
 
 peri_status peri__cut_columns(const peri_sharding *s, const int32_t *ranks, int32_t count, peri__cut *cut)
 {
-    const char *type = peri_sharding_type_name(s->type);
-    if (!s->sizes) PERI_TRY(peri__check_blocks(s, count));
+    const char *type = cut->type->name;
+    if (!s->sizes) PERI_TRY(peri__check_blocks(s, count, cut));
     int64_t at = 0;
     for (int32_t i = 0; i < count; i++) {
         int64_t cols = s->sizes ? s->sizes[i] : peri__block_cols(s, i, count);

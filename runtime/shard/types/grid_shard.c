@@ -22,7 +22,7 @@ static peri_status named(const peri_sharding *s, peri__cut *cut)
 {
     int32_t count = 0;
     for (int32_t at = 0; at < s->n_ranks; at = block_end(s, at)) count++;
-    PERI_TRY(peri__check_blocks(s, count));
+    PERI_TRY(peri__check_blocks(s, count, cut));
     int64_t cols = peri__block_cols(s, 0, count);
     peri_shard block = {.cols = cols};
     for (int32_t at = 0, end; at < s->n_ranks; at = end, block.col_offset += cols) {
@@ -36,7 +36,7 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
 {
     if (s->n_ranks) return named(s, cut);
     const peri__nodes *nodes = &cut->nodes;
-    PERI_TRY(peri__check_blocks(s, nodes->n));
+    PERI_TRY(peri__check_blocks(s, nodes->n, cut));
     peri_shard block = {0};
     for (int32_t i = 0; i < nodes->n; i++, block.col_offset += block.cols) {
         block.cols = peri__block_cols(s, i, nodes->n);

@@ -7,7 +7,7 @@
 #include "../shard_internal.h"
 
 /** PERI_EINVAL unless a bucket begins at row @at, or it is the end. */
-static peri_status check_begin(const peri_sharding *s, int32_t i, int64_t at)
+static peri_status check_begin(const peri_sharding *s, int32_t i, int64_t at, const peri__cut *cut)
 {
     int32_t b = 0;
     for (; s->segments && b < s->buckets; b++)
@@ -17,7 +17,7 @@ static peri_status check_begin(const peri_sharding *s, int32_t i, int64_t at)
                       "table '%s': %s shard %d begins at row %lld; a table of raw ids is cut between buckets only: of "
                       "its %d buckets one "
                       "begins at row %lld, the next at row %lld",
-                      s->table, peri_sharding_type_name(s->type), i, (long long)at, s->buckets,
+                      s->table, cut->type->name, i, (long long)at, s->buckets,
                       (long long)s->segments[b - 1], (long long)s->segments[b]);
 }
 
@@ -31,7 +31,7 @@ static int64_t even_rows(const peri_sharding *s, int32_t i, int32_t count, int64
 peri_status peri__cut_rows(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count,
                            peri_shard block, peri__cut *cut)
 {
-    const char *type = peri_sharding_type_name(s->type);
+    const char *type = cut->type->name;
     int64_t at = 0;
     for (int32_t i = 0; i < count; i++) {
         int32_t rank = ranks ? ranks[i] : i;
@@ -45,7 +45,7 @@ peri_status peri__cut_rows(const peri_sharding *s, const int32_t *ranks, const i
                 PERI_EINVAL,
                 "table '%s': %s shard %d of %lld rows starts at row %lld, allowed: sizes that add up to %lld", s->table,
                 type, i, (long long)rows, (long long)at, (long long)s->rows);
-        PERI_TRY(check_begin(s, i, at));
+        PERI_TRY(check_begin(s, i, at, cut));
         block.row_offset = at;
         block.rows = rows;
         block.rank = rank;

@@ -7,7 +7,7 @@
 
 static peri_status shards(const peri_sharding *s, peri__cut *cut)
 {
-    PERI_TRY(peri__check_one_node(s, s->ranks, s->n_ranks));
+    PERI_TRY(peri__check_one_node(s, s->ranks, s->n_ranks, cut));
     if (s->n_ranks) return peri__cut_columns(s, s->ranks, s->n_ranks, cut);
     return peri__cut_columns(s, cut->nodes.ranks, peri__node_size(&cut->nodes, 0), cut);
 }

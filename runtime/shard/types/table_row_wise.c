@@ -11,7 +11,7 @@ peri_status peri__cut_in_node(const peri_sharding *s, const int32_t *ranks, cons
 {
     const peri__nodes *nodes = &cut->nodes;
     const int32_t node = nodes->of[ranks[0]];
-    PERI_TRY(peri__check_one_node(s, ranks, count));
+    PERI_TRY(peri__check_one_node(s, ranks, count, cut));
     PERI_TRY(peri__cut_rows(s, ranks, sizes, count, block, cut));
     block.row_offset = s->rows;
     block.rows = 0;

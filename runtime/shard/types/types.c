@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * types.c: the table of sharding types, and what all of them check. Each type is a file of its own.
+ * types.c: the table of sharding types, and what is checked before any of them cuts. Each type is a file of its own.
  */
 #include "../shard_internal.h"
 
@@ -36,29 +36,6 @@ const char *peri__sharding_types_text(int32_t asked, int32_t facts, char *text, 
     return text;
 }
 
-peri_status peri__shard_add(const peri_sharding *s, peri__cut *cut, peri_shard shard)
-{
-    shard.index = cut->n++;
-    if (!cut->out) return PERI_OK;
-    if (shard.index >= cut->capacity)
-        return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s' has more than %d shards", s->table,
-                          cut->capacity);
-    cut->out[shard.index] = shard;
-    return PERI_OK;
-}
-
-peri_status peri__check_one_node(const peri_sharding *s, const int32_t *ranks, int32_t count)
-{
-    for (int32_t i = 1; i < count; i++)
-        if (peri__node_number(s, ranks[i]) != peri__node_number(s, ranks[0]))
-            return peri__fail(
-                PERI_EINVAL,
-                "table '%s': %s names rank %d of node %d and rank %d of node %d, allowed: ranks of one node", s->table,
-                types[s->type]->name, ranks[0], peri__node_number(s, ranks[0]), ranks[i],
-                peri__node_number(s, ranks[i]));
-    return PERI_OK;
-}
-
 peri_status peri_sharding_shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
 {
     PERI_TAKE(peri_sharding, s);
@@ -77,8 +54,8 @@ peri_status peri_sharding_shards(const peri_sharding *s, peri_shard *out, int32_
             return peri__fail(PERI_EINVAL,
                               "peri_sharding_shards: table '%s' (%s): rank %d does not exist, allowed: 0..%d", table,
                               types[s->type]->name, s->ranks[i], s->world_size - 1);
-    peri__cut cut = {.out = out, .capacity = capacity};
     const peri__sharding_type *type = types[s->type];
+    peri__cut cut = {.type = type, .out = out, .capacity = capacity};
     peri_status status =
         type->facts & PERI_SHARDING_IN_NODE ? peri__nodes_init(&cut.nodes, s->nodes, s->world_size) : PERI_OK;
     if (status >= 0) status = type->shards(s, &cut);
