@@ -377,7 +377,7 @@ function functional.cummin(t, dim) end
 ---@param a peri.Tensor The first one: any shape.
 ---@param b peri.Tensor The second one: any shape.
 ---@param dims? integer|integer[][] How many: the last ones of a with the first ones of b, or two lists: those of a, those of b (default: 2).
----@return peri.Tensor # The dimensions of a that are left, then those of b.
+---@return peri.Tensor # Its shape: the dimensions of a that are left, then those of b.
 function functional.tensordot(a, b, dims) end
 
 ---The p-norm of a - b + eps along the last dimension.
