@@ -27,7 +27,16 @@ static const peri_plugin_host *host;
 static struct {
     __typeof__(cblas_sgemm) *sgemm;
     __typeof__(cblas_dgemm) *dgemm;
+    int (*threads)(void); /* of a product; NULL: it does not say */
+    void (*threads_set)(int n);
 } openblas;
+
+/** Products of ours that are under way, and what the program had set when the first of them began. */
+static struct {
+    pthread_mutex_t lock;
+    int32_t under_way;
+    int threads;
+} products = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /** oneDNN's f32 product, if the library is there: the products of a DLRM step (batch 2,048, one thread of a Zen 4) took
  *  93 ms with OpenBLAS 0.3.21, 92 ms with BLIS 0.9 and 85 ms with oneDNN 2.6. PERI_BLAS=openblas does without it,
@@ -101,11 +110,11 @@ static void openblas_find(void)
         snprintf(problem, sizeof problem, "OpenBLAS was not found: %.200s", dlerror());
         return;
     }
-    void (*threads_set)(int n);
     *(void **)&openblas.sgemm = dlsym(library, "cblas_sgemm");
     *(void **)&openblas.dgemm = dlsym(library, "cblas_dgemm");
-    *(void **)&threads_set = dlsym(library, "openblas_set_num_threads");
-    if (threads_set) threads_set(1); /* also where the program has loaded it before */
+    *(void **)&openblas.threads = dlsym(library, "openblas_get_num_threads");
+    *(void **)&openblas.threads_set = dlsym(library, "openblas_set_num_threads");
+    if (!openblas.threads) openblas.threads_set = NULL;
     if (!openblas.sgemm || !openblas.dgemm)
         snprintf(problem, sizeof problem, "this OpenBLAS has no cblas_sgemm and cblas_dgemm");
 }
@@ -148,6 +157,9 @@ static void onednn_find(void)
 extern __typeof__(cblas_sgemm) cblas_sgemm __attribute__((weak));
 extern __typeof__(cblas_dgemm) cblas_dgemm __attribute__((weak));
 
+extern __typeof__(openblas_get_num_threads) openblas_get_num_threads __attribute__((weak));
+extern __typeof__(openblas_set_num_threads) openblas_set_num_threads __attribute__((weak));
+
 static bool linked_statically(void) { return getauxval(AT_BASE) == 0; } /* nobody has loaded libraries for it */
 
 static void find(void)
@@ -155,6 +167,8 @@ static void find(void)
     if (linked_statically()) {
         openblas.sgemm = cblas_sgemm;
         openblas.dgemm = cblas_dgemm;
+        openblas.threads = openblas_get_num_threads;
+        openblas.threads_set = openblas.threads ? openblas_set_num_threads : NULL;
         if (!openblas.sgemm || !openblas.dgemm)
             snprintf(problem, sizeof problem,
                      "this program was linked statically, without OpenBLAS; link it with -u cblas_sgemm "
@@ -276,7 +290,32 @@ bool peri__cpu_has_gemm(const peri_op_gemm *g)
            g->n <= most && g->k <= most && g->lda <= most && g->ldb <= most && g->ldc <= most;
 }
 
-void peri__cpu_gemm_init(const peri_plugin_host *lent) { host = lent; }
+void peri__cpu_gemm_init(const peri_plugin_host *lent)
+{
+    host = lent;
+    host->fork_lock(&products.lock);
+}
+
+/** From here to products_end OpenBLAS makes each product by one thread, since the worker pool splits them. A program
+ *  that uses OpenBLAS, too, has its own setting back when none of ours is under way. */
+static void products_begin(void)
+{
+    if (!openblas.threads_set) return;
+    pthread_mutex_lock(&products.lock);
+    if (products.under_way++ == 0) {
+        products.threads = openblas.threads();
+        if (products.threads != 1) openblas.threads_set(1);
+    }
+    pthread_mutex_unlock(&products.lock);
+}
+
+static void products_end(void)
+{
+    if (!openblas.threads_set) return;
+    pthread_mutex_lock(&products.lock);
+    if (--products.under_way == 0 && products.threads != 1) openblas.threads_set(products.threads);
+    pthread_mutex_unlock(&products.lock);
+}
 
 peri_status peri__cpu_gemm(const peri_op_gemm *g)
 {
@@ -298,6 +337,8 @@ peri_status peri__cpu_gemm(const peri_op_gemm *g)
     }
     peri_op_gemm copy = *g;
     const int64_t rows = g->m < GEMM_ROWS ? g->m : GEMM_ROWS, each = rows * g->n * (g->k > 0 ? g->k : 1);
+    products_begin();
     host->parallel_for(blocks, 1 + GEMM_GRAIN / each, gemm_range, &copy);
+    products_end();
     return PERI_OK;
 }
