@@ -278,7 +278,7 @@ describe("DMPCollection", function()
     assert.error_matches(function()
       model:sync()
       model:wait()
-    end, "learning rates of fused tables %(on this rank 0%.%d+%) are not those of other sharding groups: ")
+    end, "tag %x+.*; the tag is that of the learning rates of fused tables %(on this rank 0%.%d+%)")
   end, { sizes = { 2, 4 }, devices = { "cpu" } })
 
   worlds.each("takes no memory from average to average", function(world, device, n)

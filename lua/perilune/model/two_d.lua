@@ -200,11 +200,12 @@ local function tag_of(rates)
   return math.floor(tag)
 end
 
---- What an average met: where the rates are why, it says so.
+--- What an average met; of ranks that disagree, with what its tag means.
 local function failed(self, err)
   if type(err) == "table" and err.code == C.PERI_EMISMATCH then
-    err.message = ("DMPCollection: learning rates of fused tables (on this rank %s) are not those of other sharding "
-      .. "groups: %s"):format(table.concat(rates_of(self), ", "), err.message)
+    err.message = ("DMPCollection: %s; the tag is that of the learning rates of fused tables (on this rank %s): where "
+      .. "it differs, replicas were trained at different rates"):format(err.message,
+      table.concat(rates_of(self), ", "))
   end
   error(err, 0)
 end
