@@ -55,7 +55,7 @@
 ---@field bucketize fun(self: peri.Tensor, boundaries: peri.Tensor, right?: boolean): peri.Tensor
 ---@field ceil fun(self: peri.Tensor): peri.Tensor
 ---@field chunk fun(self: peri.Tensor, n: integer, dim?: integer): peri.Tensor[]
----@field clamp fun(self: peri.Tensor, min?: number, max?: number): peri.Tensor
+---@field clamp fun(self: peri.Tensor, min?: number|integer, max?: number|integer): peri.Tensor
 ---@field clone fun(self: peri.Tensor): peri.Tensor
 ---@field cos fun(self: peri.Tensor): peri.Tensor
 ---@field count_nonzero fun(self: peri.Tensor, dim?: integer|integer[]): peri.Tensor

@@ -143,8 +143,8 @@ function functional.masked_fill(t, mask, value) end
 ---print(table.concat(peri.tensor({ -1, 0.5, 7 }):clamp(0, 1):to_list(), " ")) --> 0 0.5 1
 ---```
 ---@param t peri.Tensor The numbers: any shape.
----@param min? number The least number (default: none).
----@param max? number The largest number (default: none).
+---@param min? number|integer The least number, which may be a 64-bit integer (default: none).
+---@param max? number|integer The largest number, as min (default: none).
 ---@return peri.Tensor # Of the shape of t.
 function functional.clamp(t, min, max) end
 

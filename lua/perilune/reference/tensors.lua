@@ -79,7 +79,7 @@ function peri.ones(shape, dtype, device) end
 ---print(peri.full({ 2 }, 7):item(1)) --> 7
 ---```
 ---@param shape integer[] Its shape.
----@param value number The number.
+---@param value number|integer The number, which may be a 64-bit integer: 9007199254740993LL.
 ---@param dtype? string Its dtype (default: f32).
 ---@param device? string Where it is made (default: that of the rank).
 ---@return peri.Tensor # Of that shape.

@@ -64,6 +64,7 @@ function M.empty(shape, dtype, device)
 end
 
 function M.full(shape, value, dtype, device)
+  if type(value) == "cdata" then return (M.empty(shape, dtype, device):fill(value)) end -- a 64-bit integer
   local n = fill_dims("full", shape)
   check(C.peri_tensor_full(P.device(device), P.dtype(dtype or "f32"), n, dims, value, out))
   return (wrap(out[0]))
@@ -441,7 +442,7 @@ signature.check_one("", M, {
   empty = "shape: list, dtype: dtype?, device: device?",
   zeros = "shape: list, dtype: dtype?, device: device?",
   ones = "shape: list, dtype: dtype?, device: device?",
-  full = "shape: list, value: number, dtype: dtype?, device: device?",
+  full = "shape: list, value: scalar, dtype: dtype?, device: device?",
   uniform = "shape: list, low: number, high: number, seed: integer, stream: integer?, dtype: dtype?, device: device?",
   normal = "shape: list, mean: number, deviation: number, seed: integer, stream: integer?, dtype: dtype?, device: "
     .. "device?",

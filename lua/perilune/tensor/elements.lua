@@ -90,6 +90,10 @@ end
 --- t with what is below `min` raised to it, and what is above `max` lowered to it; either may be nil. NaN stays.
 function M.clamp(t, min, max)
   if not min and not max then P.fail "clamp: min and max are nil, wanted at least one of them" end
+  if type(min) == "cdata" or type(max) == "cdata" then -- 64-bit integers, which a double may not hold
+    if min then t = M.maximum(t, Tensor._number(min, t)) end
+    return (max and M.minimum(t, Tensor._number(max, t)) or t)
+  end
   check(C.peri_op_clamp(ptr(t), min or -math.huge, max or math.huge, out))
   return (wrap(out[0]))
 end
@@ -384,7 +388,7 @@ signature.check_each_one("", M, { "var", "std" }, "t: tensor, dim: dims?, keepdi
 signature.check_each("", M, { "cummax", "cummin" }, "t: tensor, dim: dim")
 signature.check_one("", M, {
   where = "condition: tensor, a: operand, b: operand", masked_fill = "t: tensor, mask: tensor, value: scalar",
-  clamp = "t: tensor, min: number?, max: number?", gather = "t: tensor, dim: dim, index: tensor",
+  clamp = "t: tensor, min: scalar?, max: scalar?", gather = "t: tensor, dim: dim, index: tensor",
   index_select = "t: tensor, dim: dim, ids: tensor", select = "t: tensor, dim: dim, i: integer",
   squeeze = "t: tensor, dim: dim?", unsqueeze = "t: tensor, dim: dim", permute = "t: tensor, order: order",
   argsort = "t: tensor, dim: dim?, descending: boolean?",
