@@ -86,8 +86,8 @@ static void add_replicas(const peri_sharded *e, const peri__home *h, peri__next_
         const peri__place place = peri__place_of(e, x->table, -1);
         *next[place.set].line++ = x->piece;
         *next[place.set].block++ = (peri_k_tbe_block){.first_bag = first[x->feature], .bags = bags[x->feature],
-                                                         .out_offset = h->replica_offset[k], .out_stride = x->cols,
-                                                         .table = place.table, .feature = x->feature};
+                                                      .out_offset = h->replica_offset[k], .out_stride = x->cols,
+                                                      .table = place.table, .feature = x->feature};
     }
 }
 

@@ -354,11 +354,11 @@ static void add_blocks(const peri__owner *o, source_place *x, peri__next_block *
         if (place.set < 0) continue; /* no rows: zeros in the sum */
         *next[place.set].line++ = stays(s, rank, x->source) ? s->piece : -1;
         *next[place.set].block++ = (peri_k_tbe_block){.first_bag = begin[s->place],
-                                                         .bags = rows,
-                                                         .out_offset = offset,
-                                                         .out_stride = s->cols,
-                                                         .table = place.table,
-                                                         .feature = s->feature};
+                                                      .bags = rows,
+                                                      .out_offset = offset,
+                                                      .out_stride = s->cols,
+                                                      .table = place.table,
+                                                      .feature = s->feature};
     }
 }
 
