@@ -133,7 +133,7 @@ local function backward(values, mine, device, columns, among)
   if not among then return values:backward(grad) end
   local rest = peri.zeros({ mine.size, 4 }, "f32", device):requires_grad()
   local g = peri.nn.functional.cat({ rest, grad }, 2):detach()
-  peri.nn.functional.cat({ rest, values:reshape(mine.size, -1, 4):reshape(mine.size, columns) }, 2):backward(g)
+  peri.nn.functional.cat({ rest, values:reshape(mine.size, columns / 4, 4):reshape(mine.size, columns) }, 2):backward(g)
 end
 
 local function run(kind, optimizer, weighted, among, world, device, n)

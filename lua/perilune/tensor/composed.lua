@@ -176,10 +176,11 @@ function F.tensordot(a, b, dims)
     if type(dims[1]) ~= "table" or type(dims[2]) ~= "table" or #dims[1] ~= #dims[2] then
       P.fail "tensordot: dims is a table, wanted a number, or two lists of as many dimensions: { { 1 }, { 2 } }"
     end
+    for i = 1, 2 do signature.value("tensordot", ("dims[%d]"):format(i), dims[i], "dims") end
     for i = 1, #dims[1] do in_a[i], in_b[i] = dims[1][i], dims[2][i] end
   else
-    local n = dims or 2
-    if n ~= math.floor(n) or n < 0 or n > a:dim() or n > b:dim() then
+    local n = signature.value("tensordot", "dims", dims or 2, "count")
+    if n > a:dim() or n > b:dim() then
       P.fail(("tensordot: %s dimensions of %s and %s, wanted as many as both have"):format(n, Tensor._text(a),
         Tensor._text(b)))
     end
