@@ -135,7 +135,7 @@ it("beside a model saves, loads, increments, followers, other plans, full checkp
   local out = shell.run(("%s run -n 1 -t 1 %s %s/model"):format(shell.perilune, script, folder), nil, 170)
   local cases, of = 0, {}
   if os.getenv "PERI_SHOW" then print(out) end
-  for case, mib in out:gmatch "([%a ]+)\t(%d+)\n" do
+  for case, mib in out:gmatch "([%a ]+)\t(-?%d+)\n" do
     cases, of[case] = cases + 1, tonumber(mib)
     assert.is_true(tonumber(mib) <= 64, ("%s: %s MiB"):format(case, mib))
   end
