@@ -255,20 +255,24 @@ static peri_status ragged_ids(peri_columns *c, const part *p, int64_t row, int32
     return PERI_OK;
 }
 
-/** Numbers of a row. */
+/** The label and the dense features of a row. */
 static peri_status numbers(const peri_columns *c, const part *p, int64_t row, peri_batch *b, int64_t to)
 {
-    b->labels[to] = p->p.labels.data ? (float)number_at(&p->p.labels, row * p->p.labels.stride) : 0;
-    bool good = isfinite(b->labels[to]);
+    const double label = p->p.labels.data ? number_at(&p->p.labels, row * p->p.labels.stride) : 0;
+    b->labels[to] = (float)label;
+    if (!isfinite(b->labels[to]))
+        return peri__fail(PERI_EFORMAT, "peri_columns: %s: row %lld: its label is %g, allowed: finite numbers of f32",
+                          p->p.name, (long long)row, label);
     for (int32_t d = 0; d < c->dense_features; d++) {
         const double given = number_at(&p->p.dense, row * p->p.dense.stride + d);
-        float x = peri__dense_of(c->dense, given);
+        const float x = peri__dense_of(c->dense, given);
         b->dense[to * c->dense_features + d] = x;
-        good = good && isfinite(given) && isfinite(x); /* of the logarithms NaN would be 0 */
+        if (isfinite(given) && isfinite(x)) continue; /* of the logarithms NaN would be 0 */
+        return peri__fail(PERI_EFORMAT,
+                          "peri_columns: %s: row %lld: dense feature %d is %g, allowed: finite numbers of f32",
+                          p->p.name, (long long)row, d, given);
     }
-    if (good) return PERI_OK;
-    return peri__fail(PERI_EFORMAT, "peri_columns: %s: row %lld: a label or a dense feature that is not finite",
-                      p->p.name, (long long)row);
+    return PERI_OK;
 }
 
 /** The part that has sample @i; *near: one that had the last. */

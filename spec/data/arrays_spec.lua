@@ -129,7 +129,7 @@ describe("data.npy", function()
     for _, way in ipairs { "raw", "log", "signed_log" } do -- of the logarithms, too
       local args = other(write("nan.npy", dense:sub(1, -5) .. "\0\0\192\127"))
       args.dense = way
-      fails(args, "a label or a dense feature that is not finite", "torchrec")
+      fails(args, "row %d+: dense feature 2 is %-?nan, allowed: finite numbers", "torchrec")
     end
     fails(other(golden .. "fortran.npy"), "lies column by column", "torchrec")
     fails(other(golden .. "big_endian.npy"), "its elements are '>f4', allowed: little%-endian", "torchrec")
@@ -268,7 +268,7 @@ describe("data.cache", function()
     fails(damaged("d5", "ids.npy", ids:sub(1, -2) .. "\1"),
       "d5: row 99: sparse feature 1 has the id %d+, allowed: 0..8")
     fails(damaged("d6", "labels.npy", read(cached .. "/labels.npy"):sub(1, -5) .. "\0\0\192\127"),
-      "d6: row 99: a label or a dense feature")
+      "d6: row 99: its label is %-?nan")
     fails(damaged("d7", "dense.npy", read(golden .. "dense.npy")),
       "dense.npy is f32 %[23, 3%], wanted dense features: .*%[100, 1%]")
   end)
