@@ -83,8 +83,8 @@ end
 --- `text` names the class in that error. A handle made inside a scope is released when the scope ends; one made outside
 --- is released by the garbage collector; handle:release() does it at once. Fourth, a wrap whose handles no scope
 --- releases, wherever they are made. `meta` (optional) is the metatable; its __index, if it has one, must look methods
---- up itself. Functions that make a handle end with `return (wrap(out[0]))`: in parentheses it is no tail call, of which
---- compiled code has few (signature.lua, guard).
+--- up itself. Functions that make a handle end with `return (wrap(out[0]))`: in parentheses it is no tail call, of
+--- which compiled code has few (signature.lua, guard).
 function M.handle(name, methods, meta, text)
   text, meta = text or (name:gsub("^peri_", "")), meta or {}
   local release_name = name .. "_release"

@@ -8,7 +8,6 @@
 #include "runtime/base/base_internal.h"
 
 #include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fenv.h>
 #include <linux/filter.h>
@@ -599,38 +598,6 @@ static void rounding_and_masks_stay(void **state)
     guest_free(&g);
 }
 
-static void *multiplies(void *cpu)
-{
-    for (int i = 0; i < 20; i++)
-        if (product(cpu) != 1) return cpu;
-    return NULL;
-}
-
-/** A program that uses OpenBLAS, too, has its own number of threads outside of our products. */
-static void threads_of_openblas_stay(void **state)
-{
-    (void)state;
-    void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL), *wrong[2];
-    if (!library) skip();
-    int (*threads)(void);
-    void (*threads_set)(int);
-    *(void **)&threads = dlsym(library, "openblas_get_num_threads");
-    *(void **)&threads_set = dlsym(library, "openblas_set_num_threads");
-    peri_device *cpu;
-    pthread_t thread[2];
-    assert_ok(peri_device_get("cpu", &cpu));
-    for (int n = 3; n > 0; n -= 2) {
-        bool one = false;
-        threads_set(n);
-        for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&thread[i], NULL, multiplies, cpu), 0);
-        for (const int64_t end = peri_time_ns() + 10000000000; !one && peri_time_ns() < end;) one = threads() == 1;
-        for (int i = 0; i < 2; i++) pthread_join(thread[i], &wrong[i]);
-        assert_true(one && !wrong[0] && !wrong[1]);
-        assert_int_equal(threads(), n);
-    }
-    dlclose(library);
-}
-
 static int logs_to_nobody(void *ctx)
 {
     (void)ctx;
@@ -901,7 +868,6 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(rounding_and_masks_stay),
     cmocka_unit_test(a_broken_pipe_is_no_signal),
     cmocka_unit_test(numbers_have_a_point_in_every_locale),
-    cmocka_unit_test(threads_of_openblas_stay),
     cmocka_unit_test(a_sandbox_means_a_slower_way),
     cmocka_unit_test(memory_does_not_grow_with_the_sizes_of_batches),
     cmocka_unit_test(processes_share_rows),

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_threads.c: the worker pool, the clock, pauses, hashes.
+ * test_threads.c: the worker pool, threads of OpenBLAS, the clock, pauses, hashes.
  */
 #include "tests/harness/check.h"
 
 #include "runtime/base/base_internal.h"
 
+#include <dlfcn.h>
 #include <perilune/host.h>
+#include <perilune/ops.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -238,6 +240,48 @@ static void hashes_are_what_they_were(void **state)
     assert_true(peri__hash_text("ab") != peri__hash_text("ba"));
 }
 
+/** Products that all workers share; NULL if they are right. */
+static void *multiplies(void *cpu)
+{
+    enum { N = 600 };
+    const int64_t shape[2] = {N, N};
+    bool good = true;
+    for (int i = 0; i < 20 && good; i++) {
+        peri_tensor *a = NULL, *b = NULL;
+        double x = 0;
+        good = peri_tensor_full(cpu, PERI_F32, 2, shape, 1, &a) >= 0 && peri_op_matmul(a, a, &b) >= 0 &&
+               peri_tensor_item(b, N * N - 1, &x) >= 0 && x == N;
+        peri_tensor_release(a);
+        peri_tensor_release(b);
+    }
+    return good ? NULL : cpu;
+}
+
+/** A program that uses OpenBLAS, too, has its own number of threads outside of our products. */
+static void threads_of_openblas_stay(void **state)
+{
+    (void)state;
+    void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL), *wrong[2];
+    if (!library) skip();
+    int (*threads)(void);
+    void (*threads_set)(int);
+    *(void **)&threads = dlsym(library, "openblas_get_num_threads");
+    *(void **)&threads_set = dlsym(library, "openblas_set_num_threads");
+    peri_device *cpu;
+    pthread_t thread[2];
+    assert_ok(peri_device_get("cpu", &cpu));
+    for (int n = 3; n > 0; n -= 2) {
+        bool one = false;
+        threads_set(n);
+        for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&thread[i], NULL, multiplies, cpu), 0);
+        for (const int64_t end = peri_time_ns() + 10000000000; !one && peri_time_ns() < end;) one = threads() == 1;
+        for (int i = 0; i < 2; i++) pthread_join(thread[i], &wrong[i]);
+        assert_true(one && !wrong[0] && !wrong[1]);
+        assert_int_equal(threads(), n);
+    }
+    dlclose(library);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(every_index_runs_once),
     cmocka_unit_test(every_index_runs_once_on_the_programs_threads),
@@ -245,6 +289,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(nested_ranges_run_serially),
     cmocka_unit_test(several_threads_share_the_pool),
     cmocka_unit_test(workers_take_no_signals),
+    cmocka_unit_test(threads_of_openblas_stay),
     cmocka_unit_test(the_number_of_threads_is_bounded),
     cmocka_unit_test(time_goes_forward_and_pauses_pass),
     cmocka_unit_test(hashes_are_what_they_were),
