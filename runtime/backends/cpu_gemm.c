@@ -157,8 +157,8 @@ static void onednn_find(void)
 extern __typeof__(cblas_sgemm) cblas_sgemm __attribute__((weak));
 extern __typeof__(cblas_dgemm) cblas_dgemm __attribute__((weak));
 
-extern __typeof__(openblas_get_num_threads) openblas_get_num_threads __attribute__((weak));
-extern __typeof__(openblas_set_num_threads) openblas_set_num_threads __attribute__((weak));
+extern int openblas_get_num_threads(void) __attribute__((weak));
+extern void openblas_set_num_threads(int n) __attribute__((weak));
 
 static bool linked_statically(void) { return getauxval(AT_BASE) == 0; } /* nobody has loaded libraries for it */
 
