@@ -115,10 +115,6 @@ FRAMES := $(if $(SAN)$(DEBUG),,-Wframe-larger-than=49152)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 PFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -Iruntime/include $(OPENBLAS_CFLAGS) $(WARN) $(SANFLAGS) \
 	$(if $(HAVE_URING),-DPERI_HAVE_URING) $(if $(HAVE_ZLIB),-DPERI_HAVE_ZLIB) $(if $(SAN)$(DEBUG),-DPERI_DEBUG)
-# Folders of the runtime without loops over data of their own call kernels, and take two thirds of the time to compile at -O1; as in the two
-# files of `make amalgamation`. A CFLAGS of one's own stays as it is.
-LOOPS := base io model
-CALLS = $(if $(and $(filter -O2,$(CFLAGS)),$(filter runtime/%,$<)),$(if $(filter $(LOOPS:%=runtime/%/),$(<D)/),,-O1))
 # Floating point is IEEE; products and sums fuse only where a kernel says so, as in gcc with -std=c11: clang would fuse them.
 KFLAGS := -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wno-conversion -Wno-float-conversion -Wno-unused-function
 # Units of which gcc makes the same code, or as fast a one, without all of -O3, in two thirds of the time: loops are made into vectors, but
@@ -259,7 +255,7 @@ $B/obj/runtime/backends/cpu_gemm.o: EXTRA := -DPERI_OPENBLAS_FOLDER='"$(patsubst
 $B/obj/%.o: %.c $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CC      $<')
-	$(Q)$(CC) $(CFLAGS) $(CALLS) $(PFLAGS) $(FRAMES) $(EXTRA) -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(FRAMES) $(EXTRA) -MMD -MP -c $< -o $@
 
 define compile_unit
 $B/obj/kernels/cpu/$(1)/$(2).o: kernels/cpu/$(basename $(2)).c $(CONFIG) | needed
