@@ -179,10 +179,13 @@ for round = 1, options.rounds do
   world:barrier():wait()
 end
 
-local kept = 0
+local kept, last_steps = 0, 10000
 
---- One asynchronous save: steps until it has ended, and as many without it.
+--- One asynchronous save: steps until it has ended, and as many without it, half of them before it (by the number of
+--- the save before this one) and half after it: machines whose speed drifts drift in both.
 local function measure_async(m, batches)
+  local function without(n) return steps_until(function(steps) return steps >= n end, m, batches) end
+  local before, busy_before = without(last_steps / 2)
   local save = m:save(path, { replace = true, async = true, pace = options.pace })
   local with, busy_with, n = steps_until(function()
     local done = save:done()
@@ -190,9 +193,10 @@ local function measure_async(m, batches)
     return done
   end, m, batches)
   save:wait()
-  local without, busy = steps_until(function(steps) return steps >= n end, m, batches)
-  note("async", with / without)
-  note("async cpu", busy_with / busy)
+  local after, busy_after = without(n / 2)
+  last_steps = n
+  note("async", with / ((before + after) / 2))
+  note("async cpu", busy_with / ((busy_before + busy_after) / 2))
   note("async steps", n)
 end
 
@@ -252,8 +256,9 @@ if rank == 0 then
     end
   end
   local ratio, busy = peri.util.median(times.async), peri.util.median(times["async cpu"])
-  print(("%-10s %5d %8.3f times the step without it, %.3f times the processor time (%d steps; %.1f MiB kept)"):format(
-    "async", ranks, ratio, busy, peri.util.median(times["async steps"]), kept / 2 ^ 20))
+  print(("%-10s %5d %8.3f times the step without it, %.3f times the processor time (%d steps; %.1f MiB kept; rounds: "
+    .. "%s)"):format("async", ranks, ratio, busy, peri.util.median(times["async steps"]), kept / 2 ^ 20,
+    table.concat(peri.util.map(times.async, function(x) return ("%.3f"):format(x) end), " ")))
   if out then
     out:write(json.encode { case = "async", ranks = ranks, gb = async_gb * 2 ^ 30 / 1e9, step_ratio = ratio,
       cpu_ratio = busy, kept_mib = kept / 2 ^ 20 }, "\n")
