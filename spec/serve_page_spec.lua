@@ -59,11 +59,8 @@ window.addEventListener("load", () => setTimeout(async () => {
 </script>]]
 
 describe("the page at /", function()
-  local browser
-  for _, name in ipairs { "chromium", "chromium-browser", "google-chrome" } do
-    browser = browser or shell.has(name) and name
-  end
-  local missing = serving.missing() or not browser and "no chromium to look at the page with (Debian: chromium)"
+  local browser, missing = shell.browser()
+  missing = serving.missing() or missing
   if missing then return it("is shown by a browser", function() pending(missing) end) end
 
   local folder, clean, server
@@ -78,7 +75,7 @@ describe("the page at /", function()
   end)
 
   local function dump(url, width)
-    return (shell.run(("%s --headless --no-sandbox --disable-gpu --user-data-dir=%s/profile --virtual-time-budget=3000 "
+    return (shell.run(("%s --user-data-dir=%s/profile --virtual-time-budget=3000 "
       .. "--window-size=%d,800 --dump-dom '%s' 2>/dev/null"):format(browser, folder, width, url)))
   end
 

@@ -203,13 +203,8 @@ document.body.innerHTML = "<pre>BEGIN" + JSON.stringify({ wrong: wrong, n: n }).
 </script>]]
 
 describe("a browser", function()
-  local browser
-  for _, name in ipairs { "chromium", "chromium-browser", "google-chrome" } do
-    browser = browser or shell.has(name) and name
-  end
-  if not browser then
-    return it("shows the page", function() pending "no chromium to look at the page with (Debian: chromium)" end)
-  end
+  local browser, missing = shell.browser()
+  if missing then return it("shows the page", function() pending(missing) end) end
 
   for _, case in ipairs { { small, 16, 1280, "a small plan" },
     { many(200), 64, 800, "a large plan in a narrow window" } } do
@@ -217,7 +212,7 @@ describe("a browser", function()
       local folder, clean = shell.temporary()
       local page = page_of(case[1], case[2], #case[1] < 10)
       shell.write(folder .. "/page.html", (page:gsub("</body>", function() return measure .. "</body>" end)))
-      local out = shell.run(("%s --headless --no-sandbox --disable-gpu --user-data-dir=%s/profile "
+      local out = shell.run(("%s --user-data-dir=%s/profile "
         .. "--window-size=%d,900 --dump-dom file://%s/page.html"):format(browser, folder, case[3], folder))
       clean()
       local found = json.decode(out:match "BEGIN(.*)END" or error(out))

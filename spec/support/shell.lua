@@ -21,6 +21,14 @@ end
 
 function M.has(program) return os.execute(("command -v %s >/dev/null 2>&1"):format(program)) == 0 end
 
+--- The command of a browser that needs no screen; or nil, and why there is none: for `pending`.
+function M.browser()
+  for _, name in ipairs { "chromium", "chromium-browser", "google-chrome" } do
+    if M.has(name) then return name .. " --headless --no-sandbox --disable-gpu" end
+  end
+  return nil, "no chromium to look at the page with (Debian: chromium)"
+end
+
 --- Start a shell command; the function that is returned waits for its end: output (stdout and stderr together) and exit
 --- status. Variables that the test runner sets for this process are kept from it, unless `env` (a table) sets them. It
 --- is ended after `seconds` (60).
