@@ -323,12 +323,13 @@ static void ref_iota(const void *args, int64_t begin, int64_t end)
 
 /* -- running extremes ---------------------------------------------------------------------------------------------- */
 
+/** Bytes of an element. */
 static size_t ref_width(int32_t dtype)
 {
-    return dtype == PERI_F64 || dtype == PERI_I64                        ? 8
-        : dtype == PERI_F32 || dtype == PERI_I32                         ? 4
-        : dtype == PERI_I8 || dtype == PERI_U8 || dtype == PERI_BOOL     ? 1
-                                                                         : 2;
+    return dtype == PERI_F64 || dtype == PERI_I64                       ? 8
+           : dtype == PERI_F32 || dtype == PERI_I32                     ? 4
+           : dtype == PERI_I8 || dtype == PERI_U8 || dtype == PERI_BOOL ? 1
+                                                                        : 2;
 }
 
 static void ref_running_extreme(const void *args, int64_t begin, int64_t end)

@@ -300,16 +300,10 @@ static peri_status taken(peri_tensor *x, int32_t dim, peri_tensor *places, peri_
 static peri_status gather(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor **out)
 {
     peri_tensor *places, *y = NULL;
-    peri__node *node;
     peri_status status;
     PERI_TRY(checked_places(function, x, dim, index, &places));
     PERI_TRY_GOTO(taken(x, dim, places, &y), out);
-    PERI_TRY_GOTO(peri__attach(&gather_vtab, &x, 1, &y, 1, &node), out);
-    if (node) {
-        peri__node_save(node, 0, places);
-        node->kept[KEPT_DIM] = dim;
-        node->shape[0] = peri__shape_of(x);
-    }
+    status = peri__attach_places(&gather_vtab, x, dim, places, y);
 out:
     peri_tensor_release(places);
     if (status < 0) peri_tensor_release(y);
@@ -480,7 +474,6 @@ static peri_status sort_lines(const char *function, peri_tensor *x, ranks wanted
     const int32_t d = x->ndim - 1;
     int64_t shape[PERI_MAX_DIMS], n = x->shape[d], lines = n ? peri__numel(x) / n : 0;
     peri_tensor *flat = NULL, *value = NULL, *index = NULL;
-    peri__node *node;
     peri_status status;
     memcpy(shape, x->shape, sizeof shape);
     shape[d] = wanted.k;
@@ -500,12 +493,7 @@ static peri_status sort_lines(const char *function, peri_tensor *x, ranks wanted
                                .first = wanted.first,
                                .k = wanted.k};
     if (lines * wanted.k > 0) PERI_TRY_GOTO(PERI_RUN(peri__device(x), sort_lines, &args), out);
-    PERI_TRY_GOTO(peri__attach(&sort_vtab, &x, 1, &value, 1, &node), out);
-    if (node) {
-        peri__node_save(node, 0, index);
-        node->kept[KEPT_DIM] = d;
-        node->shape[0] = peri__shape_of(x);
-    }
+    status = peri__attach_places(&sort_vtab, x, d, index, value);
 out:
     peri_tensor_release(flat);
     if (status < 0) {
@@ -616,7 +604,6 @@ static peri_status running_extreme(const char *function, peri_tensor *x, int32_t
     int32_t d;
     int64_t outer, n, inner;
     peri_tensor *flat = NULL, *value = NULL, *index = NULL;
-    peri__node *node;
     peri_status status;
     PERI_NEED(values);
     PERI_TRY(check_order(function, "x", x));
@@ -635,12 +622,7 @@ static peri_status running_extreme(const char *function, peri_tensor *x, int32_t
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), running_extreme, &args, n ? outer * inner : 0,
                               peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1))),
                   out);
-    PERI_TRY_GOTO(peri__attach(&running_vtab, &x, 1, &value, 1, &node), out);
-    if (node) {
-        peri__node_save(node, 0, index);
-        node->kept[KEPT_DIM] = d;
-        node->shape[0] = peri__shape_of(x);
-    }
+    status = peri__attach_places(&running_vtab, x, d, index, value);
 out:
     peri_tensor_release(flat);
     if (status >= 0) *values = value;

@@ -258,16 +258,10 @@ static peri_status extreme(const char *function, peri_tensor *x, int32_t dim, bo
     for (int32_t i = 0; i < x->ndim; i++)
         if (i != d || keepdim) shape[ndim++] = i == d ? 1 : x->shape[i];
     peri_tensor *flat = NULL, *value = NULL, *index = NULL;
-    peri__node *node;
     peri_status status;
     PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
     PERI_TRY_GOTO(extremes(flat, d, ndim, shape, least, &value, &index), out);
-    PERI_TRY_GOTO(peri__attach(least ? &min_vtab : &max_vtab, &x, 1, &value, 1, &node), out);
-    if (node) {
-        peri__node_save(node, 0, index);
-        node->kept[KEPT_DIM] = d;
-        node->shape[0] = peri__shape_of(x);
-    }
+    status = peri__attach_places(least ? &min_vtab : &max_vtab, x, d, index, value);
 out:
     peri_tensor_release(flat);
     if (status >= 0 && indices) *indices = index;

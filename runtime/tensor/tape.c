@@ -115,6 +115,18 @@ peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, in
     return peri__recording(in, n_in) ? peri__record(vtab, in, n_in, out, n_out, node) : PERI_OK;
 }
 
+peri_status peri__attach_places(const peri__node_vtab *vtab, peri_tensor *x, int32_t dim, peri_tensor *places,
+                                peri_tensor *y)
+{
+    peri__node *node;
+    PERI_TRY(peri__attach(vtab, &x, 1, &y, 1, &node));
+    if (!node) return PERI_OK;
+    peri__node_save(node, 0, places);
+    node->kept[0] = dim;
+    node->shape[0] = peri__shape_of(x);
+    return PERI_OK;
+}
+
 peri_status peri__node_save_output(peri__node *node, int32_t i, peri_tensor *out)
 {
     PERI_TRY(peri__detached(out, &node->saved[i]));

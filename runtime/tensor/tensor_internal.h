@@ -414,6 +414,10 @@ peri_status peri__grad_new(const peri__node *node, int32_t i, int32_t dtype, int
 /** peri__record if the operation must be recorded; else *node = NULL. */
 peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out,
                          int32_t n_out, peri__node **node);
+/** peri__attach for @y, which was taken of @x along dimension @dim: kept[0] is @dim, saved[0] are the @places (i64) of
+ *  its elements, and shape[0] is x's. */
+peri_status peri__attach_places(const peri__node_vtab *vtab, peri_tensor *x, int32_t dim, peri_tensor *places,
+                                peri_tensor *y);
 /** Save the memory of one of the node's own outputs. */
 peri_status peri__node_save_output(peri__node *node, int32_t i, peri_tensor *out);
 
