@@ -111,4 +111,11 @@ function M.map(values, f)
   return out
 end
 
+--- The product of a list of numbers, from place `from` (1) to place `to` (the last); 1 if there are none.
+function M.product(list, from, to)
+  local n = 1
+  for i = from or 1, to or #list do n = n * list[i] end
+  return n
+end
+
 return M

@@ -12,7 +12,6 @@ local C = P.C
 
 local M = {}
 
-
 --- A list of numbers as a text, for comparing.
 function M.numbers_text(list) return table.concat(list, ",") end
 
@@ -34,12 +33,10 @@ end
 --- Whether the pieces of a ShardedTensor are every element of it, where those at the same place count once. (Those of
 --- Shampoo's preconditioners are blocks on a diagonal.)
 local function is_whole(t)
-  local seen, sums, all = {}, {}, 1
-  for _, n in ipairs(t:size()) do all = all * n end
+  local seen, sums, all = {}, {}, util.product(t:size())
   for _, m in ipairs(t:metadata().shards_metadata) do
     local columns = m.columns and M.numbers_text(m.columns) or ""
-    local key, n = columns .. ";" .. M.numbers_text(m.shard_offsets), 1
-    for _, size in ipairs(m.shard_sizes) do n = n * size end
+    local key, n = columns .. ";" .. M.numbers_text(m.shard_offsets), util.product(m.shard_sizes)
     sums[columns] = (sums[columns] or 0) + (seen[key] and 0 or n)
     seen[key] = true
   end

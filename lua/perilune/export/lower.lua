@@ -15,11 +15,7 @@ local rules = require "perilune.export.rules"
 local Lowering = util.class "ExportLowering"
 
 local function text_of(list) return "[" .. table.concat(list, ", ") .. "]" end
-local function product(list, from, to)
-  local n = 1
-  for i = from or 1, to or #list do n = n * list[i] end
-  return n
-end
+local product = util.product
 
 function Lowering:init(first, second, sizes)
   self.first, self.second, self.batch = first, second, sizes

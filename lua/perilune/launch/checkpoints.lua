@@ -31,12 +31,6 @@ local function print_table(rows)
   end
 end
 
-local function elements(shape)
-  local n = 1
-  for _, size in ipairs(shape) do n = n * size end
-  return n
-end
-
 local function bytes_of(c)
   local sum = 0
   for _, name in ipairs(c:names()) do
@@ -141,9 +135,9 @@ end
 
 --- Call f(offset, size) for blocks of rows of a shape; once for a tensor without dimensions.
 local function blocks(shape, f)
-  if elements(shape) == 0 then return end
+  if util.product(shape) == 0 then return end
   if #shape == 0 then return f({}, {}) end
-  local step = math.max(1, math.floor(BLOCK / math.max(1, elements(shape) / shape[1])))
+  local step = math.max(1, math.floor(BLOCK / math.max(1, util.product(shape) / shape[1])))
   for row = 0, shape[1] - 1, step do
     local offset, size = util.map(shape, function() return 0 end), util.copy(shape)
     offset[1], size[1] = row, math.min(step, shape[1] - row)
@@ -183,7 +177,7 @@ local function block_reader(c, x)
     c:read(x.name, { offset = offset, size = size }, tensor)
     local wide = widened[x.dtype] and tensor:to(widened[x.dtype]) or tensor
     P.check(P.C.peri_tensor_data(Tensor.ptr(wide), out))
-    return ffi.cast(host_types[wide:dtype()], out[0]), elements(size) * (parts[x.dtype] or 1), wide
+    return ffi.cast(host_types[wide:dtype()], out[0]), util.product(size) * (parts[x.dtype] or 1), wide
   end
 end
 
@@ -232,7 +226,7 @@ function actions.diff(paths)
     elseif not same_by_checksums(a, b, x, y) then
       local n, most = P.scope(count_differences, a, b, x, y)
       if n > 0 then
-        rows[#rows + 1] = { name, ("%d of %d elements differ, by %.3g at most"):format(n, elements(x.shape), most) }
+        rows[#rows + 1] = { name, ("%d of %d elements differ, by %.3g at most"):format(n, util.product(x.shape), most) }
       end
     end
   end

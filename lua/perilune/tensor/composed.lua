@@ -163,11 +163,6 @@ local function gathered(t, list, last)
   for i, d in ipairs(list) do table.insert(order, last and #order + 1 or i, d) end
   return t:permute(order), stay, inner
 end
-local function product(sizes)
-  local n = 1
-  for _, size in ipairs(sizes) do n = n * size end
-  return n
-end
 --- The sum of products over dimensions of a and b: the last `dims` (2) of a with as many first ones of b, or the two
 --- lists { of a, of b }. The result has those of a that are left, then those of b.
 function F.tensordot(a, b, dims)
@@ -194,7 +189,7 @@ function F.tensordot(a, b, dims)
         Tensor._text(b)))
     end
   end
-  local of = F.matmul(x:reshape(product(rows), inner), y:reshape(inner, product(columns)))
+  local of = F.matmul(x:reshape(util.product(rows), inner), y:reshape(inner, util.product(columns)))
   for _, size in ipairs(columns) do rows[#rows + 1] = size end
   return (of:reshape(rows))
 end

@@ -27,11 +27,7 @@ function StoredTensor:size(d)
   return util.copy(self._size)
 end
 StoredTensor.shape = StoredTensor.size
-function StoredTensor:numel()
-  local n = 1
-  for _, size in ipairs(self._size) do n = n * size end
-  return n
-end
+function StoredTensor:numel() return util.product(self._size) end
 function StoredTensor:dtype() return self._dtype end
 function StoredTensor:__tostring()
   return ("StoredTensor %s [%s]"):format(self._dtype, table.concat(self._size, ", "))
