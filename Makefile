@@ -677,9 +677,9 @@ bench-comm: all $(PEER) $(if $(HAVE_MPI),$B/bench/libcomm_mpi.so)
 # Model files last: a guest that gives gigabytes back to its host is slow for seconds, which lookups of 1 us and the tail of HTTP would show.
 bench-serve: all $(PEER) $B/bench/lookup $B/bench/http
 	@mkdir -p build/bench && rm -f build/bench/serve_first.jsonl
-	$(if $(SERVER),@$(LAUNCHER) run tests/bench/http.lua $(LAUNCHER) $B/bench/http build/bench/serve_first.jsonl)
+	$(if $(SERVER),@PERI_BUILD=$B $(LAUNCHER) run tests/bench/http.lua $B/bench/http build/bench/serve_first.jsonl)
 	@$B/bench/lookup build/bench/serve_first.jsonl 1 2 4 $(filter-out 1 2 4,$(CORES))
-	$(if $(SERVER),@$(LAUNCHER) run tests/bench/follow.lua $(LAUNCHER) $B/bench/http build/bench/serve_first.jsonl)
+	$(if $(SERVER),@PERI_BUILD=$B $(LAUNCHER) run tests/bench/follow.lua $B/bench/http build/bench/serve_first.jsonl)
 	$(call BENCH,serve,1,,$(if $(PYTHON),--python $(PEER)))
 	@cat build/bench/serve_first.jsonl >> build/bench/serve.jsonl && rm build/bench/serve_first.jsonl
 $B/bench/http: tests/bench/http.c

@@ -3,11 +3,13 @@
 -- thousand times a second (tests/bench/http.c). fresh_us: from the end of a step whose increment is saved to the first
 -- answer of a model that knows it, the median, and the most of all; p50_us and p99_us are those of the requests.
 --
---   perilune run tests/bench/follow.lua PERILUNE HTTP OUT.jsonl
+--   perilune run tests/bench/follow.lua HTTP OUT.jsonl
 local peri = require "perilune"
 local json = require "dkjson"
+local serving = require "spec.support.serving"
+local shell = require "spec.support.shell"
 peri.init()
-local perilune, client, out = arg[1], arg[2], arg[3]
+local client, out = arg[1], arg[2]
 local nn, C = peri.nn, peri.ffi.C
 local TABLES, ROWS, BATCH, STEPS, DENSE = 26, 100000, 512, 30, 13
 
@@ -31,31 +33,8 @@ local function batch(step, n)
     sparse_features = peri.KeyedJaggedTensor { keys = keys, values = values, lengths = lengths } }
 end
 
-local folder = os.tmpname()
-os.remove(folder)
-assert(os.execute("mkdir " .. folder) == 0)
+local folder, clean = shell.temporary()
 local function at(name) return folder .. "/" .. name end
-local function text_of(path)
-  local file = io.open(path)
-  local text = file and file:read "*a" or ""
-  if file then file:close() end
-  return text
-end
-local function start(command)
-  local pipe = io.popen(command .. " & echo $!")
-  local process = pipe:read "*n"
-  pipe:close()
-  return process
-end
---- Wait until f() is true; false after ten seconds.
-local function until_true(f)
-  for _ = 1, 200 do
-    local found = f()
-    if found then return found end
-    os.execute "sleep 0.05"
-  end
-  return false
-end
 
 --- The line of this benchmark, from what the client saw; ended[step]: the nanosecond at which the step ended.
 local function report(ended)
@@ -91,9 +70,7 @@ local function run()
     parts[i + 1] = ('{"name":"%s","shape":[1],"datatype":"INT64","data":[%d]},'
       .. '{"name":"%s.lengths","shape":[1],"datatype":"INT32","data":[1]}'):format(key, i * 379 % ROWS, key)
   end
-  local file = assert(io.open(at "body", "w"))
-  file:write('{"inputs":[' .. table.concat(parts, ",") .. "]}")
-  file:close()
+  shell.write(at "body", '{"inputs":[' .. table.concat(parts, ",") .. "]}")
   local saver = peri.checkpoint.Saver { folder = at "run", parts = { model = model, optimizer = optimizer }, every = 1,
     full_every = STEPS + 1, keep = STEPS + 1 }
   local ended = {} -- ended[step]: the nanosecond at which it ended
@@ -107,24 +84,25 @@ local function run()
     saver:step(number)
   end
   step(0)
-  local server = start(("%s serve %s -p 0 --follow %s >%s 2>&1"):format(perilune, at "now.peri", at "run", at "log"))
-  local port = until_true(function() return text_of(at "log"):match "http://[%d.]+:(%d+)/" end)
-  if not port then error(text_of(at "log")) end
-  local asker = start(("%s %s /v2/models/m/infer %s %s watch"):format(client, port, at "body", at "answers"))
+  local server = serving.start(at "now.peri", "--follow " .. at "run")
+  local asker = serving.run(("%s %s /v2/models/m/infer %s %s watch >/dev/null & echo $!"):format(client,
+    server.url:match ":(%d+)/", at "body", at "answers")):match "%d+"
   for number = 1, STEPS do
     os.execute "sleep 0.3"
     step(number)
   end
   saver:close()
-  local last = ('"version":"%d"'):format(STEPS)
-  local arrived = until_true(function()
-    os.execute(("curl -s http://127.0.0.1:%s/health > %s"):format(port, at "health"))
-    return text_of(at "health"):find(last, 1, true)
-  end)
-  os.execute("sleep 0.1; kill " .. asker .. "; sleep 0.2; kill " .. server)
-  if not arrived then error("the server does not follow: " .. text_of(at "health") .. text_of(at "log")) end
+  local last, health = ('"version":"%d"'):format(STEPS), ""
+  for _ = 1, 200 do
+    health = server:get "health"
+    if health:find(last, 1, true) then break end
+    os.execute "sleep 0.05"
+  end
+  os.execute("sleep 0.1; kill " .. asker .. "; sleep 0.2")
+  local log = server:stop()
+  if not health:find(last, 1, true) then error("the server does not follow: " .. health .. log) end
   report(ended)
 end
 local ok, why = xpcall(run, debug.traceback)
-os.execute("rm -r " .. folder)
+clean()
 if not ok then error(why, 0) end

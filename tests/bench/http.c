@@ -180,13 +180,15 @@ static void read_request(const char *path, const char *file)
                          bytes, (int)bytes, body);
 }
 
-/** Ask until the time is over, and write what came. */
 static volatile sig_atomic_t stopped;
+
 static void stop(int signal)
 {
     (void)signal;
     stopped = 1;
 }
+
+/** Ask until SIGTERM, and write what came. */
 static void watch(int fd, char *room, FILE *out)
 {
     signal(SIGTERM, stop);

@@ -1,10 +1,11 @@
 -- http.lua: what HTTP adds to a call: a model file of 26 tables, served on this machine, and tests/bench/http.c as its
 -- client.
 --
---   perilune run tests/bench/http.lua PERILUNE HTTP OUT.jsonl
+--   perilune run tests/bench/http.lua HTTP OUT.jsonl
 local peri = require "perilune"
+local serving = require "spec.support.serving"
 peri.init()
-local perilune, client, out = arg[1], arg[2], arg[3]
+local client, out = arg[1], arg[2]
 local nn = peri.nn
 
 local tables, fields = {}, {}
@@ -28,18 +29,8 @@ local file = assert(io.open(body, "w"))
 file:write(('{"instances":[{"dense_features":[%s],%s}]}'):format(("0.5,"):rep(12) .. "0.25", table.concat(fields, ",")))
 file:close()
 
-local log = os.tmpname()
-local pipe = io.popen(("%s serve %s -p 0 >%s 2>&1 & echo $!"):format(perilune, path, log))
-local server, port = pipe:read "*n", nil
-pipe:close()
-for _ = 1, 100 do
-  local text = io.open(log)
-  port = text:read("*a"):match "http://[%d.]+:(%d+)/"
-  text:close()
-  if port then break end
-  os.execute "sleep 0.1"
-end
-local ok = port and os.execute(("%s %s /v1/models/m:predict %s %s"):format(client, port, body, out)) == 0
-os.execute("kill " .. server)
-for _, name in ipairs { path, body, log } do os.remove(name) end
+local server = serving.start(path)
+local ok = os.execute(("%s %s /v1/models/m:predict %s %s"):format(client, server.url:match ":(%d+)/", body, out)) == 0
+server:stop()
+for _, name in ipairs { path, body } do os.remove(name) end
 os.exit(ok and 0 or 1)
