@@ -2,7 +2,7 @@
 -- static, fully static, loaded late by a program that knows nothing of it, twice in one process; and a program that was
 -- built when this version came out.
 -- deadline: 300 s
--- takes: 14 s
+-- takes: 15 s
 local shell = require "spec.support.shell"
 
 describe("linking", function()
@@ -37,6 +37,10 @@ describe("linking", function()
     local out, status = shell.run(command, shared_library())
     assert.matches(want or "^ok", out)
     assert.equal(0, status, out)
+  end
+
+  local function mpirun(n)
+    return ("mpirun --oversubscribe --allow-run-as-root --mca btl ^tcp -n %d "):format(n)
   end
 
   it("goes shared, and static with the rest dynamic", function()
@@ -79,10 +83,7 @@ describe("linking", function()
     local cflags, libs = config:match "MPI_CFLAGS := ([^\n]*)", config:match "MPI_LIBS := ([^\n]*)"
     if not libs or not shell.has "mpirun" then return pending "Open MPI was not found" end
     local ranks = compile("ranks", "ranks", cflags, flags "--libs" .. libs)
-    local function run(words)
-      return shell.run(("mpirun --oversubscribe --allow-run-as-root --mca btl ^tcp -n 4 %s %s"):format(ranks, words),
-        shared_library())
-    end
+    local function run(words) return shell.run(mpirun(4) .. ranks .. " " .. words, shared_library()) end
     local out, status = run ""
     assert.equal("0 wrong, sum 6\n", out)
     assert.equal(0, status)
@@ -92,6 +93,18 @@ describe("linking", function()
     out = run "late"
     assert.matches("ETIMEOUT: mpi: joining the world took longer than 1 s: not all ranks of the program's "
       .. "communicator have come", out)
+  end)
+
+  it("leaves environment and signal handlers as they were when it starts MPI itself", function()
+    if need() then return pending(need()) end
+    if not shell.read "build/config.mk":match "MPI_LIBS" or not shell.has "mpirun" then
+      return pending "Open MPI was not found"
+    end
+    local world = compile("world", "world", "", flags "--libs")
+    for _, words in ipairs { "", " own" } do
+      runs(world .. words, "^ok 0 wrong\n$")
+      runs(mpirun(2) .. world .. words, "^ok 0 wrong\nok 0 wrong\n$")
+    end
   end)
 
   it("goes with two files that the program compiles itself, in one call", function()

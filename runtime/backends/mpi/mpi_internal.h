@@ -381,6 +381,10 @@ void peri__mpi_join_announce(void);
 /** Run @run, which calls MPI and may wait there, in a thread. @g: the group whose members it waits for, NULL: all
  *  ranks, which join. After a failure what it uses must stay, since the thread may be in it, and MPI is over. */
 peri_status peri__mpi_within(const mpi_group *g, const char *what, int64_t timeout_ns, void (*run)(void));
+/** A copy of the environment's variables that belong to MPI, and, when MPI_Init has returned, the environment as it was
+ *  before: the copy is freed. NULL: no memory. */
+char **peri__mpi_environment_keep(void);
+void peri__mpi_environment_restore(char **kept);
 /** State of a process, and its name without brackets in @name[16], which may be NULL; 0: it has ended, whether its
  *  parent has collected it or not. */
 char peri__mpi_process_state(int64_t pid, char *name);

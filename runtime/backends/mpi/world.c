@@ -136,17 +136,38 @@ static peri_status look_at_program(const MPI_Comm *communicator)
     return PERI_OK;
 }
 
+/** What Open MPI is told by variables, which start() takes back when it has been read. */
+static void set_variables(void)
+{
+    /* Copies between processes need a system call that containers may forbid; without it Open MPI complains and then
+     * fails. */
+    char byte = 1, copy = 0;
+    struct iovec from = {&byte, 1}, to = {&copy, 1};
+    if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1)
+        setenv(OMPI_MAJOR_VERSION < 5 ? "OMPI_MCA_btl_vader_single_copy_mechanism" : "OMPI_MCA_smsc",
+               OMPI_MAJOR_VERSION < 5 ? "none" : "^cma", 0);
+    setenv("OMPI_MCA_opal_signal", "", 0); /* no handlers of Open MPI's own, unless the program or its user asks */
+}
+
+/** Start MPI and make the communicators of all ranks, within @timeout_ns. */
+static peri_status connect_within(int64_t timeout_ns)
+{
+    char **kept = NULL;
+    if (!peri__mpi.started) {
+        kept = peri__mpi_environment_keep();
+        if (!kept) return FAIL(PERI_ENOMEM, "mpi: no memory for a copy of the environment");
+        set_variables();
+    }
+    const peri_status status = peri__mpi_within(NULL, "joining the world", timeout_ns, connect_ranks);
+    if (kept && status >= 0) peri__mpi_environment_restore(kept);
+    else peri__mpi_host->free(kept); /* the thread that was given up may be in the environment still */
+    return status;
+}
+
 static peri_status start(int64_t timeout_ns)
 {
     if (!peri__mpi.started) {
         survive_broken_connections();
-        /* Copies between processes need a system call that containers may forbid; without it Open MPI complains and
-         * then fails. */
-        char byte = 1, copy = 0;
-        struct iovec from = {&byte, 1}, to = {&copy, 1};
-        if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1)
-            setenv(OMPI_MAJOR_VERSION < 5 ? "OMPI_MCA_btl_vader_single_copy_mechanism" : "OMPI_MCA_smsc",
-                   OMPI_MAJOR_VERSION < 5 ? "none" : "^cma", 0);
         by_slurm = secure_getenv("SLURM_PROCID") && !secure_getenv("OMPI_COMM_WORLD_SIZE");
         if (by_slurm && peri__mpi_launched() > 1 && !secure_getenv("PMIX_RANK") && !secure_getenv("PMI_FD") &&
             !secure_getenv("PMI_RANK"))
@@ -157,7 +178,7 @@ static peri_status start(int64_t timeout_ns)
                                                                is no matter */
     }
     peri__mpi_join_announce();
-    TRY(peri__mpi_within(NULL, "joining the world", timeout_ns, connect_ranks));
+    TRY(connect_within(timeout_ns));
     if (joined.code != MPI_SUCCESS) return peri__mpi_fail(joined.what, joined.code);
     if (!peri__mpi.started) atexit(at_exit);
     peri__mpi.started = true;

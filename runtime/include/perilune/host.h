@@ -12,6 +12,13 @@
  * does, from the first device on, a shared object that holds libperilune.a (link that with
  * -Wl,--exclude-libs,libperilune.a, so that two of them do not take each other's functions).
  *
+ * A world of the transport mpi, where the library starts MPI: MPI_Init changes variables of the environment, so no
+ * other thread may use it (getenv, setenv) until peri_comm_open has returned; they are then as before, unless it failed
+ * by its deadline. Open MPI's signal handlers are not installed (unless OMPI_MCA_opal_signal asks for them). What stays
+ * until the process ends: a handler of SIGPIPE that does nothing, if there was none; Open MPI's threads, files in its
+ * session folder and, without mpirun, its daemon; a call of MPI_Finalize at exit; and the other ranks' permission to
+ * copy from this process's memory (PR_SET_PTRACER).
+ *
  * fork: a child may go on with tables, tensors and everything else in memory; it starts workers of its own. What needs
  * threads or connections of its parent (tables in files, groups of several ranks) refuses in a child on its first call
  * (PERI_EUNSUPPORTED). Fork while no other thread is in a call on an object that the child will use.
