@@ -259,5 +259,27 @@ describe("groups of parameters", function()
           "SGD: param_groups%[%d%] is .*, which no step heeds; allowed: numbers of its %d groups?")
       end
     end
+    for _, grouped in ipairs { false, true } do
+      for _, field in ipairs { "params", "names" } do
+        for _, change in ipairs { function(o) o[field] = {} end, function(o) o[field] = false end,
+          function(o) o[field][1] = o[field][2] end, function(o) table.insert(o[field], o[field][1]) end } do
+          local o = optimizer(grouped)
+          o:step()
+          change(o)
+          assert.error_matches(function() o:step() end, "SGD: " .. field .. "%[%d%] is .*, which no step heeds, as the "
+            .. "optimizer was made of .*; allowed: add_param_group%(group%), or a new optimizer")
+        end
+        for _, wrap in ipairs { function(o) return peri.nn.optim.GradientClippingOptimizer { optimizer = o } end,
+          function(o) return peri.nn.optim.WarmupOptimizer { optimizer = o, stages = {} } end } do
+          local o = wrap(optimizer(grouped))
+          o:step()
+          o[field] = {}
+          assert.error_matches(function() o:step() end, field .. " is another list than that of the optimizer in it")
+        end
+      end
+      local o = optimizer(grouped)
+      o:add_param_group { params = { peri.ones({ 1 }):requires_grad() } }
+      o:step()
+    end
   end)
 end)

@@ -17,8 +17,13 @@ M.OptimizerWrapper = OptimizerWrapper
 function OptimizerWrapper:init(optimizer)
   self.optimizer, self.params, self.names, self.param_groups = optimizer, optimizer.params, optimizer.names,
     optimizer.param_groups
+  self._shared = param_groups.shared(optimizer)
 end
-function OptimizerWrapper:step() self.optimizer:step() end
+function OptimizerWrapper:_check_kept() param_groups.check_shared(self, self._shared) end
+function OptimizerWrapper:step()
+  self:_check_kept()
+  self.optimizer:step()
+end
 function OptimizerWrapper:zero_grad() self.optimizer:zero_grad() end
 function OptimizerWrapper:get(name) return self.optimizer:get(name) end
 function OptimizerWrapper:set(name, value) self.optimizer:set(name, value) end
@@ -57,6 +62,7 @@ function GradientClippingOptimizer:_sort()
   self._rebound = self.params.rebound
 end
 function GradientClippingOptimizer:step()
+  self:_check_kept()
   if self.clipping == "norm" and self._rebound ~= self.params.rebound then self:_sort() end
   if self.clipping == "norm" then clip.clip(self._alike, self._parts, self.max_gradient, self.norm_type)
   elseif self.clipping == "value" then clip.clip_grad_value(self.params, self.max_gradient) end
@@ -130,13 +136,15 @@ function CombinedOptimizer:_collect()
   replace(all, params)
   replace(self.names, names)
   replace(self.param_groups, groups)
-  self._kept = groups
+  self._kept, self._kept_params, self._kept_names = groups, params, names
   all.rebound = (all.rebound or 0) + 1
   M.changed(all)
 end
 for _, name in ipairs { "step", "zero_grad", "set_lr", "set_momentum" } do
   CombinedOptimizer[name] = function(self, value)
     param_groups.check_kept(self.class_name, self.param_groups, #self._kept, self._kept)
+    param_groups.check_list(self.class_name, "params", self.params, self._kept_params)
+    param_groups.check_list(self.class_name, "names", self.names, self._kept_names)
     for _, o in ipairs(self.optimizers) do o.optimizer[name](o.optimizer, value) end
   end
 end

@@ -70,6 +70,36 @@ function M.check_kept(func, list, n, kept)
   end
 end
 
+--- An error unless `list`, an optimizer's field `field`, has the entries of `kept`: a script that puts others there
+--- changes nothing.
+function M.check_list(func, field, list, kept)
+  for i = 1, #kept + 1 do
+    local entry = type(list) == "table" and list[i] or nil
+    if not rawequal(entry, kept[i]) then
+      P.fail(("%s: %s[%d] is %s, which no step heeds, as the optimizer was made of %s; allowed: "
+        .. "add_param_group(group), or a new optimizer"):format(func, field, i, errors.kind(entry),
+        kept[i] ~= nil and "another one" or util.number_of(#kept, "parameter")))
+    end
+  end
+end
+
+local SHARED = { "params", "names", "param_groups" }
+--- The lists of an optimizer, which one that is made of it shows as its own.
+function M.shared(optimizer)
+  local kept = {}
+  for _, field in ipairs(SHARED) do kept[field] = optimizer[field] end
+  return kept
+end
+--- An error unless an optimizer still shows the lists `kept`.
+function M.check_shared(optimizer, kept)
+  for _, field in ipairs(SHARED) do
+    if not rawequal(optimizer[field], kept[field]) then
+      P.fail(("%s: %s is another list than that of the optimizer in it, and no step heeds it; allowed: "
+        .. "add_param_group(group), or a new optimizer"):format(optimizer.class_name, field))
+    end
+  end
+end
+
 --- Names of a group's numbers.
 function M.numbers_of(group) return rawget(group, "_group").numbers end
 

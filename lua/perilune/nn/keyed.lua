@@ -288,8 +288,13 @@ function KeyedOptimizerWrapper:init(params, factory)
     P.fail(("KeyedOptimizerWrapper: factory returned %s, wanted an optimizer of nn.optim"):format(errors.kind(made)))
   end
   self.optimizer, self.params, self.names, self.param_groups = made, made.params, made.names, made.param_groups
+  self._shared = groups.shared(made)
 end
-for _, name in ipairs { "step", "zero_grad", "named_state", "check_state", "assign_state", "state_groups",
+function KeyedOptimizerWrapper:step()
+  groups.check_shared(self, self._shared)
+  self.optimizer:step()
+end
+for _, name in ipairs { "zero_grad", "named_state", "check_state", "assign_state", "state_groups",
   "named_groups", "lr", "set_lr", "set_momentum", "get", "set", "add_param_group" } do
   KeyedOptimizerWrapper[name] = function(self, a, b) return self.optimizer[name](self.optimizer, a, b) end
 end

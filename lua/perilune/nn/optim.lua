@@ -87,6 +87,7 @@ function Optimizer:_make(algorithm, a)
   self._made = setmetatable({ algorithm, a }, {})
   self.params, self._names = parameters_of(self.class_name, a.params)
   self.names = names_of_whole(self.params, self._names)
+  self._kept_params, self._kept_names = util.copy(self.params), util.copy(self.names) -- see step
   local c = P.struct "peri_optim_config"
   check(C.peri_optim_default(algorithm, c))
   for name, value in util.ordered(a) do
@@ -163,6 +164,8 @@ end
 function Optimizer:step()
   if self._retired then P.fail(("%s: %s"):format(self.class_name, self._retired)) end
   param_group.check_kept(self.class_name, self.param_groups, 1)
+  param_group.check_list(self.class_name, "params", self.params, self._kept_params)
+  param_group.check_list(self.class_name, "names", self.names, self._kept_names)
   check(C.peri_optim_step(optim_ptr(self._ref)))
   if P.state.saves then P.state.saves.progress() end
 end

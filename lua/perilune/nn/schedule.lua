@@ -406,7 +406,7 @@ function WarmupOptimizer:_apply()
   self.optimizer:set_lr(self.base_lr * policies[s.policy](self.iter, s) * s.lr_scale)
 end
 function WarmupOptimizer:step()
-  self.optimizer:step()
+  optim.OptimizerWrapper.step(self)
   self.iter = self.iter + 1
   if self.iter > self.stages[self.stage].max_iters then self.stage = self.stage + 1 end
   self:_apply()
