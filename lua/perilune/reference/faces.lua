@@ -2,7 +2,7 @@
 ---@meta
 
 ---@class peri
----@field arange fun(start: number, stop?: number, step?: number, dtype?: string, device?: string): peri.Tensor
+---@field arange fun(start: number|integer, stop?: number|integer, step?: number|integer, dtype?: string, device?: string): peri.Tensor
 ---@field checkpoint peri.checkpoint
 ---@field data peri.data
 ---@field dist peri.dist
@@ -125,7 +125,7 @@
 ---@field normalize fun(self: peri.Tensor, p?: number, dim?: integer|integer[], eps?: number): peri.Tensor
 ---@field one_hot fun(self: peri.Tensor, classes: integer): peri.Tensor
 ---@field outer fun(self: peri.Tensor, b: peri.Tensor): peri.Tensor
----@field pad fun(self: peri.Tensor, pads: integer[], value?: number): peri.Tensor
+---@field pad fun(self: peri.Tensor, pads: integer[], value?: number|integer): peri.Tensor
 ---@field permute fun(self: peri.Tensor, order: integer[]): peri.Tensor
 ---@field pow fun(self: peri.Tensor, exponent: peri.Tensor|number): peri.Tensor
 ---@field prod fun(self: peri.Tensor, dim?: integer, keepdim?: boolean): peri.Tensor

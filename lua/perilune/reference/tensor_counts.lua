@@ -52,7 +52,7 @@ function functional.unique(t, return_inverse, return_counts) end
 
 ---How often each number 0, 1, ... is there. Waits.
 ---
----Errors: a negative number; other than one dimension.
+---Errors: a number that is negative, no whole one, or from 2^40 on; other than one dimension.
 ---
 ---```lua
 ---print(peri.tensor({ 2, 0, 2 }, "i64"):bincount():item(2)) --> 2

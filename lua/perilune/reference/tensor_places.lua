@@ -126,7 +126,7 @@ function functional.outer(a, b) end
 ---```
 ---@param t peri.Tensor The numbers: any shape.
 ---@param pads integer[] How many before and behind along the last dimension, then along the one before it, and so on; negative: cut off.
----@param value? number What is put there (default: 0).
+---@param value? number|integer What is put there, which may be a 64-bit integer (default: 0).
 ---@return peri.Tensor # The shape of t with these sizes more.
 function functional.pad(t, pads, value) end
 

@@ -385,9 +385,9 @@ function functional.in_batch_softmax_loss(queries, items, options) end
 ---```lua
 ---print(table.concat(peri.arange(2, 8, 3):to_list(), " ")) --> 2 5
 ---```
----@param start number The first number; alone, the stop.
----@param stop? number Where it ends, not included (default: start, from 0 on).
----@param step? number From one to the next (default: 1).
+---@param start number|integer The first number; alone, the stop. Each of the three may be a 64-bit integer.
+---@param stop? number|integer Where it ends, not included (default: start, from 0 on).
+---@param step? number|integer From one to the next (default: 1).
 ---@param dtype? string The dtype (default: i64 if all are whole, else f32).
 ---@param device? string The device (default: that of the rank).
 ---@return peri.Tensor # `[n]`.

@@ -242,7 +242,7 @@ signature.check_one("", F, {
   roll = "t: tensor, shifts: integer_or_integers, dim: dims?", flip = "t: tensor, dim: dims",
   tile = "t: tensor, times: counts", repeat_interleave = "t: tensor, times: count_or_tensor, dim: dim?",
   diag = "t: tensor, k: integer?", trace = "t: tensor", outer = "a: tensor, b: tensor",
-  pad = "t: tensor, pads: integers, value: number?", unbind = "t: tensor, dim: dim?",
+  pad = "t: tensor, pads: integers, value: scalar?", unbind = "t: tensor, dim: dim?",
   index_add = "t: tensor, dim: dim, ids: tensor, src: tensor, alpha: number?",
   take_along_dim = "t: tensor, index: tensor, dim: dim?", masked_select = "t: tensor, mask: tensor",
   nonzero = "t: tensor",

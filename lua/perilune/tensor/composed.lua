@@ -61,10 +61,11 @@ end
 
 --- For each id a row of `classes` numbers, 1 at its place and 0 elsewhere: i64. Waits for the ids, to check them.
 function F.one_hot(ids, classes)
+  Tensor._check_whole("one_hot", ids)
   if ids:numel() > 0 then
     local least, most = F.amin(ids):item(), F.amax(ids):item()
     if least < 0 or most >= classes then
-      P.fail(("one_hot: ids from %d to %d of %s, allowed: 0..%d"):format(tonumber(least), tonumber(most),
+      P.fail(("one_hot: ids from %s to %s of %s, allowed: 0..%d"):format(tostring(least), tostring(most),
         Tensor._text(ids), classes - 1))
     end
   end

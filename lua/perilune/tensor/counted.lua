@@ -55,15 +55,21 @@ function F.unique(t, return_inverse, return_counts)
   return values:to(name), of and of:reshape(t:shape()), many
 end
 
+local MOST_COUNTED = 2 ^ 40 -- the counters are that many, at most
+
 --- How often each number 0, 1, ... is there: i64 [the largest + 1, or minlength (0) if that is more]; with weights (f32
 --- or f64, one for each) their sums. Waits.
 function F.bincount(t, weights, minlength)
   if t:dim() ~= 1 then P.fail(("bincount: %s, wanted one dimension"):format(Tensor._text(t))) end
   local n = minlength or 0
+  Tensor._check_whole("bincount", t)
   if t:numel() > 0 then
-    local least, most = tonumber(F.amin(t):item()), tonumber(F.amax(t):item())
-    if least < 0 then P.fail(("bincount: the number %d, allowed: 0 and more"):format(least)) end
-    n = math.max(n, most + 1)
+    local least, most = F.amin(t):item(), F.amax(t):item()
+    if least < 0 or most >= MOST_COUNTED then
+      P.fail(("bincount: the number %s, allowed: 0 and more, below 2^40"):format(tostring(least < 0 and least
+        or most)))
+    end
+    n = math.max(n, tonumber(most) + 1)
   end
   local ids = t:dtype() == "i32" and t or t:to "i64"
   local of = weights or Tensor.full({ t:numel() }, 1, "f64", t:device())

@@ -335,11 +335,40 @@ end
 
 -- -- making -----------------------------------------------------------------------------------------------------------
 
+local function whole_64(what, x)
+  if not (signature.is("integer", x) and (x < 0 or x <= 9223372036854775807LL)) then
+    P.fail(("arange: %s is %s, allowed beside 64-bit integers: whole numbers that fit i64"):format(what,
+      signature.text(x)))
+  end
+  return ffi.cast("int64_t", x)
+end
+
+--- arange where one of the numbers is a 64-bit integer, which a Lua number may not hold: all of them are.
+local function arange_64(start, stop, step, dtype, device)
+  start, stop, step = whole_64("start", start), whole_64("stop", stop), whole_64("step", step)
+  local apart, by = ffi.cast("uint64_t", stop) - start, ffi.cast("uint64_t", step) -- modulo 2^64
+  if step < 0 then apart, by = -apart, -by end
+  local n = (apart == 0 or step == 0) and 0 or tonumber((apart - 1) / by) + 1
+  if step == 0 or stop ~= start and (stop > start) ~= (step > 0) or n >= 2 ^ 53 then
+    P.fail(("arange: from %s to %s by %s, wanted a stop in the direction of the step, after less than 2^53 of "
+      .. "them"):format(tostring(start), tostring(stop), tostring(step)))
+  end
+  local last = start + step * math.max(n - 1, 0)
+  local function fits(x) return x >= -2 ^ 31 and x < 2 ^ 31 end
+  if P.dtype(dtype or "i64") == C.PERI_I32 and n > 0 and not (fits(start) and fits(last)) then
+    P.fail(("arange: numbers from %s to %s in i32, allowed: those that fit it"):format(tostring(start), tostring(last)))
+  end
+  return (M.add(M.mul(Tensor.arange(0, n, 1, "i64", device), step), start):to(dtype or "i64"))
+end
+
 --- start, start + step, ... below `stop` (above, if step is negative): arange(5), arange(2, 8), arange(0, 1, 0.25). i64
---- if all three are whole numbers and no dtype is given, else f32.
+--- if all three are whole numbers and no dtype is given, else f32. 64-bit integers are taken exactly.
 function Tensor.arange(start, stop, step, dtype, device)
   if not stop then start, stop = 0, start end
   step = step or 1
+  if type(start) == "cdata" or type(stop) == "cdata" or type(step) == "cdata" then
+    return arange_64(start, stop, step, dtype, device)
+  end
   if step == 0 or step ~= step then P.fail(("arange: step is %s, allowed: numbers but 0"):format(tostring(step))) end
   local n = math.ceil((stop - start) / step)
   if n ~= n or n >= 2 ^ 53 or n < 0 then
@@ -396,7 +425,7 @@ signature.check_one("", M, {
   cumprod = "t: tensor, dim: dim",
 })
 signature.check_one("", Tensor, {
-  arange = "start: number, stop: number?, step: number?, dtype: dtype?, device: device?",
+  arange = "start: scalar, stop: scalar?, step: scalar?, dtype: dtype?, device: device?",
   rand = "shape: list, dtype: dtype?, device: device?", randn = "shape: list, dtype: dtype?, device: device?",
 })
 

@@ -63,6 +63,13 @@ for _, name in ipairs { "f64", "f32", "f16", "bf16", "c64", "c128" } do floats[P
 --- Whether its elements are no integers and no bool.
 function Tensor._is_float(t) return floats[t:describe().dtype] == true end
 
+--- An error unless all elements of t are whole numbers. Waits for floats, to look at them.
+function Tensor._check_whole(func, t)
+  if Tensor._is_float(t) and t:ne(t:floor()):sum():item() > 0 then
+    P.fail(("%s: %s has elements that are no whole numbers"):format(func, Tensor._text(t)))
+  end
+end
+
 --- The number x, a Lua number or a 64-bit integer, as a tensor without dimensions beside t: of t's dtype if that can
 --- hold it, else of the next kind: i64 beside bool, f32 beside integers.
 function Tensor._number(x, t)
