@@ -300,7 +300,10 @@ describe("perilune serve", function()
     end
     shell.run(("mv %s/run %s/away"):format(folder, folder))
     health "run': No such file"
+    shell.run(("mkdir %s/run"):format(folder))
+    health "run' has no checkpoint any more"
     still()
+    shell.run(("rmdir %s/run"):format(folder))
     shell.run(("mv %s/away %s/run"):format(folder, folder))
     stop "KILL"
     start(("--name demo --follow %s/run"):format(folder))

@@ -252,6 +252,28 @@ peri_status peri__json_close(peri__json *j)
     return j->status;
 }
 
+/* -- UTF-8 -------------------------------------------------------------------------------------------------------- */
+
+int peri__utf8_bytes(const char *text)
+{
+    const unsigned char *c = (const unsigned char *)text;
+    const int n = *c < 0x80                 ? *c != 0
+                  : *c >= 0xc2 && *c < 0xe0 ? 2
+                  : *c >= 0xe0 && *c < 0xf0 ? 3
+                  : *c >= 0xf0 && *c < 0xf5 ? 4
+                                            : 0;
+    for (int i = 1; i < n; i++)
+        if ((c[i] & 0xc0) != 0x80) return 0;
+    if (n == 3 && ((*c == 0xe0 && c[1] < 0xa0) || (*c == 0xed && c[1] > 0x9f))) return 0;
+    return n == 4 && ((*c == 0xf0 && c[1] < 0x90) || (*c == 0xf4 && c[1] > 0x8f)) ? 0 : n;
+}
+
+bool peri__is_utf8(const char *text)
+{
+    for (int n; (n = peri__utf8_bytes(text)) > 0;) text += n;
+    return !*text;
+}
+
 /* -- writing ------------------------------------------------------------------------------------------------------- */
 
 int64_t peri__json_quoted(const char *text)

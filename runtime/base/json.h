@@ -50,6 +50,10 @@ bool peri__json_null(peri__json *j);
 /** The first error, or that something else than white space is left. */
 peri_status peri__json_close(peri__json *j);
 
+/** Bytes of the UTF-8 character that @text begins with, 1 to 4; 0: its first byte begins none (or it is the end). */
+int peri__utf8_bytes(const char *text);
+/** Whether all of @text is UTF-8, which JSON has to be. */
+bool peri__is_utf8(const char *text);
 /** Append @text as a JSON text, with its quotes, to a buffer that has room (peri__json_quoted bytes). Returns the
  *  end. */
 char *peri__json_quote(char *to, const char *text);

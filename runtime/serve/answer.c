@@ -15,6 +15,7 @@
 int peri__serve_print(char *to, float x)
 {
     int n = 0;
+    if (x == 0 && signbit(x)) return snprintf(to, 32, "-0.0"); /* some readers take -0 for the whole number 0 */
     /* texts of 6 digits survive, but for the smallest numbers */
     for (int digits = fabsf(x) < FLT_MIN ? 1 : 6; digits <= 9; digits++) {
         n = snprintf(to, 32, "%.*g", digits, (double)x);

@@ -9,9 +9,11 @@
 #include "model_file.h"
 
 #include <errno.h>
+#include <perilune/checkpoint.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 /** Which file it is, and in what state. */
 typedef struct identity {
@@ -145,6 +147,17 @@ static void look_at_file(peri__follow *f)
     }
 }
 
+/** Whether the checkpoint that is served is gone, and the folder has no other. */
+static bool emptied(const peri__follow *f)
+{
+    const char *path = peri_model_follower_path(f->run);
+    char *names;
+    if (!path || access(path, F_OK) == 0 || peri_checkpoint_names(f->source.folder, &names) < 0) return false;
+    const bool none = !*names;
+    peri_checkpoint_names_release(names);
+    return none;
+}
+
 static void look_at_run(peri__follow *f)
 {
     identity folder;
@@ -156,8 +169,13 @@ static void look_at_run(peri__follow *f)
         amiss(f, FOLDER_NOTE, text);
         return;
     }
-    *f->notes[FOLDER_NOTE] = 0;
     peri_status status = peri_model_follower_poll(f->run, &model);
+    if (status == PERI_PENDING && emptied(f)) {
+        snprintf(text, sizeof text, "'%.300s' has no checkpoint any more", f->source.folder);
+        amiss(f, FOLDER_NOTE, text);
+        return;
+    }
+    *f->notes[FOLDER_NOTE] = 0;
     if (status == PERI_PENDING) return; /* what was amiss with a checkpoint is, until there is a good one */
     if (status >= 0)
         status = peri__serve_take_file(model, f->source.path, f->name, peri_model_follower_path(f->run), &served);

@@ -4,6 +4,8 @@
  */
 #include "model_file.h"
 
+#include "../base/json.h"
+
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -181,6 +183,27 @@ static void take_name(file_model *m, const char *path, const char *name, const c
     if (stat(written, &st) == 0) m->model.born_unix_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
 }
 
+/** All names are UTF-8, since answers in JSON have them; no feature has the name of another one's weights. */
+static peri_status check_names(const file_model *m)
+{
+    const peri__serve_facts *facts = &m->model.facts;
+    const char *odd = peri__is_utf8(facts->name) ? NULL : facts->name;
+    for (int32_t i = 0; i < facts->n_inputs && !odd; i++)
+        if (!peri__is_utf8(facts->inputs[i].name)) odd = facts->inputs[i].name;
+    for (int32_t i = 0; i < facts->n_outputs && !odd; i++)
+        if (!peri__is_utf8(facts->outputs[i].name)) odd = facts->outputs[i].name;
+    if (odd)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "perilune serve: the name '%.100s' is not UTF-8 (--name: another name for the model)", odd);
+    for (int32_t i = 0; i < m->n; i++)
+        for (int32_t k = 0; k < m->n && m->names[i]; k++)
+            if (strcmp(m->names[i], m->inputs[m->map[k].column].name) == 0)
+                return peri__fail(PERI_EUNSUPPORTED,
+                                  "perilune serve: an input is called '%.100s', as the weights of another one are",
+                                  m->names[i]);
+    return PERI_OK;
+}
+
 peri_status peri__serve_open_file(const char *path, const char *name, bool verify, peri__serve_model **out)
 {
     peri_model *file;
@@ -206,6 +229,8 @@ peri_status peri__serve_take_file(peri_model *file, const char *path, const char
         return status;
     }
     take_name(m, path, name, written);
+    status = check_names(m);
+    if (status < 0) return close_file(&m->model), status;
     *out = &m->model;
     return PERI_OK;
 }

@@ -393,6 +393,7 @@ static bool read_v2_keys(v2 *v)
                 if (!read_tensor(v)) return false;
         }
         if (j->status < 0) return false;
+        if (which == ID && !peri__is_utf8(v->out->id)) return fail(v->r, "id is not UTF-8, and the answer has it");
     }
     if (j->status < 0 || peri__json_close(j) < 0) return false;
     if (!(seen & INPUTS)) return fail(v->r, "a request has inputs");

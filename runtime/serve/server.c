@@ -2,6 +2,7 @@
  *
  * server.c: see server.h: the queue, the model that serves, beginning and end.
  */
+#include "../base/json.h"
 #include "serve_internal.h"
 
 #include <errno.h>
@@ -86,37 +87,28 @@ peri_status peri__server_swap(peri__server *s, peri__serve_model *model)
     return PERI_OK;
 }
 
+/** Copy @text, with a '?' for each byte that is not part of UTF-8: all answers are JSON. */
+static void clean(char *to, size_t room, const char *text)
+{
+    size_t n = 0;
+    while (*text && n + 5 < room) {
+        const int bytes = peri__utf8_bytes(text);
+        if (bytes == 0) to[n++] = '?', text++;
+        for (int i = 0; i < bytes; i++) to[n++] = *text++;
+    }
+    to[n] = 0;
+}
+
 void peri__server_note(peri__server *s, const char *note)
 {
     pthread_mutex_lock(&s->lock);
-    snprintf(s->note, sizeof s->note, "%s", note);
+    clean(s->note, sizeof s->note, note);
     pthread_mutex_unlock(&s->lock);
 }
 
 peri__serve_metrics *peri__server_metrics(peri__server *s) { return &s->metrics; }
 
 /* -- answers ------------------------------------------------------------------------------------------------------- */
-
-/** Copy @text, with a '?' for each byte that is not part of UTF-8. */
-static void clean(char *to, size_t room, const char *text)
-{
-    size_t n = 0;
-    for (const unsigned char *c = (const unsigned char *)text; *c && n + 5 < room;) {
-        int more = *c < 0x80                 ? 0
-                   : *c >= 0xc2 && *c < 0xe0 ? 1
-                   : *c >= 0xe0 && *c < 0xf0 ? 2
-                   : *c >= 0xf0 && *c < 0xf5 ? 3
-                                             : -1;
-        for (int i = 1; i <= more; i++)
-            if ((c[i] & 0xc0) != 0x80) more = -1;
-        if (more == 2 && ((*c == 0xe0 && c[1] < 0xa0) || (*c == 0xed && c[1] > 0x9f))) more = -1;
-        if (more == 3 && ((*c == 0xf0 && c[1] < 0x90) || (*c == 0xf4 && c[1] > 0x8f))) more = -1;
-        if (more < 0) to[n++] = '?', c++;
-        else
-            for (int i = 0; i <= more; i++) to[n++] = (char)*c++;
-    }
-    to[n] = 0;
-}
 
 peri__http_reply peri__serve_error(int status, const char *why)
 {

@@ -133,6 +133,8 @@ static void names_what_does_not_fit_in_v2(void **state)
         {"{\"inputs\":[],\"inputs\":[]}", "'inputs' is there twice"},
         {V2(""), "'clicked' is missing"},
         {"{\"inputs\":[],\"x\":1}", "'x' is no key"},
+        {"{\"id\":\"a\xc3\xa9\xed\xa0\x80\",\"inputs\":[]}", "id is not UTF-8"}, /* half a pair, as UTF-8 */
+        {"{\"id\":\"a\xc3\xa9\",\"inputs\":[]}", "is missing"},
         {V2(",{\"name\":\"clicked\"}"), "name, shape and datatype"},
         {V2("," T("clicked", "[1]", "FP32", "[1]")), "datatype FP32"},
         {V2("," T("clicked", "[1]", "INT9", "[1]")), "datatype: allowed"},
@@ -242,7 +244,7 @@ static void prints_shortest_numbers(void **state)
         const char *text;
     } cases[] = {{0.1f, "0.1"},
                  {1, "1"},
-                 {-0.0f, "-0"},
+                 {-0.0f, "-0.0"},
                  {16777216, "16777216"},
                  {3.4028234663852886e38f, "3.4028235e+38"},
                  {1e-45f, "1e-45"},
