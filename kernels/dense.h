@@ -283,7 +283,8 @@ typedef struct peri_k_cross_grad_args {
 enum { PERI_SUM_COLUMNS = 1024 };
 
 /** x is [outer][n][inner], dst [outer][blocks][inner], blocks = ceil(n / block) or 1 if n = 0:
- *    dst[o][k][i] = scale * sum of x[o][r][i] over r in [k block, (k + 1) block); 0 if n = 0.
+ *    dst[o][k][i] = scale * sum of x[o][r][i] over r in [k block, (k + 1) block). If n = 0 the sum
+ *    is 0, and the mean of nothing, whose scale is infinite, NaN.
  *  range: outer * blocks * ceil(inner / PERI_SUM_COLUMNS), the columns innermost. */
 typedef struct peri_k_sum_dim_args {
     void *dst;

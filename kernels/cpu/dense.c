@@ -411,8 +411,9 @@ static void cpu_sum_dim(const void *args, int64_t begin_unit, int64_t end_unit)
             *dst = cpu_sum(x, stop - start) * (float)a->scale;
             continue;
         }
-        if (start >= stop) memset(dst, 0, (size_t)end * sizeof *dst);
-        else K_MAP(dst, x, v * scale);
+        if (start < stop) K_MAP(dst, x, v * scale);
+        else
+            for (int64_t i = 0; i < end; i++) dst[i] = 0 * (float)a->scale;
         for (int64_t r = start + 1; r < stop; r++) {
             x += a->inner;
             K_MAP2(dst, x, dst, k_fma(scale, v, w));

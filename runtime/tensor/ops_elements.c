@@ -196,8 +196,9 @@ static peri_status take_add(peri_tensor *dst, const peri_tensor *src, const peri
                               .ndim = src->ndim,
                               .dim = dim,
                               .put = put,
-                              .size = dst->shape[dim]};
+                              .size = peri__along_size(dst, dim)};
     memcpy(k.shape, src->shape, sizeof k.shape);
+    if (k.ndim == 0) k.shape[k.ndim++] = 1; /* a line of one element */
     memcpy(k.dst_stride, dst->stride, sizeof k.dst_stride);
     memcpy(k.src_stride, src->stride, sizeof k.src_stride);
     memcpy(k.index_stride, index->stride, sizeof k.index_stride);
@@ -276,7 +277,7 @@ static peri_status checked_places(const char *function, peri_tensor *x, int32_t 
     peri_status status = peri__contiguous_of(wide, places);
     peri_tensor_release(wide);
     PERI_TRY(status);
-    status = check_places(function, *places, x->shape[dim]);
+    status = check_places(function, *places, peri__along_size(x, dim));
     if (status < 0) peri_tensor_release(*places);
     return status;
 }
@@ -289,6 +290,7 @@ static peri_status taken(peri_tensor *x, int32_t dim, peri_tensor *places, peri_
     peri_k_take_args k = {.dst = peri__data(y), .src = peri__data(x), .index = peri__data(places),
                           .width = (int32_t)peri_dtype_size(x->dtype), .ndim = x->ndim, .dim = dim};
     memcpy(k.shape, places->shape, sizeof k.shape);
+    if (k.ndim == 0) k.shape[k.ndim++] = 1; /* a line of one element */
     memcpy(k.src_stride, x->stride, sizeof k.src_stride);
     memcpy(k.index_stride, places->stride, sizeof k.index_stride);
     peri_status status = PERI_LAUNCH(peri__device(x), take, &k, peri__numel(y), PERI_ELEMENT_GRAIN);
@@ -318,7 +320,7 @@ peri_status peri_op_gather(peri_tensor *x, int32_t dim, peri_tensor *index, peri
     PERI_NEED(out);
     PERI_TRY(peri__check_tensor(function, "x", x, -1, -1));
     PERI_TRY(peri__check_tensor(function, "index", index, -1, -1));
-    PERI_TRY(peri__dim(function, x, dim, &d));
+    PERI_TRY(peri__along(function, x, dim, &d));
     PERI_TRY(check_gather(function, x, d, index));
     return gather(function, x, d, index, out);
 }
@@ -400,7 +402,7 @@ peri_status peri_op_scatter(peri_tensor *x, int32_t dim, peri_tensor *index, per
     PERI_TRY(check_order(function, "x", x));
     PERI_TRY(check_order(function, "src", src));
     PERI_TRY(peri__check_tensor(function, "index", index, -1, -1));
-    PERI_TRY(peri__dim(function, x, dim, &d));
+    PERI_TRY(peri__along(function, x, dim, &d));
     PERI_TRY(check_gather(function, x, d, index));
     PERI_TRY(check_alike(function, x, src));
     bool alike = src->ndim == index->ndim;
@@ -506,16 +508,28 @@ out:
     return status;
 }
 
+/** *out (new, recorded) = @x, whose dimension @d goes to the end, or comes back from there. A tensor without dimensions
+ *  (`single`) has one there. */
+static peri_status to_end(peri_tensor *x, int32_t d, bool single, peri_tensor **out)
+{
+    return single ? peri_tensor_reshape(x, 1, (int64_t[]){-1}, out) : peri_tensor_transpose(x, d, -1, out);
+}
+static peri_status from_end(peri_tensor *x, int32_t d, bool single, peri_tensor **out)
+{
+    return single ? peri_tensor_reshape(x, 0, NULL, out) : peri_tensor_transpose(x, d, -1, out);
+}
+
 /** Along @d. @indices may be NULL. */
 static peri_status sort_along(const char *function, peri_tensor *x, int32_t d, ranks wanted, peri_tensor **values,
                               peri_tensor **indices)
 {
+    const bool single = x->ndim == 0;
     peri_tensor *last = NULL, *value = NULL, *index = NULL, *places = NULL;
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_transpose(x, d, -1, &last), out);
+    PERI_TRY_GOTO(to_end(x, d, single, &last), out);
     PERI_TRY_GOTO(sort_lines(function, last, wanted, &value, &index), out);
-    if (indices) PERI_TRY_GOTO(peri_tensor_transpose(index, d, -1, &places), out);
-    status = peri_tensor_transpose(value, d, -1, values);
+    if (indices) PERI_TRY_GOTO(from_end(index, d, single, &places), out);
+    status = from_end(value, d, single, values);
 out:
     peri_tensor_release(last);
     peri_tensor_release(value);
@@ -534,11 +548,12 @@ peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k
     int32_t d;
     PERI_NEED(values);
     PERI_TRY(check_order(function, "x", x));
-    PERI_TRY(peri__dim(function, x, dim, &d));
-    if (k < 0) k = x->shape[d];
-    if (k > x->shape[d])
+    PERI_TRY(peri__along(function, x, dim, &d));
+    const int64_t n = peri__along_size(x, d);
+    if (k < 0) k = n;
+    if (k > n)
         return peri__fail(PERI_ERANGE, "%s: the first %lld of %s of %s, allowed: 0..%lld", function, (long long)k,
-                          peri__dim_text(d, &words), peri__tensor_text(x, text, sizeof text), (long long)x->shape[d]);
+                          peri__dim_text(d, &words), peri__tensor_text(x, text, sizeof text), (long long)n);
     return sort_along(function, x, d, (ranks){.descending = descending, .k = k}, values, indices);
 }
 
@@ -548,7 +563,7 @@ static peri_status one_rank(const char *function, peri_tensor *x, int32_t d, boo
 {
     peri_tensor *value, *index = NULL, *place = NULL;
     PERI_TRY(sort_along(function, x, d, wanted, &value, indices ? &index : NULL));
-    if (keepdim) {
+    if (keepdim || x->ndim == 0) {
         *values = value;
         if (indices) *indices = index;
         return PERI_OK;
@@ -571,10 +586,11 @@ peri_status peri_op_kthvalue(peri_tensor *x, int64_t k, int32_t dim, bool keepdi
     int32_t d;
     PERI_NEED(values);
     PERI_TRY(check_order(function, "x", x));
-    PERI_TRY(peri__dim(function, x, dim, &d));
-    if (k < 1 || k > x->shape[d])
+    PERI_TRY(peri__along(function, x, dim, &d));
+    if (k < 1 || k > peri__along_size(x, d))
         return peri__fail(PERI_ERANGE, "%s: k is %lld of %s of %s, allowed: 1..%lld", function, (long long)k,
-                          peri__dim_text(d, &words), peri__tensor_text(x, text, sizeof text), (long long)x->shape[d]);
+                          peri__dim_text(d, &words), peri__tensor_text(x, text, sizeof text),
+                          (long long)peri__along_size(x, d));
     return one_rank(function, x, d, keepdim, (ranks){.first = k - 1, .k = 1}, values, indices);
 }
 
@@ -586,11 +602,11 @@ peri_status peri_op_median(peri_tensor *x, int32_t dim, bool keepdim, peri_tenso
     int32_t d;
     PERI_NEED(values);
     PERI_TRY(check_order(function, "x", x));
-    PERI_TRY(peri__dim(function, x, dim, &d));
-    if (x->shape[d] == 0)
+    PERI_TRY(peri__along(function, x, dim, &d));
+    if (peri__along_size(x, d) == 0)
         return peri__fail(PERI_ERANGE, "%s: %s of %s is empty", function, peri__dim_text(d, &words),
                           peri__tensor_text(x, text, sizeof text));
-    const ranks middle = {.first = (x->shape[d] - 1) / 2, .k = 1, .nan_first = true};
+    const ranks middle = {.first = (peri__along_size(x, d) - 1) / 2, .k = 1, .nan_first = true};
     return one_rank(function, x, d, keepdim, middle, values, indices);
 }
 
@@ -607,7 +623,7 @@ static peri_status running_extreme(const char *function, peri_tensor *x, int32_t
     peri_status status;
     PERI_NEED(values);
     PERI_TRY(check_order(function, "x", x));
-    PERI_TRY(peri__dim(function, x, dim, &d));
+    PERI_TRY(peri__along(function, x, dim, &d));
     PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
     PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &value), out);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, x->ndim, x->shape, &index), out);

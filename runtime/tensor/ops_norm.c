@@ -41,7 +41,7 @@ static peri_status softmax_wide(const char *function, peri_tensor *x, int32_t di
     int64_t outer, n, inner;
     PERI_TRY(peri__check_float(function, "x", x));
     if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
-    PERI_TRY(peri__dim(function, x, dim, &d));
+    PERI_TRY(peri__along(function, x, dim, &d));
     peri__around(x, d, &outer, &n, &inner);
     peri_tensor *flat, *y = NULL;
     peri__node *node;

@@ -9,6 +9,7 @@
 #include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
+#include <math.h>
 #include <stdio.h>
 
 /** Elements of one block: of contiguous numbers, and of rows. */
@@ -169,7 +170,7 @@ static peri_status reduce_wide(peri_tensor *t, uint32_t mask, double scale, peri
         for (int32_t i = g + 1; i < n; i++) inner *= size[i];
         PERI_TRY_GOTO(reduce_once(&x, outer, size[g], inner, scale), out);
         size[g] = 1;
-        scale = 1;
+        if (isfinite(scale)) scale = 1; /* that of a mean of nothing has not reached a result if no group had one yet */
     }
     status = peri__tensor_view(x, t->ndim, shape, NULL, x->offset, out);
 out:

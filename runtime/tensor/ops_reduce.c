@@ -44,7 +44,7 @@ static peri_status mask_of(const char *function, const peri_tensor *x, const int
     for (int32_t i = 0; i < n; i++) {
         int32_t d;
         peri__words words;
-        PERI_TRY(peri__dim(function, x, dims[i], &d));
+        PERI_TRY(peri__along(function, x, dims[i], &d));
         if (*mask >> d & 1)
             return peri__fail(PERI_EINVAL, "%s: %s is named twice", function, peri__dim_text(d, &words));
         *mask |= 1u << d;
@@ -250,8 +250,8 @@ static peri_status extreme(const char *function, peri_tensor *x, int32_t dim, bo
     char text[128];
     peri__words words;
     int32_t d, ndim = 0;
-    PERI_TRY(peri__dim(function, x, dim, &d));
-    if (x->shape[d] == 0)
+    PERI_TRY(peri__along(function, x, dim, &d));
+    if (peri__along_size(x, d) == 0)
         return peri__fail(PERI_EINVAL, "%s: %s of %s is empty", function, peri__dim_text(d, &words),
                           peri__tensor_text(x, text, sizeof text));
     int64_t shape[PERI_MAX_DIMS];
@@ -492,7 +492,7 @@ static peri_status products_of(const char *function, peri_tensor *x, int32_t dim
     int32_t d, back, ndim = 0;
     peri_tensor *wide, *y;
     PERI_TRY(ordered(function, x, &wide, &back));
-    peri_status status = peri__dim(function, wide, dim, &d);
+    peri_status status = peri__along(function, wide, dim, &d);
     for (int32_t i = 0; i < wide->ndim && status >= 0; i++)
         if (i != d || running || keepdim) shape[ndim++] = i == d && !running ? 1 : wide->shape[i];
     if (status >= 0) status = products(wide, d, running, ndim, shape, &y);
@@ -552,7 +552,7 @@ peri_status peri_op_running_sum(peri_tensor *x, int32_t dim, peri_tensor **out)
     int32_t d, back;
     PERI_NEED(out);
     PERI_TRY(ordered(function, x, &wide, &back));
-    peri_status status = peri__dim(function, wide, dim, &d);
+    peri_status status = peri__along(function, wide, dim, &d);
     if (status >= 0) status = run_sums(wide, d, false, &y);
     if (status >= 0) {
         status = peri__attach(&cumsum_vtab, &wide, 1, &y, 1, &node);

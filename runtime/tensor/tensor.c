@@ -100,10 +100,16 @@ peri_status peri__dim(const char *function, const peri_tensor *t, int32_t dim, i
     return PERI_OK;
 }
 
+peri_status peri__along(const char *function, const peri_tensor *t, int32_t dim, int32_t *out)
+{
+    *out = 0;
+    return t->ndim == 0 && (dim == 0 || dim == -1) ? PERI_OK : peri__dim(function, t, dim, out);
+}
+
 void peri__around(const peri_tensor *t, int32_t dim, int64_t *outer, int64_t *n, int64_t *inner)
 {
     *outer = *inner = 1;
-    *n = t->shape[dim];
+    *n = peri__along_size(t, dim);
     for (int32_t d = 0; d < dim; d++) *outer *= t->shape[d];
     for (int32_t d = dim + 1; d < t->ndim; d++) *inner *= t->shape[d];
 }

@@ -498,6 +498,11 @@ enum { PERI_ELEMENT_GRAIN = 1 << 15 }; /* elements of a cheap kernel that are wo
 
 /** @dim, counted from the end if negative, into 0..ndim-1. */
 peri_status peri__dim(const char *function, const peri_tensor *t, int32_t dim, int32_t *out);
+/** As peri__dim, for functions along a dimension: a tensor without dimensions is a line of its one element, whose
+ *  dimension is 0 (PyTorch's rule). */
+peri_status peri__along(const char *function, const peri_tensor *t, int32_t dim, int32_t *out);
+/** The size of dimension @d of peri__along. */
+static inline int64_t peri__along_size(const peri_tensor *t, int32_t d) { return t->ndim ? t->shape[d] : 1; }
 /** [outer][n][inner] around dimension @dim of a contiguous tensor. */
 void peri__around(const peri_tensor *t, int32_t dim, int64_t *outer, int64_t *n, int64_t *inner);
 /** out = f(t), f = PERI_UNARY_*(a, b). */

@@ -135,8 +135,8 @@ peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_ten
     PERI_NEED(t);
     PERI_NEED(out);
     int32_t x, y;
-    PERI_TRY(peri__dim("peri_tensor_transpose", t, a, &x));
-    PERI_TRY(peri__dim("peri_tensor_transpose", t, b, &y));
+    PERI_TRY(peri__along("peri_tensor_transpose", t, a, &x));
+    PERI_TRY(peri__along("peri_tensor_transpose", t, b, &y));
     int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
     memcpy(shape, t->shape, sizeof shape);
     memcpy(stride, t->stride, sizeof stride);
@@ -187,6 +187,9 @@ peri_status peri_tensor_select(peri_tensor *t, int32_t dim, int64_t index, peri_
     int32_t d;
     PERI_TRY(peri__dim("peri_tensor_select", t, dim, &d));
     const int64_t size = t->shape[d], at = index < 0 ? index + size : index;
+    if (size == 0)
+        return peri__fail(PERI_ERANGE, "peri_tensor_select: element %lld of %s of %s, which is empty", (long long)index,
+                          peri__dim_text(d, &words), peri__tensor_text(t, text, sizeof text));
     if (at < 0 || at >= size)
         return peri__fail(PERI_ERANGE, "peri_tensor_select: element %lld of %s of %s, allowed: %lld..%lld",
                           (long long)index, peri__dim_text(d, &words), peri__tensor_text(t, text, sizeof text),
@@ -221,7 +224,7 @@ peri_status peri_tensor_squeeze(peri_tensor *t, int32_t dim, peri_tensor **out)
     PERI_NEED(t);
     PERI_NEED(out);
     int32_t d, n = 0;
-    PERI_TRY(peri__dim("peri_tensor_squeeze", t, dim, &d));
+    PERI_TRY(peri__along("peri_tensor_squeeze", t, dim, &d));
     int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
     for (int32_t i = 0; i < t->ndim; i++) {
         if (i == d && t->shape[i] == 1) continue;

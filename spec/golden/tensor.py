@@ -9,7 +9,7 @@ import json
 
 import torch
 
-NAMES = {torch.float32: "f32", torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8", torch.bool: "bool"}
+NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.int8: "i8", torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8", torch.bool: "bool"}
 torch.manual_seed(1)
 nan, inf = float("nan"), float("inf")
 
@@ -353,6 +353,35 @@ case("= F.tensordot(a, b, 1)", lambda a, b: torch.tensordot(a, b, 1), cube, torc
 case("= F.tensordot(a, b)", torch.tensordot, cube, torch.randn(3, 4, 2))
 case("= F.tensordot(a, b, 0)", lambda a, b: torch.tensordot(a, b, 0), row, x)
 case("= F.tensordot(a, b, { { 3, 1 }, { 1, -1 } })", lambda a, b: torch.tensordot(a, b, ([2, 0], [0, -1])), cube, torch.randn(4, 5, 2))
+
+# tensors without dimensions, of no elements, of integers
+for call, f in (("sum(-1)", lambda t: t.sum(-1)), ("mean(1, true)", lambda t: t.mean(0, True)), ("amax(1)", lambda t: t.amax(0)),
+                ("max(1)", lambda t: t.max(0)), ("argmin(-1)", lambda t: t.argmin(-1)), ("prod(1)", lambda t: t.prod(0)),
+                ("sort(1)", lambda t: t.sort(0)), ("topk(1)", lambda t: t.topk(1)), ("kthvalue(1)", lambda t: t.kthvalue(1)),
+                ("median(1)", lambda t: t.median(0)), ("mode(-1)", lambda t: t.mode(-1)), ("cummax(1)", lambda t: t.cummax(0)),
+                ("cummin(-1)", lambda t: t.cummin(-1)), ("cumsum(-1)", lambda t: t.cumsum(-1)), ("cumprod(1)", lambda t: t.cumprod(0)),
+                ("softmax(1)", lambda t: t.softmax(0)), ("log_softmax(-1)", lambda t: t.log_softmax(-1)),
+                ("logsumexp(1)", lambda t: t.logsumexp(0)), ("var(1, false, 0)", lambda t: t.var(0, correction=0)),
+                ("norm(3, 1)", lambda t: torch.linalg.vector_norm(t, 3, 0)), ("squeeze(1) * 2", lambda t: t.squeeze(0) * 2),
+                ("transpose(1, -1) * 2", lambda t: t.transpose(0, -1) * 2), ("flip(1)", lambda t: t.flip(0)),
+                ("quantile({ 0.5 }, 1)", lambda t: t.quantile(torch.tensor([0.5]), 0)), ("count_nonzero(1)", lambda t: t.count_nonzero(0))):
+    case("= a:" + call, f, torch.tensor(2.5))
+case("= a:gather(1, b)", lambda t, i: t.gather(0, i), torch.tensor(2.5), torch.tensor(0))
+case("= a:scatter(1, b, 7)", lambda t, i: t.scatter(0, i, 7), torch.tensor(2.5), torch.tensor(0))
+for name in ("argmax", "argmin"):
+    case("= a:%s(nil, true)" % name, lambda t, n=name: getattr(t, n)(keepdim=True), x)
+for dtype in (torch.float32, torch.float64, torch.float16):
+    case("= a:mean(1)", lambda t: t.detach().mean(0), torch.zeros(0, 3, dtype=dtype))
+    case("= a:mean { 1, 3 }", lambda t: t.detach().mean((0, 2)), torch.zeros(0, 2, 3, dtype=dtype))
+case("= a:logsumexp(1)", lambda t: t.detach().logsumexp(0), torch.zeros(0, 3))
+small = torch.tensor([[100, -100, 3], [0, 1, 127]], dtype=torch.int8)
+case("= a:logsumexp(2)", lambda t: t.logsumexp(1), small)
+case("= a:logit()", torch.logit, torch.tensor([0, 1, 2, 200], dtype=torch.uint8))
+case("= a:isinf()", torch.isinf, small)
+case("= a:index_add(2, b, a, 2)", lambda t, i: t.index_add(1, i, t, alpha=2), small, torch.tensor([2, 0, 2]))
+case("= F.lerp(a, b, 1)", lambda a, b: torch.lerp(a, b, 1), torch.tensor([1.0, -inf, 1e30]), torch.tensor([2.0, 3.0, 0.1]))
+case("= F.kl_div(a, b, false, 'none')", lambda a, b: F.kl_div(a, b.detach(), reduction="none"), x[0], torch.tensor([-0.5, 0.0, nan, 0.3]))
+case("= F.kl_div(a, b, false, 'batchmean')", lambda a, b: F.kl_div(a, b.detach(), reduction="batchmean"), torch.tensor(-0.3), torch.tensor(0.5))
 
 print('{"format": 1, "kind": "tensor", "library": "torch %s", "tolerance": {"abs": 1e-6, "rel": 1e-5}, "cases": [' % torch.__version__)
 print(",\n".join(json.dumps(c) for c in cases))

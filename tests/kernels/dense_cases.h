@@ -316,7 +316,7 @@ static inline void dense_sums(int64_t outer, int64_t n, int64_t inner, int64_t b
                              .n = n,
                              .inner = inner,
                              .block = block,
-                             .scale = 0.5};
+                             .scale = n ? 0.5 : INFINITY}; /* the mean of nothing: NaN */
     DENSE_OUT(&c, peri_k_sum_dim_args, dst, outer * blocks * inner, dtype, NULL);
     c.tolerance = 1e-5;
     dense_end(&c, &s, sizeof s, outer * blocks * parts, visit, ctx);

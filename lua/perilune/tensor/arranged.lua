@@ -37,6 +37,7 @@ end
 --- Elements in reverse order along a dimension, or a list of them.
 function F.flip(t, dim)
   dim = listed(dim)
+  if t:dim() == 0 then return (F.clone(F.squeeze(t, tonumber(dim[1]) or 1))) end -- squeeze refuses other dimensions
   for i = 1, #dim do
     t = F.index_select(t, counted(t, tonumber(dim[i])), Tensor.arange(t:size(dim[i]) - 1, -1, -1, "i64", t:device()))
   end
@@ -177,6 +178,11 @@ end
 function F.index_add(t, dim, ids, src, alpha)
   local d = counted(t, dim)
   if alpha then src = F.affine(src, alpha, 0) end
+  if not Tensor._is_float(t) then
+    local each = Tensor._ones_shape(src)
+    each[d] = ids:numel()
+    return (F.scatter_add(t, dim, ids:reshape(each):expand(src:shape()), src))
+  end
   check(C.peri_sparse_sum_by_id(ptr(d == 1 and src or src:transpose(1, d)), ptr(ids), t:size(d), out))
   local sums = wrap(out[0])
   return (F.add(t, d == 1 and sums or sums:transpose(1, d)))

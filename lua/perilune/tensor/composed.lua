@@ -14,8 +14,10 @@ end
 --- dtype -> its largest finite number.
 local largest = { f16 = 65504, bf16 = 0x1.fep127, f32 = 0x1.fffffep127, f64 = 0x1.fffffffffffffp1023 }
 
---- The logarithm of the sum of exp(t) over dim (as in sum).
+--- The logarithm of the sum of exp(t) over dim (as in sum). Of integers and bool in f32.
 function F.logsumexp(t, dim, keepdim)
+  if not Tensor._is_float(t) then t = t:to "f32" end -- differences of the largest and the smallest one would wrap
+  if t:numel() == 0 then return (F.log(F.sum(t, dim, keepdim))) end -- nothing has no largest one
   local most, bound = F.amax(t:detach(), dim, true), largest[t:dtype()]
   if bound then most = F.clamp(most, -bound, bound) end -- infinite ones would leave NaN behind
   local sum = F.log(F.sum(F.exp(F.sub(t, most)), dim, keepdim))
@@ -75,7 +77,10 @@ end
 -- -- of one number ----------------------------------------------------------------------------------------------------
 
 --- Where an element is an infinity: bool.
-function F.isinf(t) return (F.eq(F.abs(t), math.huge)) end
+function F.isinf(t)
+  if not Tensor._is_float(t) then return (F.ne(t, t)) end -- none
+  return (F.eq(F.abs(t), math.huge))
+end
 --- t with `nan` (0) for NaN, and for infinities posinf and neginf: where they are nil the largest and the least number
 --- of the dtype.
 function F.nan_to_num(t, nan, posinf, neginf)
@@ -87,6 +92,7 @@ function F.nan_to_num(t, nan, posinf, neginf)
 end
 --- log(t / (1 - t)); eps: of t not below eps nor above 1 - eps.
 function F.logit(t, eps)
+  if not Tensor._is_float(t) then t = t:to "f32" end
   if eps then t = F.clamp(t, eps, 1 - eps) end
   return (F.sub(F.log(t), F.log1p(F.neg(t))))
 end
@@ -124,8 +130,17 @@ end
 
 -- -- of two and more --------------------------------------------------------------------------------------------------
 
---- a + weight (b - a); weight: a number or a tensor.
-function F.lerp(a, b, weight) return (F.add(a, F.mul(F.sub(b, a), weight))) end
+--- a + weight (b - a); weight: a number or a tensor. From 1/2 on it is computed from b, as PyTorch's: weight 1 gives
+--- b's bits.
+function F.lerp(a, b, weight)
+  local way = F.sub(b, a)
+  if Tensor._is_number(weight) then
+    if math.abs(tonumber(weight)) < 0.5 then return (F.add(a, F.mul(way, weight))) end
+    return (F.sub(b, F.mul(way, 1 - tonumber(weight))))
+  end
+  local from_a, from_b = F.add(a, F.mul(way, weight)), F.sub(b, F.mul(way, F.affine(weight, -1, 1)))
+  return (F.where(F.lt(F.abs(weight), 0.5), from_a, from_b))
+end
 --- beta (1) t + alpha (1) times a product. beta 0: t may hold anything, NaN too.
 local function add_product(t, product, beta, alpha)
   local sum = F.affine(product, alpha or 1, 0)
@@ -222,6 +237,10 @@ function F.cdist(a, b, p)
   return (F._root(F.clamp(F.sub(squares, F.affine(F.matmul(a, b:transpose(-1, -2)), 2, 0)), 0)))
 end
 
+local function rms_norm(t, dims, weight, eps)
+  local y = F.mul(t, F.rsqrt(F.affine(F.mean(F.square(t), dims, true), 1, eps)))
+  return weight and F.mul(y, weight) or y
+end
 --- t divided by the root of the mean of its squares plus eps over the last n (1) dimensions, times weight (nil: 1).
 --- eps: that of f32 (2^-23) or f64 (2^-52) if not given.
 function F.rms_norm(t, n, weight, eps)
@@ -233,9 +252,7 @@ function F.rms_norm(t, n, weight, eps)
         util.number_of(n or 1, "size"), Tensor._text(t)))
     end
   end
-  eps = eps or (t:dtype() == "f64" and 2 ^ -52 or 2 ^ -23)
-  local y = F.mul(t, F.rsqrt(F.affine(F.mean(F.square(t), dims, true), 1, eps)))
-  return weight and F.mul(y, weight) or y
+  return (F._in_f32(rms_norm, t, dims, weight, eps or (t:dtype() == "f64" and 2 ^ -52 or 2 ^ -23)))
 end
 
 --- softmax(scale q k^T + mask) v: q [..., n, D], k [..., m, D], v [..., m, V]. attn_mask: bool (true: may be seen) or

@@ -118,6 +118,7 @@ end
 --- The element that is there most often along dim (-1), of several the smallest, and the last of its places (i64).
 function F.mode(t, dim, keepdim)
   dim = dim or -1
+  if t:dim() == 0 then return F.max(t, dim) end
   local n, line = t:size(dim), t:transpose(dim, -1)
   if n == 0 then P.fail(("mode: dimension %d of %s is empty"):format(dim, Tensor._text(t))) end
   local sorted, places = F.sort(line:detach())
@@ -162,15 +163,14 @@ function F.quantile(t, q, dim, keepdim)
   if not Tensor._is_float(t) then
     P.fail(("quantile: %s, allowed: floats; cast it with t:to \"f32\""):format(Tensor._text(t)))
   end
-  local shape = {}
-  for d = 1, t:dim() do shape[d] = 1 end
-  local line = dim and t or t:reshape(-1)
+  local shape = Tensor._ones_shape(t)
+  local line = dim and t:dim() > 0 and t or t:reshape(-1)
   local along = dim or 1
   local sorted, nan = line_up(line, along)
   local list = {}
   for i, share in ipairs(type(q) == "table" and q or { q }) do
     local value = quantile_of(sorted, nan, along, share)
-    list[i] = keepdim and (dim and F.unsqueeze(value, dim) or value:reshape(shape)) or value
+    list[i] = keepdim and (dim and #shape > 0 and F.unsqueeze(value, dim) or value:reshape(shape)) or value
   end
   return type(q) == "table" and F.stack(list, 1) or list[1]
 end

@@ -112,6 +112,12 @@ function M.clone(t)
   return (wrap(out[0]))
 end
 
+--- The shape of one element with as many dimensions as t: what is kept of all of them.
+function Tensor._ones_shape(t)
+  local shape = {}
+  for d = 1, t:dim() do shape[d] = 1 end
+  return shape
+end
 --- Whether two tensors have one shape.
 function Tensor._same_shape(a, b)
   local n = a:dim()
@@ -249,7 +255,7 @@ end
 local function place(t, dim, keepdim, extreme)
   local values, places = extreme(dim and t or t:reshape(-1), dim or 1, keepdim)
   values:release()
-  return places
+  return not dim and keepdim and places:reshape(Tensor._ones_shape(t)) or places
 end
 --- The place of the largest element along dim, or, without dim, among all in row-major order; i64, the first of equal
 --- ones.
@@ -258,7 +264,7 @@ function M.argmin(t, dim, keepdim) return place(t, dim, keepdim, M.min) end
 
 --- How many elements a reduction takes together.
 local function count(t, dim)
-  if not dim then return t:numel() end
+  if not dim or t:dim() == 0 then return t:numel() end
   if type(dim) == "number" then return t:size(dim) end
   local n = 1
   for i = 1, #dim do n = n * t:size(dim[i]) end
@@ -272,6 +278,8 @@ local function in_f32(f, t, ...)
   local result = f(t:to "f32", ...)
   return P.state.autocast and result or result:to(name)
 end
+
+M._in_f32 = in_f32 -- of this layer
 
 local function variance(t, dim, keepdim, correction)
   local squares = M.square(M.sub(t, M.mean(t, dim, true)))

@@ -119,10 +119,12 @@ function F.kl_div(t, target, log_target, reduction)
   local loss
   if log_target then loss = F.mul(F.exp(target), F.sub(target, t))
   else
-    local known = F.where(F.gt(target, 0), target, 1) -- a target of 0 has no logarithm, and counts nothing
+    local known = F.masked_fill(target, F.eq(target, 0), 1) -- a target of 0 has no logarithm, and counts nothing
     loss = F.mul(target, F.sub(F.log(known), t))
   end
-  if reduction == "batchmean" then return (F.affine(F.sum(loss), 1 / t:size(1), 0)) end
+  if reduction == "batchmean" then
+    return (F.affine(F.sum(loss), 1 / (t:dim() > 0 and t:size(1) or 1), 0))
+  end
   return reduce("kl_div", loss, reduction)
 end
 

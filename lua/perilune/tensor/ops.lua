@@ -258,8 +258,9 @@ function M.mean(t, dim, keepdim)
 end
 --- Product over a dimension, or of all (nil).
 function M.prod(t, dim, keepdim)
-  check(C.peri_op_prod(ptr(dim and t or t:reshape(-1)), dimension(dim or 1), keepdim or false, out))
-  return (wrap(out[0]))
+  check(C.peri_op_prod(ptr(dim and t or t:reshape(-1)), dimension(dim or 1), dim and keepdim or false, out))
+  local y = wrap(out[0])
+  return not dim and keepdim and y:reshape(Tensor._ones_shape(t)) or y
 end
 --- Of a mean over ranks: f64 [2], what they add up: sum (a tensor of one element) and count (one, or a number).
 function M.mean_parts(sum, count)
