@@ -202,6 +202,11 @@ peri_status peri__identity_refresh(peri_sharded *e)
     return finish(e, &t);
 }
 
+const char *peri_sharded_identity(const peri_sharded *e)
+{
+    return e && e->identity_text ? e->identity_text : "";
+}
+
 uint64_t peri__identity_hash(const peri_sharded *e)
 {
     uint64_t h = e->identity;

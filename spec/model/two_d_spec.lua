@@ -267,6 +267,40 @@ describe("DMPCollection", function()
     end
   end, { sizes = { 4 }, devices = { "cpu" } })
 
+  worlds.each("is made of what all sharding groups give alike, and so are the states of fused tables",
+    function(world, device, n)
+    local size = n / 2
+    local function second(model) return model.sharding_pg:global_rank(0) > 0 end
+    local other = world:rank() >= size -- of the second sharding group, where groups are ranks that follow each other
+    for name, change in peri.util.ordered {
+      ["eps %(optimizer of table 'a'%) is .* and 0.5 on rank 1"] = { eps = 0.5 },
+      ["optimizer %(table 'a'%) is adam .* and lamb"] = { optimizer = "lamb" },
+      ["learning_rate %(optimizer of table 'a'%) is 0.1 .* and 0.2"] = { learning_rate = 0.2 },
+    } do
+      local params = { optimizer = "adam", learning_rate = 0.1 }
+      for field, value in peri.util.ordered(other and change or {}) do params[field] = value end
+      assert.error_matches(function()
+        make(world, device, "row_wise", { size = size, contiguous = true, fused_params = params })
+      end, "DMPCollection: module 'ebc': " .. name)
+    end
+    for _, kind in ipairs { "row_wise", "data_parallel" } do
+      local model = make(world, device, kind, { size = size, fused_params = { optimizer = "adam" } })
+      local optimizer = model:fused_optimizer()
+      for _, part in ipairs { "momentum1", "step" } do
+        local dict = optimizer:state_dict():clone()
+        optimizer:load_state_dict(dict)
+        for _, t in ipairs(sharded.configs) do
+          local state = dict.state[("ebc.embedding_bags.%s.weight"):format(t.name)][t.name .. "." .. part]
+          for _, piece in ipairs(peri.Tensor.is(state) and { { tensor = state } } or state:local_shards()) do
+            piece.tensor:fill(second(model) and 3 or 2)
+          end
+        end
+        assert.error_matches(function() optimizer:load_state_dict(dict) end, "'ebc.embedding_bags.a.weight." .. part
+          .. "' is not the same on rank 0 of group '.*' and on rank %d")
+      end
+    end
+  end, { sizes = { 2, 4 }, devices = { "cpu" } })
+
   worlds.each("refuses averages of tables that were trained at different rates", function(world, device, n)
     local model = make(world, device, "row_wise", { size = n / 2, interval = 0, fused_params = { optimizer = "sgd",
       learning_rate = 0.5 } })

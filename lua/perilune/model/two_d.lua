@@ -14,7 +14,6 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local dist = require "perilune.dist"
 local group_of = require("perilune.dist.group").group_of
-local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 local own_parts = require("perilune.nn.parameter").own_parts
 local plans = require "perilune.plan"
 local agree = require("perilune.dist.collective_utils").agree
@@ -111,6 +110,7 @@ end
 function DMPCollection:_find_tables()
   local pending = {}
   for i, sharded in ipairs(self.sharded) do
+    agree(self.replica_pg, ("DMPCollection: module '%s'"):format(self._paths[i]), sharded:_identity())
     if sharded.managed_collision_collection then
       P.fail(("DMPCollection: module '%s' takes raw ids (managed collision): each sharding group would give them rows "
         .. "of its own, and averages would mix the rows of different ids; shard it over all ranks "
@@ -128,6 +128,7 @@ function DMPCollection:_find_tables()
       end
     end
     sharded:_settle_with(function() self:wait() end)
+    sharded:_replicate(self.replica_pg, self.global_pg)
   end
   for _, work in ipairs(pending) do work:wait() end
 end
@@ -277,14 +278,6 @@ function DMPCollection:backward(loss, grad)
   self:wait()
   DistributedModelParallel.backward(self, loss, grad)
   if self._open then after_step(self) end
-end
-
---- What is loaded is the same for all sharding groups: replicas of a table on all ranks, pieces in the replica group.
-function DMPCollection:_alike()
-  local dense = DistributedModelParallel._alike(self)
-  return function(s)
-    return dense(s) or s.alike and self.global_pg or ShardedTensor.is(s.tensor) and self.replica_pg or nil
-  end
 end
 
 --- What is loaded is the average of all replicas, from which steps count anew.

@@ -425,6 +425,14 @@ end
 
 function ShardedEmbeddingModule:own_state() return states.of(self) end
 
+function ShardedEmbeddingModule:_identity()
+  local list, text = {}, ffi.string(C.peri_sharded_identity(module_ptr(self._ref)))
+  for subject, property, value in text:gmatch "([^\t\n]*)\t([^\t\n]*)\t([^\n]*)" do
+    list[#list + 1] = { ("%s (%s)"):format(property, subject), value }
+  end
+  return list
+end
+
 --- See Module:check_moment.
 function ShardedEmbeddingModule:check_moment() check(C.peri_sharded_settle(module_ptr(self._ref))) end
 

@@ -135,6 +135,9 @@ function ShardedModule:apply_accumulated() end -- luacheck: ignore 212
 
 --- Call f() before tables are looked up or looked at: somebody changes them in the background.
 function ShardedModule:_settle_with(f) self._settle = f end
+--- Other modules are its replicas, on other ranks: `pieces` are the ranks that have the same pieces of its tables as
+--- this one, `all` those of all replicas.
+function ShardedModule:_replicate(pieces, all) self._pieces_group, self._all_group = pieces, all end
 function ShardedModule:settle()
   if self._settle then self._settle() end
 end
@@ -166,6 +169,8 @@ function ShardedModule:state_group() return self.group or nil end
 function ShardedModule:try_copy_from(module) end -- luacheck: ignore 212
 --- Take over what the unsharded module has learned. Local; called once, when the modules of all ranks are made.
 function ShardedModule:copy_from(module) end -- luacheck: ignore 212
+--- What all its ranks must have alike: a list of { what, value as text }.
+function ShardedModule:_identity() return {} end -- luacheck: ignore 212
 --- The pieces of tables on this rank; see ShardedEmbeddingModule:local_shards.
 function ShardedModule:local_shards() return {} end -- luacheck: ignore 212
 --- Learning rate of tables that train themselves, from now on.
@@ -189,8 +194,8 @@ function ShardedModule:release() end -- luacheck: ignore 212
 
 -- What others have put on a module, and of what and where it is made, which stay when it is made again, also where that
 -- fails half way.
-local KEPT = { "training", "_pipelined", "_flights", "_settle", "_loads", "_changed", "_fused_optimizer", "_made_of",
-  "device" }
+local KEPT = { "training", "_pipelined", "_flights", "_settle", "_pieces_group", "_all_group", "_loads", "_changed",
+  "_fused_optimizer", "_made_of", "device" }
 
 --- Make a module that was released again, in the same object, under another plan: with its start values. Collective.
 --- (It is init that does it, with the arguments that the module was made of.)
@@ -214,7 +219,7 @@ signature.object("pipelined", "an object with a method forward", { forward = "ca
 signature.check("ShardedModule:", ShardedModule, { _set_pipelined = "self: table, object: pipelined?",
   accumulate = "self: table, on: boolean?", _remake = "self: table, plan: any",
   _in_flight = "self: table, forward: table, on: boolean?",
-  _settle_with = "self: table, f: callable",
+  _settle_with = "self: table, f: callable", _replicate = "self: table, pieces: Group, all: Group",
   sharded_parameter_names = "self: table, prefix: string?",
   own_parameter = "self: table, name: string, tensor: tensor" })
 

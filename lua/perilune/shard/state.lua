@@ -85,17 +85,20 @@ local function spread(module, t, geometry, dtype, make)
     stored = module:in_files(), mark = function() return module:_map_mark(t.name) end }
 end
 
---- State `name` of table `t`, "weight" or one of its optimizer. Of a replica it is a tensor, and the module's group has
---- it alike: what is returned second.
+--- State `name` of table `t`, "weight" or one of its optimizer, and the group that has it alike (nil: nobody else has
+--- it). Of a replica it is a tensor.
 local function state_of(module, t, name, geometry, dtype)
   local _, some = local_pieces(module, t)
-  if some and some.replica then return P.lasting(some.state, name), module.group end
-  return spread(module, t, geometry, dtype, function(piece, metadata)
+  if some and some.replica then
+    return P.lasting(some.state, name), rawget(module, "_all_group") or module.group
+  end
+  local whole = spread(module, t, geometry, dtype, function(piece, metadata)
     return { metadata = metadata, tensor = not piece.cached and P.lasting(piece.state, name) or nil,
       source = piece.cached and function() return piece.source(name) end or nil,
       read = function(row, result) return piece.read(name, row, result) end,
       write = function(row, source) piece.write(name, row, source) end }
   end)
+  return whole, rawget(module, "_pieces_group") or nil
 end
 
 --- What a state_dict has of a sharded module: a list of { name =, tensor = }.
@@ -174,13 +177,14 @@ end
 local function iteration_of(module, t)
   local _, some = local_pieces(module, t)
   if some and some.replica then
-    return P.lasting(Tensor.tensor, { some.iteration() }, "i64", "cpu"), module.group
+    return P.lasting(Tensor.tensor, { some.iteration() }, "i64", "cpu"), rawget(module, "_all_group") or module.group
   end
-  return spread(module, t, "scalar", "i64", function(piece, metadata)
+  local whole = spread(module, t, "scalar", "i64", function(piece, metadata)
     local n = P.lasting(Tensor.tensor, { piece.iteration() }, "i64", module.device or nil)
     return { metadata = metadata, tensor = n, read = function(_, result) return result:copy(n) end,
       write = function() end }
   end)
+  return whole, rawget(module, "_pieces_group") or nil
 end
 
 --- The FusedOptimizer of a sharded module: a group for each optimizer of its tables.

@@ -293,6 +293,9 @@ PERI_API int32_t peri_sharded_local_shards(const peri_sharded *module);
 PERI_API peri_status peri_sharded_local_shard(peri_sharded *module, int32_t i, peri_local_shard *out);
 /** Learning rate of optimizer @optimizer (index into config.optimizers) from now on; on all ranks alike. */
 PERI_API peri_status peri_sharded_learning_rate_set(peri_sharded *module, int32_t optimizer, double learning_rate);
+/** What all ranks must agree on, with the learning rates of now: lines "subject <tab> property <tab> value". Borrowed
+ *  from the module, until a rate or a time is set. NULL: "". Local. */
+PERI_API const char *peri_sharded_identity(const peri_sharded *module);
 /** Backward passes of the module so far, which are as many on all ranks. NULL: 0. Local. */
 PERI_API int64_t peri_sharded_passes(const peri_sharded *module);
 /** A number that is another one after the weights of this rank's shards have changed: by updates, by peri_tbe_write and
