@@ -241,17 +241,26 @@ local function make_parser()
   add_export(parser)
   local help = parser:command("help",
     "What the reference (docs/reference) says of a name, such as KeyedJaggedTensor or permute.")
-  help:argument("name", "A name of Lua or C, or a page; without one: the pages."):args "?"
+  help:argument("name", "A name of Lua or C, a word, a command, or a page; without one: the pages."):args "*"
   help:flag("--names", "Print all names that it tells about.")
   local compare = parser:command("compare",
     "Draw the numbers of runs' logs (JSON lines, as of the demonstration) over steps.")
-  compare:argument("logs", "The files."):args "+"
+  compare:argument("logs", "The files, which SummaryWriter { log = } and the demonstration write."):args "+"
   compare:option("--fields", "Only these, such as loss,auc."):argname "NAMES"
   parser:command("completion",
     "Print a script with which a shell completes perilune's words: eval \"$(perilune completion bash)\"")
     :argument("shell", "The shell."):choices { "bash", "zsh" }
   parser:command("version", "Print the version.")
   return parser
+end
+
+--- What each command does, by its name.
+function M.commands()
+  local list = {}
+  for _, command in ipairs(make_parser()._commands) do
+    for _, name in ipairs(command._aliases) do list[name] = command._description end
+  end
+  return list
 end
 
 --- Put "--" before the script's name, so that the options after it stay the script's, and the values of --mpi, which
@@ -415,7 +424,8 @@ local simple = {
   completion = function(options, parser) return say(require("perilune.launch.words").script(parser, options.shell)) end,
   help = function(options)
     if options.names then return say(require("perilune.launch.words").names()) end
-    return require("perilune.launch.help").run(options.name)
+    return require("perilune.launch.help").run(#options.name > 0 and table.concat(options.name, " ") or nil,
+      M.commands())
   end,
 }
 

@@ -65,13 +65,19 @@ function M.find(name)
   return #found > 0 and found or lower
 end
 
---- Up to five names that are written much like one that is not there.
+--- The words that a name is made of, in lower case, a space before each: "KeyedJaggedTensor" -> " keyed jagged tensor".
+local function words_of(name)
+  return " " .. name:gsub("(%l)(%u)", "%1 %2"):gsub("(%u)(%u%l)", "%1 %2"):gsub("[^%w]+", " "):lower()
+end
+
+--- Up to five names that are written much like one that is not there, or have a word that begins with it.
 local function near(name)
   local wanted, list = name:lower():gsub("^peri%.", ""), {}
   for _, full in ipairs(util.keys(manual().texts)) do
     local last = full:match "[%w_]+$"
     local least = math.min(util.distance(wanted, last:lower()), util.distance(wanted, full:lower():gsub("^peri%.", "")))
-    local inside = #wanted >= 3 and full:lower():find(wanted, 1, true)
+    local inside = #wanted >= 3 and (words_of(full):find(" " .. wanted, 1, true)
+      or wanted:find "[^%l]" and full:lower():find(wanted, 1, true))
     if least <= math.max(1, math.floor(#wanted / 3)) or inside then
       list[#list + 1] = { full, inside and least / 100 or least }
     end
@@ -84,20 +90,29 @@ end
 local function within(name)
   local list = {}
   for _, full in ipairs(util.keys(manual().texts)) do
-    for _, prefix in ipairs { name .. ".", "peri." .. name .. "." } do
-      if full:sub(1, #prefix) == prefix then list[#list + 1] = full end
+    for _, prefix in ipairs { name, "peri." .. name } do
+      if full:sub(1, #prefix) == prefix and full:find("^[.:]", #prefix + 1) then list[#list + 1] = full end
     end
   end
   return list
 end
 
---- Up to ten names whose texts have a word in them: those that have it in their first sentence first.
-local function speaking_of(word)
-  word = word:lower():gsub("@", " at ") -- recall@k
+--- Whether a text has all of some words in it.
+local function has_all(text, words)
+  text = text:lower()
+  for word in words:gmatch "%S+" do
+    if not text:find(word, 1, true) then return false end
+  end
+  return true
+end
+
+--- Up to ten names whose texts have some words in them: those that have them in their first sentence first.
+local function speaking_of(words)
+  words = words:lower():gsub("@", " at ") -- recall@k
   local first, others = {}, {}
   for _, full in ipairs(util.keys(manual().texts)) do
-    local list = (manual().briefs[full] or ""):lower():find(word, 1, true) and first or others
-    if list == first or manual().texts[full]:lower():find(word, 1, true) then list[#list + 1] = full end
+    local list = has_all(manual().briefs[full] or "", words) and first or others
+    if list == first or has_all(manual().texts[full], words) then list[#list + 1] = full end
   end
   for _, full in ipairs(others) do first[#first + 1] = full end
   return { unpack(first, 1, 10) }
@@ -132,12 +147,22 @@ local function contents()
   return table.concat(lines, "\n")
 end
 
---- The text about a name (nil: about the whole), or nil and why there is none.
-function M.text(name)
-  if not name then return contents() end
+--- What a class has: a listing of its methods and its own functions; "" of what is no class.
+local function members(class)
+  local list, methods = {}, 0
+  for _, full in ipairs(within(class)) do
+    local mark, key = full:sub(#class + 1):match "^([:.])([%l_][%w_]*)$"
+    if key then list[#list + 1] = full end
+    if mark == ":" then methods = methods + 1 end
+  end
+  return methods > 0 and "\n\nIt has:\n\n" .. listing(list) or ""
+end
+
+--- The text about a name of the reference, or nil and why there is none.
+local function described(name)
   local page, found = page_of(name), M.find(name)
   if page then return page.title .. "\n\n" .. listing(page.names) end
-  if #found == 1 then return found[1] .. "\n\n" .. manual().texts[found[1]] end
+  if #found == 1 then return found[1] .. "\n\n" .. manual().texts[found[1]] .. members(found[1]) end
   if #found > 1 then return ("'%s' is the name of several:\n\n%s"):format(name, listing(found)) end
   local others = within(name)
   if #others > 0 then return ("In '%s' are:\n\n%s"):format(name, listing(others)) end
@@ -148,6 +173,27 @@ function M.text(name)
   others = speaking_of(name)
   return nil, #others > 0 and ("help: '%s' is no name; these speak of it:\n%s"):format(name, listing(others))
     or ("help: there is nothing about '%s'; perilune help lists the pages"):format(name)
+end
+
+--- What a word means here (docs/glossary.md), and what the launcher's command of this name does (commands: name ->
+--- text); nil: it is neither.
+local function meaning(name, commands)
+  local words, lines = manual().words, {}
+  local word = words[name:lower()] or words[name:lower():gsub("s$", "")]
+  if word then lines[1] = word .. " (docs/glossary.md)" end
+  local command = commands and commands[name]
+  if command then
+    lines[#lines + 1] = ("perilune %s, a command: %s Its options: perilune %s --help"):format(name, command, name)
+  end
+  return #lines > 0 and table.concat(lines, "\n") or nil
+end
+
+--- The text about a name or a word (nil: about the whole), or nil and why there is none. commands: of the launcher.
+function M.text(name, commands)
+  if not name then return contents() end
+  local word, text, why = meaning(name, commands), described(name)
+  if word then return text and word .. "\n\n" .. text or word end
+  return text, why
 end
 
 --- The text about a value that the reference describes: a function, a class, an object of a class.
@@ -177,8 +223,8 @@ function M.text_of_value(value)
 end
 
 --- The command: prints the text. Returns the exit code.
-function M.run(name)
-  local text, why = M.text(name)
+function M.run(name, commands)
+  local text, why = M.text(name, commands)
   if text then
     print(text)
     return 0

@@ -144,7 +144,7 @@ local function settle()
   for _, name in ipairs { "nn", "plan", "data" } do
     if rawget(_G, name) == nil then _G[name] = peri[name] end
   end
-  _G.help = function(what)
+  _G.help = setmetatable({}, { __call = function(_, what)
     local help = require "perilune.launch.help"
     local text, why
     if what == nil or type(what) == "string" then
@@ -153,7 +153,9 @@ local function settle()
       text, why = help.text_of_value(what)
     end
     print(text or why)
-  end
+  end, __tostring = function()
+    return 'help "NAME" tells about a name or a word, help(value) about what a value is; help() lists the pages'
+  end })
 end
 
 local BANNER = [[
