@@ -5,8 +5,8 @@ local shell = require "spec.support.shell"
 describe("the examples of", function()
   local documents = { data = 7, embedding_tables = 5, managed_collision = 3, model_file = 1, models = 5,
     pipelines = 5, plans = 5, precision = 2, quantized_tables = 4, sequences = 3, sharded_tables = 6,
-    sparse_operators = 1, streams = 1, tables_in_files = 2, tensors = 3, tutorial_first_model = 2,
-    tutorial_from_torchrec = 1, tutorial_own_data = 3, tutorial_plan_and_schedule = 2 }
+    sparse_operators = 1, streams = 1, tables_in_files = 2, tensors = 3, tutorial_from_torchrec = 1,
+    tutorial_own_data = 3, tutorial_plan_and_schedule = 2 }
   for document, examples in peri.util.ordered(documents) do
     document = "docs/" .. document .. ".md"
     it(document, function()
@@ -53,12 +53,13 @@ describe("the examples of", function()
     return out
   end
 
-  it("docs/checkpoints.md, docs/running.md, docs/collectives.md: each of them a program", function()
+  it("docs/checkpoints.md, running.md, collectives.md, tutorial_first_model.md: each of them a program", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
     assert.matches("now answering from .*run%-7/save%-000001%-step%-10", program("docs/checkpoints.md", 1, 5, 1))
     assert.matches("%d\n", program("docs/running.md", 1, 1, 1))
     if not shell.has "mpirun" then return pending "mpirun was not found" end
     program("docs/collectives.md", 2, 6, 2)
+    assert.matches("AUC 0.%d+; 0.5 is guessing\n", program("docs/tutorial_first_model.md", 1, 3, 2))
   end)
 
   it("docs/tutorial_serve.md, and its commands up to the model file", function()

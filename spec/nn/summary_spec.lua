@@ -83,7 +83,26 @@ describe("SummaryWriter", function()
     assert.same({ step = 2 ^ 40, auc = 0.25, ["speed/step"] = 2 }, scalars(list[3]))
   end)
 
+  it("appends lines of JSON to a log", function()
+    local path = folder .. "/made/run.jsonl"
+    local function add(...)
+      local writer = peri.nn.metrics.SummaryWriter { log = path }
+      writer:add_scalars(...)
+      return writer
+    end
+    local writer = add({ auc = 0.25, loss = 1 / 3, name = "x", speed = { ["a\"b"] = 2 } }, 7)
+    writer:add_scalar("loss", 0 / 0, 2 ^ 40) -- each line is there at once
+    local first = '{"step":7,"auc":0.25,"loss":0.33333333333333,"speed/a\\"b":2}\n{"step":1099511627776,"loss":null}\n'
+    assert.equal(first, io.open(path):read "*a")
+    writer:close()
+    assert.error_matches(function() writer:add_scalar("a", 1, 1) end, "its log is closed")
+    add({ loss = -1 / 0 }, 0):close()
+    assert.equal(first .. '{"step":0,"loss":null}\n', io.open(path):read "*a")
+  end)
+
   it("says what is wrong", function()
+    assert.error_matches(function() peri.nn.metrics.SummaryWriter {} end, "neither a folder nor a log")
+    assert.error_matches(function() peri.nn.metrics.SummaryWriter { log = "/proc/nowhere/a" } end, "/proc/nowhere/a")
     local writer = peri.nn.metrics.SummaryWriter { folder = folder }
     assert.error_matches(function() writer:add_scalar("a", "b", 1) end, "value is .*, wanted a number")
     assert.error_matches(function() writer:add_scalar("a", 1, 1.5) end, "step is 1.5, allowed: whole numbers")

@@ -1,15 +1,17 @@
--- summary.lua: numbers of a run as an event file, which TensorBoard reads.
+-- summary.lua: numbers of a run as an event file, which TensorBoard reads, and as lines of JSON, which
+-- `perilune compare` draws.
 --
--- The file is a list of records: length (8 bytes), checksum of the length (4), the record, its checksum (4). A record
--- is a protocol-buffer message Event: 1 wall time (double), 2 step (varint), 3 version of the file (text, of the first
--- one), 5 Summary: a list (1) of Value: 1 tag (text), 2 number (float). The checksum is the CRC-32C, rotated and added
--- to a constant, so that checksums of checksums are none.
+-- The event file is a list of records: length (8 bytes), checksum of the length (4), the record, its checksum (4). A
+-- record is a protocol-buffer message Event: 1 wall time (double), 2 step (varint), 3 version of the file (text, of
+-- the first one), 5 Summary: a list (1) of Value: 1 tag (text), 2 number (float). The checksum is the CRC-32C, rotated
+-- and added to a constant, so that checksums of checksums are none.
 local bit = require "bit"
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local errors = require "perilune.errors"
 local signature = require "perilune.signature"
+local quoted = require("perilune.text").json.string
 
 local SummaryWriter = util.seal(util.class "SummaryWriter")
 
@@ -56,21 +58,40 @@ end
 
 local files = 0
 
---- folder: where the file goes; it is made if it is not there. TensorBoard takes all files of a folder for one run.
-function SummaryWriter:init(args)
-  local a = util.named("SummaryWriter", args, { folder = util.required.string })
-  files = files + 1
-  local name = ("events.out.tfevents.%010d.perilune.%d.%d"):format(os.time(), tonumber(P.C.peri_time_ns() % 1000000007),
-    files)
-  self.path, self._file = a.folder .. "/" .. name, false
-  local file, why = io.open(self.path, "wb")
-  if not file then
-    os.execute(("mkdir -p '%s' 2>/dev/null"):format(a.folder:gsub("'", "'\\''")))
-    file, why = io.open(self.path, "wb")
+--- A file of a folder that is made if it is not there.
+local function open(path, mode)
+  local file, why = io.open(path, mode)
+  if not file and path:find "/" then
+    os.execute(("mkdir -p '%s' 2>/dev/null"):format(path:match "^(.*)/":gsub("'", "'\\''")))
+    file, why = io.open(path, mode)
   end
   if not file then P.fail("SummaryWriter: " .. why) end
-  self._file = file
+  return file
+end
+
+--- folder: where the event file goes; TensorBoard takes all files of a folder for one run. log: the file of lines, to
+--- which what is added is appended. One of them at least.
+function SummaryWriter:init(args)
+  local a = util.named("SummaryWriter", args, { folder = util.optional.string, log = util.optional.string })
+  if not (a.folder or a.log) then P.fail "SummaryWriter: there is neither a folder nor a log; wanted one of them" end
+  self.path, self._file, self._log = false, false, a.log and open(a.log, "a") or false
+  if self._log then self._log:setvbuf "line" end
+  if not a.folder then return end
+  files = files + 1
+  self.path = ("%s/events.out.tfevents.%010d.perilune.%d.%d"):format(a.folder, os.time(),
+    tonumber(P.C.peri_time_ns() % 1000000007), files)
+  self._file = open(self.path, "wb")
   write_event(self, bytes(3, "brain.Event:2"))
+end
+
+--- A line of the log: {"step":7,"loss":0.5}. JSON has no word for NaN and infinity: they are null.
+local function line_of(step, list)
+  local parts = { ('"step":%.0f'):format(step) }
+  for _, x in ipairs(list) do
+    parts[#parts + 1] = ("%s:%s"):format(quoted(x[1]), math.abs(x[2]) < math.huge
+      and ("%.14g"):format(x[2]) or "null")
+  end
+  return "{" .. table.concat(parts, ",") .. "}\n"
 end
 
 --- Every number in a table, under its key, in tables within it under "outer/inner".
@@ -84,10 +105,15 @@ local function collect(values, prefix, out)
 end
 
 local function add(self, step, list)
-  if not self._file then P.fail(("SummaryWriter: %s is closed"):format(self.path)) end
+  if not (self._file or self._log) then P.fail(("SummaryWriter: %s is closed"):format(self.path or "its log")) end
   if step ~= math.floor(step) or step < 0 or step > 2 ^ 53 then
     P.fail(("SummaryWriter: step is %g, allowed: whole numbers 0..2^53"):format(step))
   end
+  if self._log then
+    local ok, why = self._log:write(line_of(step, list))
+    if not ok then P.fail("SummaryWriter: the log: " .. why) end
+  end
+  if not self._file then return end
   local values = {}
   for i, x in ipairs(list) do
     values[i] = bytes(1, bytes(1, x[1]) .. string.char(2 * 8 + 5) .. ffi.string(ffi.new("float[1]", x[2]), 4))
@@ -106,15 +132,17 @@ end
 --- All numbers of a table, such as metric:compute() or a line of a log; what is no number is left out.
 function SummaryWriter:add_scalars(values, step) add(self, step, collect(values, "", {})) end
 
---- What was added is in the file.
+--- What was added is in the event file; lines of the log are there at once.
 function SummaryWriter:flush()
   if self._file then self._file:flush() end
 end
 
---- The file is complete.
+--- The files are complete.
 function SummaryWriter:close()
-  if self._file then self._file:close() end
-  self._file = false
+  for _, file in ipairs { "_file", "_log" } do
+    if self[file] then self[file]:close() end
+    self[file] = false
+  end
 end
 
 signature.check("SummaryWriter:", SummaryWriter, { add_scalar = "self: table, tag: string, value: any, step: number",

@@ -79,12 +79,14 @@ metrics.SegmentedNEMetric = {}
 ---@field window_size? integer Samples of all ranks together that the window holds (default: 10000000).
 ---@field group? peri.dist.Group|boolean The ranks (default: the world when the first samples come); `false`: this rank alone.
 
----Numbers of a run as an event file, which TensorBoard reads: `tensorboard --logdir FOLDER`. Each writer makes a file
----of its own, and TensorBoard takes all files of a folder for one run, so a run that goes on with `--resume` adds to
----its curves. One rank writes.
+---Writes numbers of a run into files from which they can be plotted. `folder` gets an event file, which TensorBoard
+---reads: `tensorboard --logdir FOLDER`. Each writer makes a file of its own, and TensorBoard takes all files of a
+---folder for one run, so a run that goes on with `--resume` adds to its curves. `log` is a file of JSON lines (jsonl),
+---such as `{"step":100,"loss":0.7}`: what is added is appended, a line for each call, and `perilune compare a.jsonl
+---b.jsonl` draws such files, one run over the other, in the terminal. One rank writes.
 ---
----Errors: a folder that cannot be made; a step that is not whole, or below 0; a value that is no number; a writer that
----is closed.
+---Errors: neither a folder nor a log; a file that cannot be made; a step that is not whole, or below 0; a value that is
+---no number; a writer that is closed.
 ---
 ---```lua
 ---local folder = os.tmpname() .. ".events"
@@ -97,19 +99,27 @@ metrics.SegmentedNEMetric = {}
 ---writer:close()
 ---print(writer.path:match "events%.out%.tfevents") --> events.out.tfevents
 ---os.execute("rm -r " .. folder)
+---
+---local path = os.tmpname()
+---writer = peri.nn.metrics.SummaryWriter { log = path }
+---writer:add_scalars({ loss = 0.7, auc = 0.5 }, 100)
+---writer:close()
+---for line in io.lines(path) do print(line) end --> {"step":100,"auc":0.5,"loss":0.7}
+---os.remove(path)
 ---```
 ---@class peri.nn.metrics.SummaryWriter
 ---@overload fun(args: peri.nn.metrics.SummaryWriter.args): peri.nn.metrics.SummaryWriter
 metrics.SummaryWriter = {}
 
 ---@class peri.nn.metrics.SummaryWriter.args
----@field folder string Where the file goes; it is made if it is not there.
+---@field folder? string Where the event file goes; it is made if it is not there (default: no event file).
+---@field log? string The file of JSON lines (default: none).
 
 ---Add a number of a step.
 ---
 ---Errors: a value that is no number; a step that is not whole, or below 0.
 ---@param tag string Its name, such as `loss` or `validation/auc`.
----@param value number The number, which the file has as f32.
+---@param value number The number, which the event file has as f32.
 ---@param step integer The step.
 function metrics.SummaryWriter:add_scalar(tag, value, step) end
 
@@ -121,8 +131,8 @@ function metrics.SummaryWriter:add_scalar(tag, value, step) end
 ---@param step integer The step.
 function metrics.SummaryWriter:add_scalars(values, step) end
 
----Let what was added be in the file.
+---Let what was added be in the event file. Lines of the log are there at once.
 function metrics.SummaryWriter:flush() end
 
----Complete the file. The garbage collector does so too.
+---Complete the files. The garbage collector does so too.
 function metrics.SummaryWriter:close() end
