@@ -46,6 +46,11 @@ typedef struct csv {
 
 static peri_status bad_field(const csv *r, int64_t line, int32_t i, const char *p, int64_t n, const char *wanted)
 {
+    char first[192];
+    if (line == 0 && !r->lines.window.header) {
+        snprintf(first, sizeof first, "%s; a first line of names is left out by header = true", wanted);
+        wanted = first;
+    }
     return peri__lines_bad_field(&r->lines, line, i + 1, r->columns[i].name, p, n, wanted);
 }
 
@@ -157,7 +162,8 @@ static peri_status convert_id(csv *r, int64_t line, int32_t i, const char *p, in
     }
     if (!peri__parse_whole(p, n, c->base, &x))
         return bad_field(r, line, i, p, n,
-                         c->base == 10 ? "whole numbers 0..2^64-1" : "hexadecimal numbers of at most 16 digits");
+                         c->base == 10 ? "whole numbers 0..2^64-1; ids = text takes words"
+                                       : "hexadecimal numbers of at most 16 digits");
     int64_t id = peri__id_place(&c->rule, x);
     if (id >= 0) return add_id(r, id);
     snprintf(wanted, sizeof wanted, "ids 0..%llu, below the rows of its table",

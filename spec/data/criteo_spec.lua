@@ -1,6 +1,7 @@
 -- The Criteo reader: fields, line ends, ranks, parts, epochs, and what it says about bad lines.
 local peri = require "perilune"
 local data = require "perilune.data"
+local util = require "perilune.util"
 
 local folder = os.getenv "TMPDIR" or "/tmp"
 local count = 0
@@ -92,6 +93,12 @@ describe("data.criteo", function()
     end
     assert.same({ 1, 520148, 2174 }, ids "mod") -- 1, 2^31 + 1, 2^63 + 1, mod 999983
     assert.same({ 678207, 890391, 273495 }, ids "hash") -- xxHash's own XXH3_64bits of their 8 bytes, mod 999983
+    local raw = { 1, 0x80000001, 0x8000000000000001ULL }
+    assert.same({ 678207, 890391, 273495 }, util.map(raw, function(id) return data.hash(id, 999983) end))
+    for _, bad in ipairs { -1, 1.5, 2 ^ 53, true, -1LL } do
+      assert.error_matches(function() data.hash(bad, 10) end, "data.hash: id is .*, allowed: a text, whole numbers")
+    end
+    assert.error_matches(function() data.hash("a", 0) end, "data.hash: rows is 0, allowed: whole numbers")
   end)
 
   it("gives missing categories an empty bag or the id 0", function()

@@ -83,6 +83,10 @@ describe("data.csv", function()
       { columns = own, delimiter = ";" }))
     -- XXH3_64bits of "red" and of 're"d' (python-xxhash), mod 1000; 31 and 2^64 - 1, mod 10
     assert.same({ "0 0 101;1", "0 0 535;5" }, got)
+    assert.same({ 101, 535 }, { data.hash("red", 1000), data.hash('re"d', 1000) }) -- what a server is asked with
+    local bags = { { name = "x", kind = "ids", rows = 1000, ids = "text", separator = "|" } }
+    assert.same({ "0 0 101," .. data.hash("blue", 1000) },
+      samples(csv(write("t.csv", "red|blue\n"), { columns = bags })))
   end)
 
   it("leaves raw ids as they are: any 64 bits", function()
@@ -219,7 +223,7 @@ describe("data.csv", function()
     end
     fails("1,2,100,\n", "column 3 %(user%) is '100', allowed: ids 0..99, below the rows of its table")
     fails("1,2,18446744073709551616,\n",
-      "column 3 %(user%) is '18446744073709551616', allowed: whole numbers 0..2%^64%-1")
+      "column 3 %(user%) is '18446744073709551616', allowed: whole numbers 0..2%^64%-1; ids = text takes words")
     fails("1,2,-1,\n", "column 3 %(user%) is '%-1'")
     fails("x,2,1,\n", "column 1 %(clicked%) is 'x', allowed: a finite number")
     fails(",2,1,\n", "column 1 %(clicked%) is '', allowed: a finite number")

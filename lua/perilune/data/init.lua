@@ -13,6 +13,7 @@ return util.face("peri.data", {
   criteo = require "perilune.data.criteo",
   cache = require "perilune.data.cache",
   csv = require "perilune.data.csv",
+  hash = require "perilune.data.hash",
   npy = require "perilune.data.npy",
   debian = require "perilune.data.debian",
   samples = require "perilune.data.samples",

@@ -15,8 +15,9 @@ local data = {}
 ---  the column's name); `separator`: the character between ids (without it there is one, or none); `base`: 10 or 16,
 ---  how they are written; `most`: so many are kept, the first ones (0: all); `ids`: what an id x becomes: `exact`
 ---  (default): x, which is below `rows`, `mod`: x mod rows, `hash`: XXH3_64bits of its 8 bytes (little-endian) mod
----  rows, `text`: XXH3_64bits of the field's bytes, whatever they are, mod rows, `raw`: x, any 64 bits with or without
----  sign, for collections that give raw ids their rows (ManagedCollisionEmbeddingBagCollection).
+---  rows, `text`: XXH3_64bits of its bytes, whatever they are, mod rows (of each member, where there is a separator;
+---  `data.hash` gives the same number), `raw`: x, any 64 bits with or without sign, for collections that give raw ids
+---  their rows (ManagedCollisionEmbeddingBagCollection).
 ---- `kind = "skip"`: left out.
 ---
 ---A field may stand between quotation marks; it then may have delimiters in it, and two quotation marks for one. Lines

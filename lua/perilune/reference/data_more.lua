@@ -24,6 +24,21 @@ local data = {}
 ---@return any|nil # nil: the last epoch is over.
 function data.Loader:next_host() end
 
+---The row that a word, or a raw id, has in a table whose column says `ids = "text"`, or `ids = "hash"`, as `data.csv`,
+---`data.criteo` and `data.npy` find it: XXH3_64bits of the word's bytes, or of the id's 8 bytes (little-endian), mod
+---`rows`. Who asks a server about such a model sends this number. In Python:
+---`xxhash.xxh3_64_intdigest("Lisbon".encode()) % rows` (xxhash of PyPI).
+---
+---Errors: an id that is neither a text nor a whole number from 0 on; rows below 1.
+---
+---```lua
+---print(peri.data.hash("Lisbon", 1000), peri.data.hash(42, 1000)) --> 590 720
+---```
+---@param id string|integer The word, or the id.
+---@param rows integer Rows of the table.
+---@return integer
+function data.hash(id, rows) end
+
 ---Which share of all data a part is, as data.criteo and data.debian cut it, for a source of your own.
 ---
 ---Errors: a part that is not there; a share out of 0..1.
