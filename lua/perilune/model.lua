@@ -338,7 +338,12 @@ local function watched(reducer, a, b, c, d, e, f, more)
   if Tensor.is(d) then reducer:watch(d) end
   if Tensor.is(e) then reducer:watch(e) end
   if Tensor.is(f) then reducer:watch(f) end
-  return a, b, c, d, e, f
+  if type(f) ~= "nil" then return a, b, c, d, e, f end -- as many as the model returned: print shows each nil
+  if type(e) ~= "nil" then return a, b, c, d, e end
+  if type(d) ~= "nil" then return a, b, c, d end
+  if type(c) ~= "nil" then return a, b, c end
+  if type(b) ~= "nil" then return a, b end
+  return a
 end
 
 function DistributedModelParallel:forward(...)

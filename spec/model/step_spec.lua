@@ -64,4 +64,13 @@ describe("the training step", function()
       assert.equals(0, status)
     end)
   end
+
+  it("gives as many results as the model returned", function()
+    peri.init()
+    local Many = peri.nn.Module:extend "Many"
+    function Many:init() self.layer = peri.nn.Linear { in_features = 1, out_features = 1 } end
+    function Many.forward(_, n) return unpack({ 1, nil, 3, 4, 5, 6 }, 1, n) end
+    local model = peri.DistributedModelParallel { module = Many() }
+    for _, n in ipairs { 1, 3, 4, 5, 6 } do assert.equal(n, select("#", model(n))) end
+  end)
 end)
