@@ -285,7 +285,7 @@ local function taken(c, dicts, parts)
   for _, part in ipairs(parts) do
     if dicts[part.name] then names[#names + 1] = part.name end
   end
-  return ("of checkpoint '%s' only this is loaded, or a part of it: %s"):format(c.path, table.concat(names, ", "))
+  return ("checkpoint '%s' is loaded in part, as was asked for: %s"):format(c.path, table.concat(names, ", "))
 end
 
 local function take(part, d, partial)

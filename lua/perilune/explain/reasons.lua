@@ -466,7 +466,8 @@ end
 signature.kind("planner", "an EmbeddingShardingPlanner", function(x)
   return type(x) == "table" and x.class_name == "EmbeddingShardingPlanner"
 end)
-signature.kind("planned", "an EmbeddingShardingPlanner that has made a plan (planner:plan)", function(x)
+signature.kind("planned", "an EmbeddingShardingPlanner that has made a plan (by planner:plan, or on rank 0 of "
+  .. "collective_plan)", function(x)
   return signature.is("planner", x) and type(x.last) == "table" and x.last.best ~= nil
 end)
 signature.object("placement_failure", "why a placement failed (plan/partitioners.lua)",

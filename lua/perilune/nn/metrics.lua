@@ -64,14 +64,14 @@ local function options_of(metric, args, spec)
   for name, default in util.ordered(spec or {}) do all[name] = default end
   metric.options = util.named(metric.class_name, args, all)
   util.integer(metric.class_name, "window_size", metric.options.window_size, 1)
-  metric.placed, metric.group = false, false
+  metric._placed, metric.group = false, false
 end
 
 --- Find the metric's group out, once: at its first update or, if it never had one, when it is computed. Returns this
 --- rank's window size.
 local function place(metric)
-  if not metric.placed then
-    metric.placed, metric.group = true, ranks.group_of(metric.class_name, metric.options.group)
+  if not metric._placed then
+    metric._placed, metric.group = true, ranks.group_of(metric.class_name, metric.options.group)
   end
   return math.ceil(metric.options.window_size / (metric.group and metric.group:size() or 1))
 end

@@ -197,10 +197,11 @@ function EmbeddingEnumerator:_add_table(list, collection, config)
         ", "), table.concat(constraint.compute_kernels or { "any kernel" }, ", "), refused[1].way, refused[1].text))
   end
   P.fail(("EmbeddingEnumerator: table '%s' of module '%s': its constraints (%s; %s) leave none of the sharding types "
-    .. "%s with a compute kernel on a %s"):format(config.name, collection.path,
+    .. "%s with a compute kernel on a %s%s"):format(config.name, collection.path,
     table.concat(constraint.sharding_types or { "any type" }, ", "),
     table.concat(constraint.compute_kernels or { "any kernel" }, ", "), table.concat(offered, ", "),
-    topology.compute_device))
+    topology.compute_device, (collection.sharder or self.sharder) == M.torchrec_sharder
+    and ": what TorchRec's modules can do there; sharder = plan.perilune_sharder offers what Perilune's can" or ""))
 end
 
 --- All options of a model's tables, in a fixed order: collections from the last to the first (as TorchRec walks them),

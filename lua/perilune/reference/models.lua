@@ -379,7 +379,8 @@ nn.DLRM_Projection = {}
 ---@field dense_device? string Where they are (default: that of the rank).
 
 ---A model and its loss: what pipelines train. The default loss is the mean over this rank's samples, which is right
----where all ranks have equally many; `nn.BCEWithLogitsLoss { reduction = "global_mean" }` is right always.
+---where all ranks have equally many; `nn.BCEWithLogitsLoss { reduction = "global_mean" }` is right always. Called with
+---a batch it returns the loss, the logits and the labels; so does `pipeline:progress(batches)`.
 ---
 ---Errors: a module that cannot be called; a batch that is no table, or has no labels. The example of `DLRM` makes one.
 ---@class peri.nn.DLRMTrain: peri.nn.Module
