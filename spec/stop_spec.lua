@@ -71,6 +71,23 @@ describe("a rank that is asked to stop", function()
     end)
   end
 
+  it("ends a group of micro-batches, as the run that never stops does", function()
+    for n = 1, 2 do
+      sim.run(n, function(rank)
+        local model = peri.DistributedModelParallel { module = Net(), plan = { ebc = { t = peri.plan.row_wise() } } }
+        local pipeline = peri.pipeline.Pipeline { model = model, optimizer = false,
+          schedule = peri.pipeline.schedules.accumulate(5) }
+        local steps = 0
+        peri.on_stop()
+        for _ in pipeline:run(batch) do
+          steps = steps + 1
+          if steps == 6 and rank == n - 1 then peri.request_stop() end
+        end
+        assert.equal(10, steps)
+      end)
+    end
+  end)
+
   it("stops loops of one's own too, after the same step", function()
     for n = 1, 3 do
       local results = sim.run(n, function(rank)

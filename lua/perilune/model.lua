@@ -215,8 +215,18 @@ function DistributedModelParallel:_alike()
   return function(s) return alike[s.tensor] end
 end
 function DistributedModelParallel:check_moment() changes.check_moment(self, "state_dict") end
---- Whether gradients of micro-batches wait for their update, after which there is a state again.
-function DistributedModelParallel:_unfinished() return self._held > 0 end
+--- Whether there is a state after some more steps, and none now: gradients of micro-batches wait for their update, or
+--- maps of raw ids have learned from batches that a pipeline has yet to train, which it does then before it loads more.
+function DistributedModelParallel:_unfinished()
+  local ahead = false
+  for _, sharded in ipairs(self.sharded) do
+    if sharded:_ahead() then
+      ahead = true
+      for _, supply in pairs(sharded._flights) do supply:pause() end -- any order
+    end
+  end
+  return ahead or self._held > 0
+end
 --- A pipeline's step is between the tables' update by batch `batch` and that of the dense part; -1: it is not.
 function DistributedModelParallel:_note_step(batch) rawset(self, "_mid_step", batch) end
 

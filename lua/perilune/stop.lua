@@ -31,10 +31,10 @@ local function seconds() return tonumber(C.peri_time_ns()) * 1e-9 end
 
 --- Of this rank: functions; own: when the script asked, or false; reason: why all stop, once they have agreed;
 --- deadline: when the grace time is over, or math.huge; told: the functions have been called; group, vote: of
---- peri.stopping.
+--- peri.stopping, which lasts until no object in `waits` is _unfinished.
 local function new()
   return { functions = {}, own = false, reason = false, deadline = math.huge, told = false, group = false,
-    vote = false }
+    vote = false, waits = setmetatable({}, { __mode = "k" }) }
 end
 
 --- From now on the ranks stop together when one of them is asked to: pipelines load no more batches, peri.stopping()
@@ -100,6 +100,15 @@ function M._call()
   for _, f in ipairs(s.functions) do f(M.stopped()) end
 end
 
+--- peri.stopping() tells nobody to stop as long as object:_unfinished() says so, which is alike on all ranks.
+function M._waits_for(object, on) state.stop.waits[object] = on or nil end
+
+local function unfinished(s)
+  local any = false
+  for object in pairs(s.waits) do any = object:_unfinished() or any end -- any order
+  return any
+end
+
 local function group_of(s)
   local world = state.world
   if not world or world.world_size == 1 then return nil end
@@ -129,6 +138,7 @@ function M.stopping()
     local reason, since = M._says()
     if reason > 0 then M._agree(reason, since) end
   end
+  if s.reason and not s.told and unfinished(s) then return nil end
   M._call()
   return M.stopped()
 end

@@ -361,6 +361,8 @@ peri_status peri_sharded_settle(peri_sharded *e)
                       (long long)e->in_flight, e->in_flight == 1 ? "" : "es");
 }
 
+int64_t peri_sharded_ahead(const peri_sharded *e) { return e ? e->in_flight : 0; }
+
 /** Tell the files of @m's rows which map they are of. */
 static peri_status mark_ids(const peri_sharded *e, const peri__managed *m)
 {

@@ -73,6 +73,44 @@ describe("a Saver", function()
     assert.equal("save-000001-step-4\nsave-000002-step-8\nsave-000003-step-12\n", names(folder .. "/replicas"))
   end)
 
+  it("has a loop of one's own stop where there is a whole state; a run that stops elsewhere keeps the last one",
+    function()
+    local function stops(path, world, m, again)
+      local saver = peri.checkpoint.Saver { folder = path, parts = { model = m }, every = 100, group = world }
+      local from, step = saver:resume() or 0, 0
+      repeat
+        step = step + 1
+        local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { (from + step) % 9 }, lengths = { 1 } }
+        local pooled = m(kjt);
+        (pooled.wait and pooled:wait() or pooled):values():sum():backward()
+        if m._accumulates and step % 4 == 0 then m:apply_accumulated() end
+        saver:step(from + step)
+        if step == 5 then peri.request_stop() end
+      until peri.stopping() or again and step == 7
+      assert.equal(8, saver.last_step)
+      saver:close(from + step)
+      return from + step
+    end
+    local function ebc()
+      return peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd" }, tables = {
+        peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } } }
+    end
+    local kinds = { group = function(world)
+      local m = peri.DistributedModelParallel { module = ebc(), group = world }
+      m:accumulate(true)
+      return m
+    end, replicas = function(world)
+      return peri.DMPCollection { module = ebc(), global_pg = world, sharding_group_size = 1, sync_interval = 4 }
+    end }
+    for kind, made in peri.util.ordered(kinds) do
+      local path = folder .. "/stops-" .. kind
+      for run, last in ipairs { 8, 15 } do
+        sim.run(2, function(_, world) assert.equal(last, stops(path, world, made(world), run == 2)) end)
+      end
+      assert.equal("save-000001-step-8\n", names(path))
+    end
+  end)
+
   it("goes by what really continued, whatever the steps of other futures", function()
     local path, p = folder .. "/futures", model()
     local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 10, keep = 9 }

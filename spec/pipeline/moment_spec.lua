@@ -1,6 +1,6 @@
 -- A state that is taken between two steps of a pipeline is that of the plain loop after as many batches, or an error
--- that says when to take it; then it is: after stop() and the steps that are left, or after close(). So are flushes.
--- Ahead are rows of files, and lookups.
+-- that says when to take it; then it is: after stop() and the steps that are left, or after close(), or, for who waits
+-- as a Saver does, some steps later. So are flushes. Ahead are rows of files, and lookups.
 -- deadline: 240 s
 -- mpirun: 2
 local peri = require "perilune"
@@ -67,7 +67,7 @@ describe("a state that is taken in a pipeline", function()
         local model = model_of(world, kind, sequence, folder or nil)
         local schedule = case.stale and schedules.semi_sync(2) or schedules[case[1]]
         local pipeline = peri.pipeline.Pipeline { model = model, optimizer = false, schedule = schedule }
-        local loaded, trained, refusals, taken = 0, 0, 0, 0
+        local loaded, trained, refusals, taken, waiting = 0, 0, 0, 0, false
         local function next_batch()
           loaded = loaded + 1
           return batch(loaded)
@@ -92,6 +92,12 @@ describe("a state that is taken in a pipeline", function()
             trained = trained + (loss and 1 or 0)
           until not loss or not drain
           look(drain or trained == STEPS and not pipeline.next)
+          waiting = (waiting or r(4) == 1) and (waiting or 0) + 1
+          if waiting and not model:_unfinished() then
+            waiting = false
+            look(true)
+          end
+          assert.is_true(not waiting or waiting < 5)
           if drain then loaded = trained end
         end
         while pipeline:progress(next_batch) do trained = trained + 1 end

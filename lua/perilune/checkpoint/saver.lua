@@ -95,6 +95,7 @@ function Saver:init(args)
   self.first, self._firsts = false, {}
   Saver.made = true
   stop.on_stop() -- from now on a signal lets ranks stop after a step, and close() saves it
+  stop._waits_for(self, true)
   if self.folder then self:_lock() end
   if self.folder then self:_tell("saves", self.folder) end
 end
@@ -357,7 +358,7 @@ local function due(self, step)
 end
 
 --- Whether a model will have a whole state after some more steps, and has none now. On all ranks alike.
-local function unfinished(self)
+function Saver:_unfinished()
   for _, part in util.ordered(self.parts) do
     if part.wraps and part:_unfinished() then return true end
   end
@@ -375,14 +376,23 @@ function Saver:step(step, values)
   if P.state.saves then P.state.saves.progress() end
   if not self.folder or step == self.last_step then return nil end
   local wanted = self._postponed or stop.stopped() or due(self, step)
-  self._postponed = wanted and unfinished(self)
+  self._postponed = wanted and self:_unfinished()
   if not wanted or self._postponed then return nil end
   return self:save(step, values)
 end
 
---- The end of the run: the last state is saved if it was not. Then another job may save into the folder. Collective.
+--- The end of the run: the last state is saved if it was not; of a run that was asked to stop, if it is whole. Then
+--- another job may save into the folder. Collective.
 function Saver:close(step, values)
-  local path = self.folder and step and step ~= self.last_step and self:save(step, values) or nil
+  local path
+  if self.folder and step and step ~= self.last_step then
+    if not (stop.stopped() and self:_unfinished()) then path = self:save(step, values)
+    elseif self.rank == 0 then
+      say("the run stops within a group of micro-batches, or between averages of replicas, so step %d is not saved; it "
+        .. "goes on from step %s", step, self.last_step or "0, of which nothing was saved")
+    end
+  end
+  stop._waits_for(self, false)
   settle(self)
   if self._held then self._held:release() end
   self._held, self.closed = nil, true

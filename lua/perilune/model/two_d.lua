@@ -287,10 +287,10 @@ function DMPCollection:load_state_dict(map, strict)
   return keys
 end
 
---- Whether a step that follows ends with an average.
+--- Whether a step that follows ends with an average. Whoever asks does so between two steps.
 function DMPCollection:_unfinished()
-  return DistributedModelParallel._unfinished(self)
-    or self.sync_interval > 0 and self._steps > 0 and not self._open
+  if self._open and self._held == 0 then after_step(self) end
+  return DistributedModelParallel._unfinished(self) or self.sync_interval > 0 and self._steps > 0
 end
 
 --- Replicas that have learned apart are no one model: what one of them has, the others lack.

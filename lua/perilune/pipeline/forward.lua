@@ -90,8 +90,8 @@ end
 --- Whether its stages can run before the forward pass: not before its arguments are known.
 function BaseForward:_ready() return not self.refusal and (self.given or self.args) and true or false end
 
---- Batches of the pipeline are in flight, or none is any more.
-function BaseForward:_fly(on) self.module:_in_flight(self, on) end
+--- Batches of the pipeline are in flight, from this supply; false: none is any more.
+function BaseForward:_fly(supply) self.module:_in_flight(self, supply) end
 
 --- Whether state was loaded into the module since this was asked last.
 function BaseForward:_loaded()

@@ -177,9 +177,12 @@ function Pipeline:set_schedule(schedule)
   end
   self.following, self.agreed = false, false
   self.schedule, self.plan = schedule, plan
-  self.supply.most = plan.flush or math.huge
+  self.supply.flush, self.supply.closing = plan.flush or math.huge, {}
   self.sends_ids, self.looks_ahead = plan.first.input_dist ~= nil, false
-  for _, o in ipairs(plan.operations) do self.looks_ahead = self.looks_ahead or o.kind == "lookup" and o.ahead > 0 end
+  for _, o in ipairs(plan.operations) do
+    self.looks_ahead = self.looks_ahead or o.kind == "lookup" and o.ahead > 0
+    if o.access.closes then table.insert(self.supply.closing, o) end
+  end
   local class = plan.first.prefetch and contexts.PrefetchTrainPipelineContext or contexts.TrainPipelineContext
   local ring = {}
   for i = 1, plan.depth do ring[i] = class(#self.forwards) end
@@ -283,7 +286,7 @@ end
 
 --- Tell the modules whether batches are in flight.
 local function fly(self, on)
-  for _, f in ipairs(self.forwards) do f:_fly(on) end
+  for _, f in ipairs(self.forwards) do f:_fly(on and self.supply) end
 end
 
 local function close(self, context)

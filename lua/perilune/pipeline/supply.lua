@@ -13,6 +13,7 @@ local errors = require "perilune.errors"
 local stop = require "perilune.stop"
 
 local Supply = util.class "Supply"
+local MOST_GROUP = 4096 -- batches that pause waits for the end of a group, or it is cut
 
 --- group: the ranks that vote, or nil; make_empty: function() -> a batch without samples, or nil: made of the first
 --- batch. lockstep: the ranks are stages of one model: all load the same batches, none is loaded before all have the
@@ -21,22 +22,25 @@ function Supply:init(group, make_empty, device, lockstep)
   self.lockstep = lockstep or false
   self.group = group and group:size() > 1 and group or false
   self.make_empty, self.device, self.empty, self.ring = make_empty or false, device or false, false, false
-  self.held, self.ended, self.most, self.before, self.total = false, false, math.huge, 0, 0
+  self.held, self.ended, self.flush, self.before, self.total = false, false, math.huge, 0, 0
+  self.closing = {}
   self:start(false)
 end
 
 --- From now on batches of `source`, numbered from 0. total: how many there are, once that is known; dry: none is asked
 --- for any more; ended: the source has no more; stopping: somebody wants no more; held: another schedule is to go on
---- with the source; most: so many are together, and the others wait for the next start; full: so many were given.
---- again: they go on so; before: with so many before them.
+--- with the source; most: so many are together, and the others wait for the next start: as many as the schedule says
+--- (flush), or as pause says; asked: so many were asked for; full: `most` were given. again: they go on so; before:
+--- with so many before them. closing: the schedule's operations that end a group of micro-batches.
 function Supply:start(source, again)
   local stopping = again and self.stopping or stop.stopped() ~= nil
   local over = self.held and self.ended and rawequal(source, self.source)
   self.before = again and self.before + self.total or 0
   self.source, self.total, self.failed, self.error = source, math.huge, 0, nil
   if not again then self.counted = {} end -- the sources, by their `ahead`, whose batches are counted
-  self.dry, self.ended = over or stopping and not self.lockstep or false, over or false
+  self.dry, self.ended = over or stop.stopped() ~= nil or stopping and not self.lockstep or false, over or false
   self.stopping, self.held, self.full = stopping, false, false
+  self.most, self.asked = self.flush, 0
 end
 
 --- Go on with another source. One that comes when all ranks have reached the end of the one before waits for the next
@@ -159,6 +163,23 @@ local function next_batch(self, given)
   return batch
 end
 
+local function ends_group(self, b)
+  for _, o in ipairs(self.closing) do
+    if b % o.every ~= o.at then return false end
+  end
+  return true
+end
+
+--- Batches that were asked for, and those of their group of micro-batches, are trained before others are asked for: for
+--- who waits until none is ahead of training, or stops. (A schedule that flushes comes there by itself.) On all ranks
+--- together.
+function Supply:pause()
+  if self.most < math.huge then return end
+  local n, last = self.asked, self.asked + MOST_GROUP
+  while n < last and not ends_group(self, n - 1) do n = n + 1 end
+  self.most = n < last and n or self.asked
+end
+
 --- What this rank says with a batch, or with none: whether it has one; who has failed; whether somebody wants no more;
 --- whether nobody can train without this rank, which has none; who is to go on with another schedule, and who is not;
 --- what stop.lua says.
@@ -173,17 +194,17 @@ end
 function Supply:load(context)
   context.batch = false
   if self.lockstep and context.index > 0 and not self:has(context.index - 1) then return end
+  local asked, since = 0, 0
+  if P.state.stop and not (self.group or self.dry) then asked, since = stop._says() end -- a group does by its votes
+  if asked > 0 then
+    self:pause()
+    stop._agree(asked, since)
+  end
   if context.index >= self.most then
     self.total, self.full = context.index, true
     return
   end
-  local asked, since = 0, 0
-  if P.state.stop then asked, since = stop._says() end
-  if asked > 0 and self.group then self.stopping = true -- this batch is loaded yet: others load theirs of the same step
-  elseif asked > 0 then
-    self:stop()
-    stop._agree(asked, since)
-  end
+  self.asked = context.index + 1
   local given = {}
   local batch = next_batch(self, given)
   if batch then count(self, given) end
@@ -203,7 +224,7 @@ local function settle(self, context)
   if failed > 0 then self.failed, self.dry = failed, true end
   if result:item(2) > 0 then self.stopping, self.dry = true, true end
   if result:item(6) > 0 then
-    self.stopping, self.dry = true, true
+    self:pause()
     stop._agree(result:item(6), result:item(7))
   end
   local held, goes_on = result:item(4), result:item(5)

@@ -111,6 +111,8 @@ local function sharded_class(Base, class_name, prefix)
     check(C.peri_sharded_settle(self:_pointer()))
   end
 
+  function Sharded:_ahead() return C.peri_sharded_ahead(self:_pointer()) > 0 end
+
   function Sharded:_give_scores() self._managed_collision_collection:_give_scores() end
   function Sharded:managed_collision_collection() return self._managed_collision_collection end
   --- As ShardedManagedCollisionCollection has them.

@@ -112,12 +112,14 @@ function ShardedModule:sends_early() return true end -- luacheck: ignore 212
 function ShardedModule:tables_changed() rawset(self, "_changed", self._changed + 1) end
 ShardedModule._changed = 0
 
---- Pipelines' forwards that have batches in flight: a set.
+--- Pipelines' forwards that have batches in flight, and where these come from.
 ShardedModule._flights = {}
-function ShardedModule:_in_flight(forward, on)
+function ShardedModule:_in_flight(forward, supply)
   if not rawget(self, "_flights") then rawset(self, "_flights", setmetatable({}, { __mode = "k" })) end
-  self._flights[forward] = on or nil
+  self._flights[forward] = supply or nil
 end
+--- Whether the module has learned from batches that are yet to be trained. On all ranks alike.
+function ShardedModule:_ahead() return false end -- luacheck: ignore 212
 --- Two numbers that are others after the tables have changed: by what all ranks do alike, and on this rank, by
 --- whatever. Local.
 function ShardedModule:changes() return self._changed, 0 end
@@ -218,7 +220,7 @@ signature.check("OutputAwaitable:", OutputAwaitable, { init = "self: table, modu
 signature.object("pipelined", "an object with a method forward", { forward = "callable" })
 signature.check("ShardedModule:", ShardedModule, { _set_pipelined = "self: table, object: pipelined?",
   accumulate = "self: table, on: boolean?", _remake = "self: table, plan: any",
-  _in_flight = "self: table, forward: table, on: boolean?",
+  _in_flight = "self: table, forward: table, supply: any",
   _settle_with = "self: table, f: callable", _replicate = "self: table, pieces: Group, all: Group",
   sharded_parameter_names = "self: table, prefix: string?",
   own_parameter = "self: table, name: string, tensor: tensor" })

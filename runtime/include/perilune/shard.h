@@ -248,6 +248,9 @@ PERI_API peri_status peri_sharded_prefetch(peri_sharded *module, peri_work *dist
  *  batches that were prefetched, or looked up ahead, and whose output nobody has taken. If such batches were released
  *  instead, the rows that got other ids start again now. Local. */
 PERI_API peri_status peri_sharded_settle(peri_sharded *module);
+/** How many batches the maps of raw ids of @module have learned from ahead of training, as peri_sharded_settle counts
+ *  them; 0 without maps. Local. */
+PERI_API int64_t peri_sharded_ahead(const peri_sharded *module);
 /** What the directories of tables in files held when the module was made: the flush of this rank's files or, where it
  *  has none, of those that it sees of other ranks' shards. All ranks (with files) must find the same number and stamp
  *  before they go on; the stamps are compared again with every input_dist. Local. */
