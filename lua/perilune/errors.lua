@@ -352,6 +352,14 @@ function M.said(err)
   return "the script raised a table" .. (fields and ": " .. fields or "")
 end
 
+--- What a check found that does not fit, in words; nil: nothing. ok, err: what pcall(check, ...) returned. A check that
+--- had no memory has found nothing, and raises that.
+function M.refusal(ok, err)
+  if ok then return nil end
+  if type(err) == "table" and err.name == "ENOMEM" then error(err, 0) end
+  return (tostring(type(err) == "table" and err.message or err):gsub("^: ", ""))
+end
+
 --- The parts of a caught error, whatever it is: its text with its places, the name of its status (nil for scripts'
 --- own), its stack (nil unless tracing), and its place in C.
 function M.describe(err)

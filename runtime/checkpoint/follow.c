@@ -30,6 +30,7 @@ struct peri_checkpoint_follower {
     int64_t missed;                 /* looks in a row that have found saves, none newer, and not the one that was
                                        taken */
     peri_checkpoint *offered;       /* what next gave last */
+    char *offered_path;             /* its path, so that taking it needs no memory */
     int64_t offered_number;
     char (*refused)[PERI_CHECKPOINT_DIGEST + 1];
     int64_t n_refused, refused_room;
@@ -53,10 +54,19 @@ peri_status peri_checkpoint_follower_new(const char *folder, peri_checkpoint_fol
     return PERI_OK;
 }
 
+/** Nothing is offered any more. */
+static void withdraw(peri_checkpoint_follower *f)
+{
+    peri_checkpoint_release(f->offered);
+    peri__free(f->offered_path);
+    f->offered = NULL;
+    f->offered_path = NULL;
+}
+
 void peri_checkpoint_follower_release(peri_checkpoint_follower *f)
 {
     if (!f) return;
-    peri_checkpoint_release(f->offered);
+    withdraw(f);
     peri__free(f->folder);
     peri__free(f->refused);
     peri__free(f->path);
@@ -142,6 +152,9 @@ static int by_number(const void *a, const void *b)
 /** Open candidate @c and offer it. */
 static peri_status offer(peri_checkpoint_follower *f, const candidate *c, peri_checkpoint **out, int64_t *level)
 {
+    withdraw(f);
+    f->offered_path = peri__strdup(c->path);
+    if (!f->offered_path) return PERI_ENOMEM;
     PERI_TRY(peri_checkpoint_open(c->path, &f->offered));
     f->offered_number = c->number;
     *level = peri_checkpoint_level_of(f->offered, f->taken.digest);
@@ -209,8 +222,7 @@ peri_status peri_checkpoint_follower_next(peri_checkpoint_follower *f, peri_chec
     PERI_NEED(f);
     PERI_NEED(out);
     PERI_NEED(level);
-    peri_checkpoint_release(f->offered);
-    f->offered = NULL;
+    withdraw(f);
     peri_status status = candidates_of(f->folder, &list, &n);
     if (status == PERI_ENOTFOUND) return PERI_PENDING; /* nothing was saved yet */
     if (status < 0) return status;
@@ -227,10 +239,11 @@ peri_status peri_checkpoint_follower_take(peri_checkpoint_follower *f)
         return peri__fail(PERI_EINVAL,
                           "peri_checkpoint_follower_take: nothing was offered; allowed: after _next has given one");
     peri_checkpoint_info now = {.increment = peri_checkpoint_increment(f->offered)};
-    char *path = peri__strdup(peri_checkpoint_level(f->offered, 0));
-    if (!path) return PERI_ENOMEM;
-    peri__free(f->path);
-    f->path = path;
+    if (f->offered_path) { /* not taken before */
+        peri__free(f->path);
+        f->path = f->offered_path;
+        f->offered_path = NULL;
+    }
     snprintf(now.digest, sizeof now.digest, "%s", peri_checkpoint_digest(f->offered));
     snprintf(now.parent, sizeof now.parent, "%s", peri_checkpoint_parent(f->offered));
     snprintf(now.same_as, sizeof now.same_as, "%s", peri_checkpoint_same_as(f->offered));
@@ -248,8 +261,7 @@ peri_status peri_checkpoint_follower_refuse(peri_checkpoint_follower *f)
                           "peri_checkpoint_follower_refuse: nothing was offered; allowed: after _next has given one");
     PERI_TRY(peri__grow((void **)&f->refused, &f->refused_room, f->n_refused + 1, sizeof *f->refused));
     snprintf(f->refused[f->n_refused++], sizeof *f->refused, "%s", peri_checkpoint_digest(f->offered));
-    peri_checkpoint_release(f->offered);
-    f->offered = NULL;
+    withdraw(f);
     return PERI_OK;
 }
 

@@ -131,7 +131,7 @@ peri_status peri_model_follower_poll(peri_model_follower *f, peri_model **out)
         if (damaged) peri_checkpoint_follower_refuse(f->run);
         return peri__fail(status, "%s", why);
     }
-    peri_checkpoint_follower_take(f->run);
+    (void)peri_checkpoint_follower_take(f->run); /* it was offered, so it is taken */
     peri__free(f->path);
     f->path = path;
     f->now = !f->now;

@@ -1,7 +1,7 @@
 -- Memory that runs out in a sharded module, from its making to an update: whatever request is refused, on whichever
--- rank, both ranks have an error that says so (not a deadline's), nothing is left, and the process goes on. Some requests
--- of each case are drawn; PERI_TEST_REQUESTS=all takes each in its turn. (mpirun: none: a rank of another process
--- cannot count its neighbour's requests)
+-- rank, both ranks have an error that says so (not a deadline's), nothing is left, and the process goes on. Some
+-- requests of each case are drawn; PERI_TEST_REQUESTS=all takes each in its turn. (mpirun: none: a rank of another
+-- process cannot count its neighbour's requests)
 -- deadline: 240 s
 local peri = require "perilune"
 local sharded = require "spec.support.sharded"
@@ -40,7 +40,8 @@ end
 local cases = {
   { "tables cut in several ways", pooled { kind = "mixed" } },
   { "columns, sent by codecs", pooled { kind = "column_wise",
-    qcomm_codecs_registry = codec.get_qcomm_codecs_registry { forward = "FP16", backward = "BF16" }, fused_params = { optimizer = "adam", learning_rate = 0.1 } } },
+    qcomm_codecs_registry = codec.get_qcomm_codecs_registry { forward = "FP16", backward = "BF16" },
+    fused_params = { optimizer = "adam", learning_rate = 0.1 } } },
   { "rows in files, prefetched", pooled { kind = "row_wise", cache = { load_factor = 0.6 } }, hints = true },
   { "sequences", function(rank, world, device)
     local tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 16, embedding_dim = 4,

@@ -47,7 +47,8 @@ function AsyncSave:init(s, functions)
   self._group = false
   self._phase, self._piece, self._row = "copy", 1, 0
   self._waits = false            -- wait() is called, which has time
-  self._failure = false          -- what this rank met, as a text
+  self._failure = false          -- what this rank met, as a text; its status and name are _code, _name
+  self._code, self._name = -1, "EINVAL"
   self._outcome = false          -- { ok, digest or message }, when all know it
   self._told = false             -- somebody has been told the outcome
   self._looked, self._credit = now(), 0
@@ -167,6 +168,12 @@ end
 
 -- -- the end ----------------------------------------------------------------------------------------------------------
 
+--- This rank can save no more: note why, which all ranks are told.
+local function fail(self, err)
+  self._phase, self._failure = "agree", (errors.describe(err))
+  if getmetatable(err) == errors.Error then self._code, self._name = err.code, err.name end
+end
+
 --- Tell rank 0 what this rank has, and wait for the outcome: a coroutine that yields while it would wait.
 local function agree(self)
   local group, s = self._group, self._s
@@ -188,7 +195,8 @@ local function agree(self)
         function() -- a thread publishes it
           if self._waits then C.peri_pause(SLEEP) else coroutine.yield() end
         end)
-      outcome = ok and "+" .. result or "-" .. errors.describe(result)
+      if not ok then fail(self, result) end
+      outcome = ok and "+" .. result or "-" .. self._failure
     end
     outcome = outcome:sub(1, OUTCOME)
   end
@@ -214,7 +222,7 @@ local function advance(self, waits, credit)
       end
       if self._phase == "sync" and synced(self, waits) then self._phase = "agree" end
     end, P.locate)
-    if not ok then self._phase, self._failure = "agree", (errors.describe(err)) end
+    if not ok then fail(self, err) end
     if self._phase == "agree" then give_up(self) end
   end
   if self._phase ~= "agree" then return end
@@ -223,7 +231,10 @@ local function advance(self, waits, credit)
   local round = 0
   repeat
     local ok, err = P.lasting(coroutine.resume, self._agreeing, self) -- no scope of a step ends what is under way
-    if not ok then self._outcome = "-" .. errors.describe(err) end
+    if not ok then
+      fail(self, err)
+      self._outcome = "-" .. self._failure
+    end
     if not self._outcome and waits then P.pause(round) end
     round = round + 1
   until self._outcome or not waits
@@ -259,7 +270,10 @@ function AsyncSave:error() return self._outcome and self._outcome:match "^%-(.*)
 function AsyncSave:wait()
   advance(self, true)
   self._told = true
-  if self:error() then P.fail(("%s: '%s' was not saved: %s"):format(self._s.func, self.path, self:error())) end
+  if self:error() then
+    errors.raise { code = self._code, name = self._name, where = "",
+      message = ("%s: '%s' was not saved: %s"):format(self._s.func, self.path, self:error()) }
+  end
   return self.digest
 end
 
@@ -293,7 +307,7 @@ function M.start(s, functions)
   local ok, err = xpcall(save._take, P.locate, save)
   if not ok then
     give_up(save)
-    save._phase, save._failure = "agree", (errors.describe(err))
+    fail(save, err)
   end
   state.saves = { last = save, progress = come_by, finish = M.settle }
   return save

@@ -279,16 +279,16 @@ local function outputs_of(l, trace)
   end)
 end
 
-local function recorded(model, call, a, used)
-  local traces = {}
+--- What the model does with two batches, lowered. traces: takes the recordings, which the caller forgets.
+local function recorded(model, call, a, used, traces)
   local inner = inner_of(model)
   local own = a.call or type(inner.logits) == "function" and inner.logits or inner.forward
   if type(own) ~= "function" then own = call end -- an object that can be called
-  for i, n in ipairs(SAMPLES) do traces[i] = record(model, call, take(a.batches[1], n), used, own) end
+  for _, n in ipairs(SAMPLES) do record(model, call, take(a.batches[1], n), used, own, traces) end
   local l = lower(traces[1], traces[2], a.batches)
   local outputs = outputs_of(l, traces[1])
   local kept, values = needed(l, outputs)
-  return kept, values, outputs, traces
+  return kept, values, outputs
 end
 
 --- The names of a model's parameters and buffers, by the addresses of what their handles point to, and by their place
@@ -330,10 +330,10 @@ local function given(batch, fields)
   return out
 end
 
-local function export(func, model, path, a)
+local function export(func, model, path, a, traces)
   local call = a.call or default_call
   local used = collections.of(func, inner_of(model))
-  local kept, values, outputs, traces = recorded(model, call, a, used)
+  local kept, values, outputs = recorded(model, call, a, used, traces)
   local inputs, tables, maps, lists, fields = collections.inputs(func, a, kept, values, function()
     return model:state_dict()
   end)
@@ -409,7 +409,9 @@ function M.save(model, path, options)
   if P.state.autocast then P.fail(func .. ": in an autocast region; a model file computes in f32") end
   local training = model.training
   model:eval()
-  local ok, report = pcall(function() return P.scope(export, func, model, path, a) end)
+  local traces = {}
+  local ok, report = pcall(function() return P.scope(export, func, model, path, a, traces) end)
+  for _, t in ipairs(traces) do t:forget() end -- of an export that was refused; others have done so, to have the memory
   model:train(training)
   if not ok then error(report, 0) end
   return report

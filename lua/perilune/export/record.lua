@@ -235,10 +235,11 @@ local function note_inputs(trace, batch)
 end
 
 --- Run call(model, batch) and record it. collections: { module =, path = } of all modules of tables; own: the function
---- of the program's that call is or calls. Returns the trace; what call returned is in its field `outputs`, a list of
---- { name =, item = }.
-local function record(model, call, batch, collections, own)
+--- of the program's that call is or calls. Appends the trace to `traces`, also if it fails; it is to be forgotten. What
+--- call returned is in its field `outputs`, a list of { name =, item = }.
+local function record(model, call, batch, collections, own, traces)
   local trace, info = Trace(), debug.getinfo(own, "S")
+  traces[#traces + 1] = trace
   home = ("%s:%d"):format(info.short_src, info.linedefined)
   note_inputs(trace, batch)
   local unhook = hook_collections(trace, collections)
@@ -246,10 +247,7 @@ local function record(model, call, batch, collections, own)
   local ok, result = xpcall(P.no_grad, P.locate, call, model, batch)
   signature.watch.call = false
   unhook()
-  if not ok then
-    trace:forget()
-    error(result, 0)
-  end
+  if not ok then error(result, 0) end
   result = util.resolve(result)
   trace.outputs = {}
   local list = Tensor.is(result) and { logits = result } or result
@@ -265,7 +263,6 @@ local function record(model, call, batch, collections, own)
     end
     trace.outputs[#trace.outputs + 1] = { name = tostring(name), item = item }
   end
-  return trace
 end
 
 return record

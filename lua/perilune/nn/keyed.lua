@@ -240,8 +240,7 @@ end
 
 --- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
 function KeyedOptimizer:check_state_dict(dict)
-  local ok, err = pcall(check_dict, self, "", dict)
-  return not ok and (tostring(type(err) == "table" and err.message or err):gsub("^: ", "")) or nil
+  return errors.refusal(pcall(check_dict, self, "", dict))
 end
 
 --- Restore a state_dict. All parameters and keys must be there, and no others; tensors are whole, or pieces of the same

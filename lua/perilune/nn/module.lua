@@ -408,8 +408,7 @@ end
 --- What keeps load_state_dict(map, strict) from loading, in words; nil: nothing does. Changes nothing. Local.
 function Module:check_state_dict(map, strict)
   local state, also = whole_state(self)
-  local ok, err = pcall(try_all, self, "", state, also, map, strict)
-  return not ok and (tostring(type(err) == "table" and err.message or err):gsub("^: ", "")) or nil
+  return errors.refusal(pcall(try_all, self, "", state, also, map, strict))
 end
 
 --- The names of the state that `map` lacks. Local.
