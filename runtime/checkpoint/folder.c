@@ -93,7 +93,7 @@ static void parent_of(const char *path, char out[PATH_MAX])
 }
 
 /** Remove what saves whose process is gone have left beside @path. A folder that was just made may not be locked yet:
- *  it has a minute. */
+ *  it has a minute. One of a later time than now is of before a clock was set back. */
 static void sweep(const char *parent)
 {
     char path[PATH_MAX];
@@ -104,7 +104,7 @@ static void sweep(const char *parent)
             continue;
         int lock = lock_folder(path);
         if (lock < 0) continue;
-        if (fstat(lock, &s) == 0 && time(NULL) - s.st_mtime > 60) remove_saving(path);
+        if (fstat(lock, &s) == 0 && llabs((long long)time(NULL) - s.st_mtime) > 60) remove_saving(path);
         close(lock);
     }
     if (d) closedir(d);
