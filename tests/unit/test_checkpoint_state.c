@@ -148,6 +148,56 @@ static void keys_are_written_as_in_lua(void **context)
     for (int32_t r = 0; r < 2; r++) peri_group_release(group[r]);
 }
 
+/* -- collections of one table -------------------------------------------------------------------------------------- */
+
+/** The sharded collection of @table, of feature "f", on rank @rank of @group (@places of the process), trained by
+ *  @optimizer (NULL: nobody trains it); and what of it is saved. */
+static void make_collection(peri_group *group, int32_t rank, int32_t places, peri_sharded_table table,
+                            const peri_tbe_optimizer_config *optimizer, peri_sharded **of,
+                            peri_checkpoint_state **state)
+{
+    static const char *const feature = "f";
+    table.size = sizeof table;
+    table.name = "t";
+    table.features = (int32_t[]){0};
+    table.n_features = 1;
+    const peri_sharded_config config = {.size = sizeof config,
+                                        .group = group,
+                                        .device = cpu(),
+                                        .tables = &table,
+                                        .n_tables = 1,
+                                        .features = &feature,
+                                        .n_features = 1,
+                                        .optimizers = optimizer,
+                                        .n_optimizers = optimizer != NULL,
+                                        .places = places};
+    assert_ok(peri_sharded_new(&config, of));
+    assert_ok(peri_checkpoint_state_new(rank, state));
+    assert_ok(peri_checkpoint_state_tables(*state, "model", "ebc", *of, &config));
+}
+
+/** The same, trained by an optimizer of kind @kind, in @n blocks of columns on this one rank. */
+static void make_trained(int32_t kind, int32_t n, peri_sharded_table table, peri_sharded **of,
+                         peri_checkpoint_state **state)
+{
+    static const int32_t ranks[16] = {0};
+    const peri_comm_config world = {.size = sizeof world, .transport = "self", .world_size = 1};
+    peri_tbe_optimizer_config optimizer = {.size = sizeof optimizer};
+    peri_group *group;
+    int64_t sizes[16];
+    for (int32_t i = 0; i < n; i++) sizes[i] = table.cols / n;
+    assert_ok(peri_tbe_optimizer_default(kind, &optimizer));
+    assert_ok(peri_comm_open(&world, &group));
+    table.sharding_type = n > 1 ? PERI_COLUMN_WISE : PERI_TABLE_WISE;
+    table.compute_kernel = PERI_KERNEL_FUSED;
+    table.ranks = ranks;
+    table.n_ranks = n;
+    table.sizes = n > 1 ? sizes : NULL;
+    make_collection(group, 0, 0, table, &optimizer, of, state);
+    peri_group_close(group);
+    peri_group_release(group);
+}
+
 /* -- Shampoo ------------------------------------------------------------------------------------------------------- */
 
 enum { COLS = 16 };
@@ -157,40 +207,7 @@ static const char *const preconditioner = "model.tables/state/ebc.embedding_bags
  *  saved. */
 static void make_blocks(int32_t n, peri_sharded **of, peri_checkpoint_state **state)
 {
-    static const char *const feature = "f";
-    static const int32_t ranks[COLS] = {0};
-    int64_t sizes[COLS];
-    for (int32_t i = 0; i < n; i++) sizes[i] = COLS / n;
-    peri_tbe_optimizer_config shampoo = {.size = sizeof shampoo};
-    peri_group *group;
-    const peri_comm_config world = {.size = sizeof world, .transport = "self", .world_size = 1};
-    assert_ok(peri_tbe_optimizer_default(PERI_TBE_SHAMPOO, &shampoo));
-    assert_ok(peri_comm_open(&world, &group));
-    const peri_sharded_table table = {.size = sizeof table,
-                                      .name = "t",
-                                      .rows = 3,
-                                      .cols = COLS,
-                                      .features = (int32_t[]){0},
-                                      .n_features = 1,
-                                      .sharding_type = n > 1 ? PERI_COLUMN_WISE : PERI_TABLE_WISE,
-                                      .compute_kernel = PERI_KERNEL_FUSED,
-                                      .ranks = ranks,
-                                      .n_ranks = n,
-                                      .sizes = n > 1 ? sizes : NULL};
-    const peri_sharded_config config = {.size = sizeof config,
-                                        .group = group,
-                                        .device = cpu(),
-                                        .tables = &table,
-                                        .n_tables = 1,
-                                        .features = &feature,
-                                        .n_features = 1,
-                                        .optimizers = &shampoo,
-                                        .n_optimizers = 1};
-    assert_ok(peri_sharded_new(&config, of));
-    assert_ok(peri_checkpoint_state_new(0, state));
-    assert_ok(peri_checkpoint_state_tables(*state, "model", "ebc", *of, &config));
-    peri_group_close(group);
-    peri_group_release(group);
+    make_trained(PERI_TBE_SHAMPOO, n, (peri_sharded_table){.rows = 3, .cols = COLS}, of, state);
 }
 
 /** What a number of the whole matrix is. */
@@ -274,41 +291,9 @@ enum { FILE_ROWS = 300, FILE_COLS = 8 };
  *  rows, in files of @directory (NULL: nameless ones), or in memory (@cached false). */
 static void make_rows(bool cached, const char *directory, int32_t n, peri_sharded **of, peri_checkpoint_state **state)
 {
-    static const char *const feature = "f";
-    static const int32_t ranks[2] = {0};
-    const int64_t sizes[2] = {FILE_COLS / 2, FILE_COLS / 2};
     const peri_cache_config cache = {.size = sizeof cache, .load_factor = 0.1, .directory = directory};
-    peri_tbe_optimizer_config adagrad = {.size = sizeof adagrad};
-    peri_group *group;
-    const peri_comm_config world = {.size = sizeof world, .transport = "self", .world_size = 1};
-    assert_ok(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad));
-    assert_ok(peri_comm_open(&world, &group));
-    const peri_sharded_table table = {.size = sizeof table,
-                                      .name = "t",
-                                      .rows = FILE_ROWS,
-                                      .cols = FILE_COLS,
-                                      .features = (int32_t[]){0},
-                                      .n_features = 1,
-                                      .sharding_type = n > 1 ? PERI_COLUMN_WISE : PERI_TABLE_WISE,
-                                      .compute_kernel = PERI_KERNEL_FUSED,
-                                      .ranks = ranks,
-                                      .n_ranks = n,
-                                      .sizes = n > 1 ? sizes : NULL,
-                                      .cache = cached ? &cache : NULL};
-    const peri_sharded_config config = {.size = sizeof config,
-                                        .group = group,
-                                        .device = cpu(),
-                                        .tables = &table,
-                                        .n_tables = 1,
-                                        .features = &feature,
-                                        .n_features = 1,
-                                        .optimizers = &adagrad,
-                                        .n_optimizers = 1};
-    assert_ok(peri_sharded_new(&config, of));
-    assert_ok(peri_checkpoint_state_new(0, state));
-    assert_ok(peri_checkpoint_state_tables(*state, "model", "ebc", *of, &config));
-    peri_group_close(group);
-    peri_group_release(group);
+    const peri_sharded_table table = {.rows = FILE_ROWS, .cols = FILE_COLS, .cache = cached ? &cache : NULL};
+    make_trained(PERI_TBE_ROWWISE_ADAGRAD, n, table, of, state);
 }
 
 /** Write (@check: compare) the weights and the numbers of all rows. Blocks of columns have the same number of a row. */
@@ -434,7 +419,6 @@ static const char *const quantized = "model/ebc.embedding_bags.t.weight";
 static void make_quantized(int32_t rank, int32_t n, int32_t places, int32_t dtype, int64_t cols, int32_t type,
                            peri_group **group, peri_sharded **of, peri_checkpoint_state **state)
 {
-    static const char *const feature = "f";
     static const int32_t ranks[] = {1, 0}, last[] = {0};
     const int64_t sizes[] = {cols / 2, cols / 2};
     const peri_comm_config world = {.size = sizeof world,
@@ -444,12 +428,8 @@ static void make_quantized(int32_t rank, int32_t n, int32_t places, int32_t dtyp
                                     .world_size = n ? n : 1,
                                     .timeout_s = 20};
     assert_ok(peri_comm_open(&world, group));
-    const peri_sharded_table table = {.size = sizeof table,
-                                      .name = "t",
-                                      .rows = QUANT_ROWS,
+    const peri_sharded_table table = {.rows = QUANT_ROWS,
                                       .cols = cols,
-                                      .features = (int32_t[]){0},
-                                      .n_features = 1,
                                       .init = PERI_INIT_NONE,
                                       .sharding_type = type,
                                       .ranks = type == PERI_COLUMN_WISE ? ranks : type == PERI_TABLE_WISE ? last : NULL,
@@ -457,17 +437,7 @@ static void make_quantized(int32_t rank, int32_t n, int32_t places, int32_t dtyp
                                       .sizes = type == PERI_COLUMN_WISE ? sizes : NULL,
                                       .dtype = dtype,
                                       .compute_kernel = PERI_KERNEL_QUANT};
-    const peri_sharded_config config = {.size = sizeof config,
-                                        .group = *group,
-                                        .device = cpu(),
-                                        .tables = &table,
-                                        .n_tables = 1,
-                                        .features = &feature,
-                                        .n_features = 1,
-                                        .places = places};
-    assert_ok(peri_sharded_new(&config, of));
-    assert_ok(peri_checkpoint_state_new(rank, state));
-    assert_ok(peri_checkpoint_state_tables(*state, "model", "ebc", *of, &config));
+    make_collection(*group, rank, places, table, NULL, of, state);
 }
 
 static void drop_quantized(peri_group *group, peri_sharded *of, peri_checkpoint_state *state)
