@@ -5,7 +5,7 @@
 -- another number of ranks, which begins with a load. In half of the runs a Saver saves, which removes old checkpoints.
 -- The law: after each of them the state is that of a run that only trained, bit for bit; what is loaded, read or
 -- followed is that of the step that was saved; a checkpoint can be removed unless another one stands on it, or somebody
--- reads it; and a Saver removes all that it does not have to keep (to_leave), and nothing else.
+-- reads it; and a Saver removes all that it does not have to keep (spec/support/saver_law.lua), and nothing else.
 --
 --   luajit tests/fuzz/join.lua [RUNS [SEED]]       as `make test` runs it; a failure prints the run and how to repeat
 --                                                  it
@@ -20,8 +20,11 @@ local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local text = require "spec.support.facts"
 local drawing = require "spec.support.drawing"
+local saver_law = require "spec.support.saver_law"
 local nn, plan, embed = peri.nn, peri.plan, peri.embed
 local generator, pick = drawing.generator, drawing.pick
+local expect, parts, of_first, name_of, stands_on = saver_law.expect, saver_law.parts, saver_law.of_first,
+  saver_law.name_of, saver_law.stands_on
 
 local kept = drawing.folder "join"
 
@@ -149,14 +152,6 @@ end
 
 -- -- one run ----------------------------------------------------------------------------------------------------------
 
-local function expect(want, got, what)
-  if want == got then return end
-  local from = 1
-  while want:byte(from) == got:byte(from) do from = from + 1 end
-  local function part(x) return x:sub(math.max(1, from - 60), from + 80) end
-  error(("%s: wanted ...%s, got ...%s"):format(what, part(want), part(got)), 0)
-end
-
 --- The numbers of a model's state, by name.
 local function numbers_of(model)
   return peri.util.map(peri.shard.gather_state_dict(model:state_dict()), function(t) return text { t } end)
@@ -171,116 +166,6 @@ end
 --- names = of what it stands on }, saver =, run = as of saves, from = what the Saver went on from, unswept = whether it
 --- has removed nothing since its last save, starts = copies so far }.
 local does = {}
-local function parts(p) return { model = p.model, optimizer = p.optimizer } end
---- What rank 0 does, and tells the others.
-local function of_first(s, f)
-  s.world:barrier():wait()
-  return s.world:all_gather_object(s.world:rank() == 0 and f() or false)[1]
-end
-local function name_of(path) return path:match "[^/]*$" end
---- Names of the checkpoints that one stands on, itself too.
-local function stands_on(saved)
-  local c, set = peri.checkpoint.open(saved.path), {}
-  for _, path in ipairs(c:levels()) do set[name_of(path)] = true end
-  c:close()
-  return set
-end
-
--- -- what a Saver keeps -----------------------------------------------------------------------------------------------
-
---- Names of what the Saver has to leave of s.saves (the oldest first), which stand on stood[saved]: the newest of its
---- run and those of certain steps, what it went on from, all of other runs, what is read, and what these stand on.
-local function to_leave(s, stood)
-  local names, own, keep = {}, 0, s.case.keep
-  for k = #s.saves, 1, -1 do
-    local one = s.saves[k]
-    local of_step = keep.every and #one.history % keep.every == 0
-    own = own + (one.run == s.run and 1 or 0)
-    if one.run ~= s.run or own <= keep.newest or one.path == s.from or of_step then
-      for name in pairs(stood[one]) do names[name] = true end -- luacheck: ignore 512
-    end
-  end
-  for _, reader in pairs(s.open) do -- luacheck: ignore 512
-    for name in pairs(reader.names) do names[name] = true end -- luacheck: ignore 512
-  end
-  return names
-end
-
-local function is_there(path)
-  local file = io.open(path)
-  if file then file:close() end
-  return file ~= nil
-end
-local strange = { "notes", "save-000002-step-1/rank-0.safetensors" } -- what is no checkpoint
-
---- In f the Saver removes what it does not keep, of s.saves and, if f adds one to them, that.
-local function sweeping(s, f)
-  local stood = {}
-  of_first(s, function()
-    for _, one in ipairs(s.saves) do stood[one] = stands_on(one) end
-  end)
-  f()
-  local there = of_first(s, function()
-    for _, one in ipairs(s.saves) do stood[one] = stood[one] or stands_on(one) end
-    local leave, set = to_leave(s, stood), {}
-    for _, one in ipairs(s.saves) do
-      local name = name_of(one.path)
-      set[name] = is_there(one.path .. "/manifest.json")
-      if set[name] ~= (leave[name] or false) then
-        error(("the Saver has %s %s"):format(set[name] and "left" or "removed", name), 0)
-      end
-    end
-    for _, name in ipairs(strange) do assert(is_there(s.folder .. "/" .. name), name) end
-    return set
-  end)
-  for k = #s.saves, 1, -1 do
-    if not there[name_of(s.saves[k].path)] then table.remove(s.saves, k) end
-  end
-end
-
---- Save by the Saver, and let it remove what it does not keep: that is done when a save has ended, so with async it is
---- the save before that is looked at.
-local function save_kept(s, new)
-  local keep = s.case.keep
-  local function act()
-    new.path = s.saver:save(#s.history, { step = #s.history })
-    if not keep.async then
-      s.run = s.run or new.path
-      new.run = s.run
-      table.insert(s.saves, new)
-    end
-  end
-  if not keep.async or s.unswept then sweeping(s, act) else act() end
-  if not keep.async then return end
-  s.run, s.unswept = s.run or new.path, true
-  new.run, s.pending = s.run, s.saver.saving.handle
-  table.insert(s.saves, new)
-end
-
-local function close_saver(s)
-  local function act() s.saver:close() end
-  if s.saver then
-    if s.unswept then sweeping(s, act) else act() end
-  end
-  s.saver, s.run, s.from, s.unswept = nil, nil, nil, false
-end
-
---- A Saver that goes on from `saved` (nil: nothing), into parts `p`; anew: it is not told what was loaded.
-local function open_saver(s, p, saved, anew)
-  local keep, newest = s.case.keep, s.saves[#s.saves]
-  local auto = saved and saved == newest and not anew
-  s.saver = peri.checkpoint.Saver { folder = s.folder, parts = parts(p), group = s.world, keep = keep.newest,
-    keep_every = keep.every or nil, full_every = keep.full_every, async = keep.async, every = 1000,
-    resume = not saved and "auto" or anew and "no" or auto and "auto" or saved.path }
-  s.run, s.from = saved and not anew and saved.run or nil, saved and not anew and saved.path or nil
-  local function act()
-    local at, values = s.saver:resume()
-    expect(tostring(saved and not anew and #saved.history or nil), tostring(at), "the step of resume")
-    if at then expect(tostring(at), tostring(values.step), "what was saved beside") end
-  end
-  if auto then sweeping(s, act) else act() end
-end
-
 -- -- what is done -----------------------------------------------------------------------------------------------------
 
 function does.step(s)
@@ -299,7 +184,7 @@ local function save(s, async, parent)
   local path = ("%s/save-%06d-step-%d"):format(s.folder, s.n, #s.history) -- names that say their order
   s.tip = { path = path, history = peri.util.copy(s.history), text = state(s.p), model = numbers_of(s.p.model),
     phase = s.phase, start = s.start }
-  if s.saver then return save_kept(s, s.tip) end
+  if s.saver then return saver_law.save(s, s.tip) end
   s.saves[#s.saves + 1] = s.tip
   local handle = peri.checkpoint.save(path, parts(s.p),
     { group = s.world, async = async, increments = true, increment_of = parent and parent.path })
@@ -316,7 +201,7 @@ end
 --- The run is that of a checkpoint now.
 local function go_on_from(s, saved, entries, anew)
   local loaded = build(s.case, s.world, entries)
-  if s.case.keep then open_saver(s, loaded, saved, anew) end
+  if s.case.keep then saver_law.open(s, loaded, saved, anew) end
   if not s.case.keep or anew then
     peri.checkpoint.load(saved.path, parts(loaded), { group = s.world, increments = true })
   end
@@ -326,7 +211,7 @@ end
 function does.load(s, x)
   settle(s)
   if not s.tip then return end
-  close_saver(s)
+  saver_law.close(s)
   go_on_from(s, s.tip, x.plan, x.which % 4 == 0)
   for k = #s.tip.history + 1, #s.history do step(s.p, s.history[k]) end
 end
@@ -347,7 +232,7 @@ local function which(s, x) return s.saves[x.which % math.max(#s.saves, 1) + 1] e
 function does.back(s, x)
   settle(s)
   if not which(s, x) then return end
-  close_saver(s)
+  saver_law.close(s)
   local saved = which(s, x)
   go_on_from(s, saved, x.plan, x.which % 4 == 0)
   s.history, s.start = peri.util.copy(saved.history), saved.start
@@ -461,7 +346,7 @@ local function run_phase(case, number, left, shows)
       go_on_from(s, left.tip, phase.plan)
       s.start = start_of(s, left.tip)
     elseif case.keep then
-      open_saver(s, s.p)
+      saver_law.open(s, s.p)
     end
     train_alone(s)
     for k, x in ipairs(phase.list) do
@@ -471,7 +356,7 @@ local function run_phase(case, number, left, shows)
     end
     does.full(s)
     read_on(s)
-    close_saver(s)
+    saver_law.close(s)
     if s.follower then s.follower:close() end
     if rank == 0 then result = s end
   end)
@@ -481,7 +366,8 @@ end
 local function run(case, shows)
   os.execute(("rm -rf %s; mkdir -p %s/saves"):format(kept, kept))
   if case.keep then
-    os.execute(("cd %s/saves && mkdir save-000002-step-1 && touch %s"):format(kept, table.concat(strange, " ")))
+    os.execute(("cd %s/saves && mkdir save-000002-step-1 && touch %s"):format(kept,
+      table.concat(saver_law.strange, " ")))
   end
   local left
   for number = 1, #case.phases do left = run_phase(case, number, left, shows) end
