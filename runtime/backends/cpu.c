@@ -29,7 +29,8 @@ enum {
     LARGE = 64 << 20,          /* blocks above this size and up to LARGEST are kept too, for new ones cost their zeros
                                   (half of a step of long sequences), but not for ever: see trim */
     LARGEST = 1 << 30,
-    KEPT_PART = 8,             /* all of them together: this part of the memory that the process may have */
+    KEPT_PART = 8,             /* all of them together: this part of the memory that the process may have; */
+    FREE_PART = 4,             /* with those from HUGE on: this part */
     OLD = 16,
     HUGE_SLAB = 4 * HUGE       /* larger ones below HUGE: from these, so that they lie on huge pages too (copies between
                                   processes look up each page: 1 MiB on small ones took 1.5 times as long) */
@@ -55,7 +56,8 @@ typedef struct block {
 static struct {
     pthread_mutex_t lock;
     block *free[CLASSES];
-    int64_t large;  /* bytes of free blocks above LARGE */
+    int64_t large;  /* bytes of free blocks above LARGE; */
+    int64_t mapped; /* of HUGE and more, these included: each is a mapping of its own, and can be given back */
     int64_t missed; /* large blocks that were asked for and not there */
     slab small, medium;
     slab_head *slabs;
@@ -169,6 +171,7 @@ static void *from_cache(int c, int64_t rounded)
     if (p) {
         cache.free[c] = cache.free[c]->next;
         if (rounded > LARGE) cache.large -= rounded;
+        if (rounded >= HUGE) cache.mapped -= rounded;
     } else if (rounded < HUGE) {
         p = rounded <= SLAB_MOST ? cut(&cache.small, SLAB, rounded) : cut(&cache.medium, HUGE_SLAB, rounded);
     }
@@ -176,17 +179,18 @@ static void *from_cache(int c, int64_t rounded)
 }
 
 /** Give large free blocks back that nobody has used while @misses others had to be made: those of a phase that is over.
- *  Steps that use the same sizes over and over miss nothing, and keep all of theirs. 0: all. */
+ *  Steps that use the same sizes over and over miss nothing, and keep all of theirs. 0: all, and those from HUGE on. */
 static void trim(int64_t misses)
 {
-    for (int c = CLASSES - 1; bytes_of(c) > LARGE; c--)
+    for (int c = CLASSES - 1; bytes_of(c) > (misses > 0 ? LARGE : HUGE - 1); c--)
         for (block **at = &cache.free[c], *b = *at; b; b = *at) {
             if (cache.missed - b->missed < misses) {
                 at = &b->next;
                 continue;
             }
             *at = b->next;
-            cache.large -= bytes_of(c);
+            if (bytes_of(c) > LARGE) cache.large -= bytes_of(c);
+            cache.mapped -= bytes_of(c);
             unmap(b, bytes_of(c));
         }
 }
@@ -195,13 +199,7 @@ static void trim(int64_t misses)
  *  slabs. */
 static void give_back(void)
 {
-    for (int c = CLASSES - 1; bytes_of(c) >= HUGE; c--)
-        for (block *b = cache.free[c], *next; b; b = next) {
-            next = b->next;
-            unmap(b, bytes_of(c));
-            cache.free[c] = NULL;
-        }
-    cache.large = 0;
+    trim(0);
     if (cache.in_use > 0) return;
     for (slab_head *head = cache.slabs, *next; head; head = next) {
         next = head->next;
@@ -212,12 +210,12 @@ static void give_back(void)
     cache.small = cache.medium = (slab){NULL, NULL};
 }
 
-/** Bytes of large free blocks that may be kept. */
-static int64_t most_kept(void)
+/** Bytes of the @part-th part of the memory that the process may have. */
+static int64_t part_of_memory(int64_t part)
 {
-    static int64_t most;
-    if (!most) most = peri_host_memory(NULL) / KEPT_PART;
-    return most;
+    static atomic_int_least64_t all;
+    if (atomic_load(&all) == 0) atomic_store(&all, peri_host_memory(NULL));
+    return atomic_load(&all) / part;
 }
 
 /** Whether the machine, or the control group, which other processes use too, has little memory beside @bytes more. */
@@ -225,18 +223,20 @@ static bool scarce(int64_t bytes)
 {
     int64_t available;
     (void)peri_host_memory(&available);
-    return available < bytes + most_kept();
+    return available < bytes + part_of_memory(KEPT_PART);
 }
 
 /** Memory that the cache did not have. */
 static void *new_block(int64_t rounded)
 {
     if (rounded < HUGE) return NULL; /* its slab could not grow */
-    if (rounded <= LARGE) return map(rounded);
-    const int64_t misses = scarce(rounded) ? 0 : OLD;
     pthread_mutex_lock(&cache.lock);
-    cache.missed++;
-    trim(misses);
+    const bool some = cache.mapped > 0; /* free blocks of other sizes, which could be given back */
+    pthread_mutex_unlock(&cache.lock);
+    const int64_t misses = some && scarce(rounded) ? 0 : OLD;
+    pthread_mutex_lock(&cache.lock);
+    if (rounded > LARGE) cache.missed++;
+    if (some) trim(misses);
     pthread_mutex_unlock(&cache.lock);
     void *p = map(rounded);
     if (p) return p;
@@ -287,10 +287,13 @@ static void cpu_free(void *device, void *stream, void *p, int64_t bytes)
     }
     pthread_mutex_lock(&cache.lock);
     if (c < CLASSES) cache.in_use--;
-    bool large = rounded > LARGE,
-         kept = c < CLASSES && (!large || (rounded <= LARGEST && cache.large + rounded <= most_kept()));
+    const bool large = rounded > LARGE, mapped = rounded >= HUGE;
+    const bool kept = c < CLASSES && rounded <= LARGEST &&
+                      (!large || cache.large + rounded <= part_of_memory(KEPT_PART)) &&
+                      (!mapped || cache.mapped + rounded <= part_of_memory(FREE_PART));
     if (kept) give_block(c, p);
     if (kept && large) cache.large += rounded;
+    if (kept && mapped) cache.mapped += rounded;
     pthread_mutex_unlock(&cache.lock);
     if (!kept) unmap(p, rounded);
 }
