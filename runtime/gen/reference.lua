@@ -355,9 +355,9 @@ end
 --- "rank, world: what they mean".
 function M.each_word(f)
   for line in io.lines "docs/glossary.md" do
-    local words, text = line:match "^| ([%l, ]+) | (.*) |$"
+    local words, text = line:match "^| ([%a, ]+) | (.*) |$"
     if words and words ~= "word" then
-      for word in words:gmatch "[^,]+" do f(word:match "^ *(.-)$", words .. ": " .. text) end
+      for word in words:gmatch "[^,]+" do f(word:match "^ *(.-)$":lower(), words .. ": " .. text) end
     end
   end
 end
