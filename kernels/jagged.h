@@ -89,7 +89,9 @@ enum {
  *  malformed if it is for jagged_check, or if its length is outside [0, values]. */
 typedef struct peri_op_bags_report {
     const void *lengths, *offsets; /* lengths may be NULL but for LENGTHS */
-    int64_t *sums;                 /* LENGTHS: gets the offsets [bags + 1], if not NULL; offsets are these sums then */
+    int64_t *sums;                 /* [bags + 1], or NULL. LENGTHS: gets the offsets; offsets are these sums then.
+                                      OFFSETS: gets them if the report finds nothing and they cut all values, else
+                                      zeros: bags that lead nowhere */
     const int64_t *bounds;
     int64_t *report;
     int64_t bags, values, step, n_bounds;

@@ -70,10 +70,12 @@ typedef struct peri_k_bucketize_replay_args {
 /* -- indices and permutations -------------------------------------------------------------------------------------- */
 
 /** Operation: bad[0] = first i with x[i] outside [0, limit), else INT64_MAX; extent[0], extent[1] = the smallest and
- *  largest of all x (INT64_MAX, INT64_MIN if there are none). Either may be NULL. */
+ *  largest of all x (INT64_MAX, INT64_MIN if there are none); safe[n], of x's dtype: x, or where some of it is outside,
+ *  numbers that are all inside (with bad, and limit > 0). Each may be NULL. */
 typedef struct peri_op_index_check {
     const void *x;
     int64_t *bad, *extent;
+    void *safe;
     int64_t n, limit;
     int32_t dtype;
 } peri_op_index_check;

@@ -67,6 +67,18 @@ struct report_words {
     }
 };
 
+/** Given offsets as they are, or zeros if anything is wrong with them. */
+struct safe_offset {
+    peri_op_bags_report a;
+    const int64_t *bad;
+    __device__ void operator()(int64_t i) const
+    {
+        const bool sound = *bad == INT64_MAX && peri_index(a.offsets, 0, a.offsets_dtype) == 0 &&
+                           peri_index(a.offsets, a.bags, a.offsets_dtype) == a.values;
+        a.sums[i] = sound ? peri_index(a.offsets, i, a.offsets_dtype) : 0;
+    }
+};
+
 /* -- bounds, lengths, segments ------------------------------------------------------------------------------------- */
 
 struct bound {
@@ -323,6 +335,7 @@ PERI_CUDA_OP(bags_report)
         if (a->bags > 0)
             PERI_CUDA_TRY(peri_cuda_launch(check_bags, peri_cuda_grid(a->bags, CHECKED * PERI_BLOCK, c), PERI_BLOCK, 0,
                                            c, *a, bad, most));
+        if (a->sums) PERI_CUDA_TRY(each(0, a->bags + 1, c, safe_offset{*a, bad}));
     }
     return each(0, a->n_bounds > 0 ? a->n_bounds : 1, c, report_words{*a, bad, most, total});
 }

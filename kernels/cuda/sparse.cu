@@ -78,7 +78,9 @@ __global__ void __launch_bounds__(PERI_BLOCK) check_indices(peri_op_index_check 
     int64_t bad = INT64_MAX, min = INT64_MAX, max = INT64_MIN;
     for (int64_t i = peri_grid_thread(); i < a.n; i += peri_grid_threads()) {
         int64_t x = peri_index(a.x, i, a.dtype);
-        if ((x < 0 || x >= a.limit) && i < bad) bad = i;
+        const bool outside = x < 0 || x >= a.limit;
+        if (outside && i < bad) bad = i;
+        if (a.safe) peri_set_index(a.safe, i, a.dtype, outside ? 0 : x);
         min = x < min ? x : min;
         max = x > max ? x : max;
     }

@@ -165,6 +165,13 @@ static void run_bags_report(const call *c)
                                         .lengths_dtype = a->lengths_dtype,
                                         .offsets_dtype = a->offsets_dtype};
     step(c, PERI_K_jagged_report, &report, 1, 1);
+    if (a->look != PERI_BAGS_OFFSETS || !a->sums) return;
+    const int64_t *found = a->report;
+    bool sound = found[PERI_REPORT_BAD] < 0 && !found[PERI_REPORT_FIRST] && found[PERI_REPORT_TOTAL] == a->values;
+    peri_k_jagged_bounds_args copy = {.offsets = a->offsets, .out = a->sums, .step = 1,
+                                      .offsets_dtype = a->offsets_dtype, .out_dtype = PERI_I64};
+    if (sound) step(c, PERI_K_jagged_bounds, &copy, a->bags + 1, INT_GRAIN);
+    else memset(a->sums, 0, 8 * (size_t)(a->bags + 1));
 }
 
 /* -- buckets ------------------------------------------------------------------------------------------------------- */
@@ -274,6 +281,8 @@ static void run_index_check(const call *c)
                                      .dtype = a->dtype};
     step(c, PERI_K_index_check, &check, blocks, BLOCK_GRAIN);
     if (a->bad) *a->bad = first_of(bad, blocks);
+    if (a->safe && *a->bad == INT64_MAX) memcpy(a->safe, a->x, (size_t)(a->n * (a->dtype == PERI_I32 ? 4 : 8)));
+    else if (a->safe) memset(a->safe, 0, (size_t)(a->n * (a->dtype == PERI_I32 ? 4 : 8)));
     if (!a->extent) return;
     a->extent[0] = INT64_MAX;
     a->extent[1] = INT64_MIN;

@@ -29,8 +29,9 @@ peri_status peri__check_ints(const char *function, const char *what, const peri_
 }
 
 /** The findings of index_check about @t, on their way to the host: the first bad place, or the extent; to be given
- *  back. */
-static peri_status inspect(const peri_tensor *t, int64_t limit, bool extent, peri__report **out)
+ *  back. @safe: or NULL, gets the operation's `safe`. */
+static peri_status inspect(const peri_tensor *t, int64_t limit, bool extent, const peri_tensor *safe,
+                           peri__report **out)
 {
     int64_t words = extent ? 2 : 1;
     peri_device *device = peri__device(t);
@@ -40,6 +41,7 @@ static peri_status inspect(const peri_tensor *t, int64_t limit, bool extent, per
     peri_op_index_check args = {.x = peri__data(t),
                                 .bad = extent ? NULL : peri__data(found),
                                 .extent = extent ? peri__data(found) : NULL,
+                                .safe = safe ? peri__data(safe) : NULL,
                                 .n = peri__numel(t),
                                 .limit = limit,
                                 .dtype = t->dtype};
@@ -96,25 +98,43 @@ static peri_status judge_indices(const char *function, const char *what, const p
 peri_status peri__check_indices(const char *function, const char *what, const peri_tensor *t, int64_t limit)
 {
     peri__report *report;
-    PERI_TRY(inspect(t, limit, false, &report));
+    PERI_TRY(inspect(t, limit, false, NULL, &report));
     return judge_indices(function, what, t, limit, report);
+}
+
+peri_status peri__indices_queue(const char *function, const peri__indices *indices, peri_tensor **safe,
+                                peri__report **report)
+{
+    peri_tensor *t = (peri_tensor *)indices->t;
+    if (peri_device_host_access(peri__device(t)) || indices->limit == 0) {
+        PERI_TRY(peri__check_indices(function, indices->what, t, indices->limit));
+        return *report = NULL, peri__share(t, safe);
+    }
+    peri_tensor *made;
+    PERI_TRY(peri__tensor_like(t, t->ndim, t->shape, &made));
+    peri_status status = inspect(t, indices->limit, false, made, report);
+    if (status < 0) peri_tensor_release(made);
+    else *safe = made;
+    return status;
+}
+
+peri_status peri__indices_settle(const char *function, const peri__indices *indices, peri__report **report)
+{
+    peri__report *found = *report;
+    *report = NULL;
+    return found ? judge_indices(function, indices->what, indices->t, indices->limit, found) : PERI_OK;
 }
 
 peri_status peri__extent(const peri_tensor *t, int64_t *least, int64_t *most)
 {
     peri__report *report;
-    PERI_TRY(inspect(t, 0, true, &report));
+    PERI_TRY(inspect(t, 0, true, NULL, &report));
     peri_status status = peri__report_wait(report);
     *least = report->words[0];
     *most = report->words[1];
     peri__report_return(report);
     return status;
 }
-
-typedef struct bag_names {
-    const char *what;
-    int64_t columns;
-} bag_names;
 
 void peri__bag_name(const void *owner, int64_t bag, char *text, size_t len)
 {
@@ -123,7 +143,7 @@ void peri__bag_name(const void *owner, int64_t bag, char *text, size_t len)
 
 static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
 {
-    const bag_names *n = owner;
+    const peri__bag_names *n = owner;
     if (n->columns > 0)
         snprintf(text, len, "%s, row %lld, column %lld", n->what, (long long)(bag / n->columns),
                  (long long)(bag % n->columns));
@@ -131,18 +151,24 @@ static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
     else snprintf(text, len, "%s, bag %lld", n->what, (long long)bag);
 }
 
-static peri_status bags_post(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets,
-                             int64_t rows)
+static peri_status bags_start(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets,
+                              int64_t rows)
 {
     peri_tensor limit = lengths ? *lengths : *offsets; /* a stand-in with as many rows as there are values */
     limit.shape[0] = rows;
-    PERI_TRY(peri__bags_init(function, b, lengths, offsets, &limit));
+    return peri__bags_init(function, b, lengths, offsets, &limit);
+}
+
+static peri_status bags_post(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets,
+                             int64_t rows)
+{
+    PERI_TRY(bags_start(function, b, lengths, offsets, rows));
     peri_status status = peri__bags_post(b, NULL, 0, 0); /* makes the offsets on its way */
     if (status < 0) peri__bags_fini(b);
     return status;
 }
 
-static peri_status bags_settle(const char *function, peri__bags *b, const bag_names *names)
+peri_status peri__bags_settle(const char *function, const peri__bag_names *names, peri__bags *b)
 {
     peri_status status = peri__report_wait(b->report);
     if (status >= 0) status = peri__bags_judge(b, function, bag_text, names);
@@ -150,21 +176,33 @@ static peri_status bags_settle(const char *function, peri__bags *b, const bag_na
     return status;
 }
 
+peri_status peri__bags_queue(const char *function, const peri__bag_names *names, peri__bags *b, peri_tensor *lengths,
+                             peri_tensor *offsets, int64_t rows)
+{
+    const peri_device *device = peri__device(lengths ? lengths : offsets);
+    PERI_TRY(bags_start(function, b, lengths, offsets, rows));
+    bool now = peri_device_host_access(device) || b->bags == 0;
+    peri_status status = now ? peri__bags_post(b, NULL, 0, 0) : peri__bags_post_safe(b);
+    if (status >= 0) return now ? peri__bags_settle(function, names, b) : PERI_OK;
+    peri__bags_fini(b);
+    return status;
+}
+
 peri_status peri__bags_of(const char *function, const char *what, peri__bags *b, peri_tensor *lengths,
                           peri_tensor *offsets, int64_t rows, int64_t columns)
 {
     PERI_TRY(bags_post(function, b, lengths, offsets, rows));
-    return bags_settle(function, b, &(bag_names){what, columns});
+    return peri__bags_settle(function, &(peri__bag_names){what, columns}, b);
 }
 
 peri_status peri__indices_and_bags(const char *function, const peri__indices *indices, const char *what, peri__bags *b,
                                    peri_tensor *lengths, peri_tensor *offsets, int64_t rows, int64_t columns)
 {
     peri__report *found;
-    PERI_TRY(inspect(indices->t, indices->limit, false, &found));
+    PERI_TRY(inspect(indices->t, indices->limit, false, NULL, &found));
     peri_status bags = bags_post(function, b, lengths, offsets, rows);
     peri_status status = judge_indices(function, indices->what, indices->t, indices->limit, found);
-    if (status >= 0 && bags >= 0) return bags_settle(function, b, &(bag_names){what, columns});
+    if (status >= 0 && bags >= 0) return peri__bags_settle(function, &(peri__bag_names){what, columns}, b);
     if (bags >= 0) peri__bags_fini(b);
     return status < 0 ? status : bags;
 }
@@ -181,7 +219,7 @@ peri_status peri__offsets_judge(const char *function, const char *what, const ch
 {
     char name[128];
     snprintf(name, sizeof name, "%s: %s", function, what);
-    PERI_TRY(bags_settle(name, b, &(bag_names){part, -1}));
+    PERI_TRY(peri__bags_settle(name, &(peri__bag_names){part, -1}, b));
     peri__bags_fini(b);
     return PERI_OK;
 }
@@ -286,10 +324,9 @@ static peri_status sum_into(const peri_tensor *x, int64_t rows, int64_t cols, in
     return PERI_RUN(peri__device(x), cumsum, &args);
 }
 
-/** A sum whose elements are mostly not negative and small, as lengths are: *fits says whether all were, and no row's
- *  sum exceeds @limit. */
-static peri_status sum_checked(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode,
-                               peri_tensor *y, int64_t *last, bool *fits)
+/** Queue a sum whose elements are mostly not negative and small, as lengths are, and a report for sum_judge. */
+static peri_status sum_post(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode,
+                            peri_tensor *y, peri__report **out)
 {
     int64_t words = rows + 1;
     peri_tensor *found;
@@ -298,27 +335,57 @@ static peri_status sum_checked(const peri_tensor *x, int64_t rows, int64_t cols,
     peri_status status;
     PERI_TRY_GOTO(sum_into(x, rows, cols, limit, mode, y, peri__data(found)), out);
     PERI_TRY_GOTO(peri__report_take(peri__device(x), words, &report), out);
-    PERI_TRY_GOTO(peri__report_post(report, peri__data(found), words), out);
-    PERI_TRY_GOTO(peri__report_wait(report), out);
-    *fits = report->words[0] == INT64_MAX;
-    *last = report->words[rows];
-    for (int64_t r = 1; r <= rows; r++)
-        if (report->words[r] > limit) *fits = false;
+    status = peri__report_post(report, peri__data(found), words);
 out:
-    peri__report_return(report);
     peri_tensor_release(found);
+    if (status < 0) peri__report_return(report);
+    else *out = report;
     return status;
+}
+
+/** What @report (given back) says: *fits, whether all elements were in [0, @limit], and no row's sum exceeds it.
+ *  Waits. */
+static peri_status sum_judge(peri__report *report, int64_t rows, int64_t limit, int64_t *last, bool *fits)
+{
+    peri_status status = peri__report_wait(report);
+    if (status >= 0) {
+        *fits = report->words[0] == INT64_MAX;
+        *last = report->words[rows];
+        for (int64_t r = 1; r <= rows; r++)
+            if (report->words[r] > limit) *fits = false;
+    }
+    peri__report_return(report);
+    return status;
+}
+
+static const int64_t total_most = ((int64_t)1 << 50) - 1;
+
+peri_status peri__total_queue(const peri_tensor *lengths, peri_tensor **out, peri__report **report)
+{
+    int64_t n = lengths->shape[0], size = n + 1;
+    peri_tensor *y;
+    PERI_TRY(peri_tensor_new(peri__device(lengths), PERI_I64, 1, &size, &y));
+    peri_status status = sum_post(lengths, 1, n, total_most, PERI_CUMSUM_COMPLETE, y, report);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+peri_status peri__total_settle(const char *function, peri__report **report, int64_t *total)
+{
+    peri__report *found = *report;
+    bool fits = false;
+    *report = NULL;
+    PERI_TRY(sum_judge(found, 1, total_most, total, &fits));
+    return fits ? PERI_OK : peri__fail(PERI_ERANGE, "%s: the result would have 2^50 values or more", function);
 }
 
 peri_status peri__total_offsets(const char *function, const peri_tensor *lengths, peri_tensor **out, int64_t *total)
 {
-    int64_t n = lengths->shape[0], size = n + 1, limit = ((int64_t)1 << 50) - 1;
-    bool fits = false;
+    peri__report *report;
     peri_tensor *y;
-    PERI_TRY(peri_tensor_new(peri__device(lengths), PERI_I64, 1, &size, &y));
-    peri_status status = sum_checked(lengths, 1, n, limit, PERI_CUMSUM_COMPLETE, y, total, &fits);
-    if (status >= 0 && !fits)
-        status = peri__fail(PERI_ERANGE, "%s: the result would have 2^50 values or more", function);
+    PERI_TRY(peri__total_queue(lengths, &y, &report));
+    peri_status status = peri__total_settle(function, &report, total);
     if (status < 0) peri_tensor_release(y);
     else *out = y;
     return status;
@@ -369,7 +436,11 @@ peri_status peri_sparse_cumsum(peri_tensor *x, int32_t mode, peri_tensor **out)
     PERI_TRY(peri_tensor_contiguous(x, &flat));
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_new(peri__device(x), x->dtype, x->ndim, x->ndim == 2 ? shape : shape + 1, &y), out);
-    if (rows > 0) PERI_TRY_GOTO(sum_checked(flat, rows, cols, limit, mode, y, &last, &fits), out);
+    if (rows > 0) {
+        peri__report *report;
+        PERI_TRY_GOTO(sum_post(flat, rows, cols, limit, mode, y, &report), out);
+        PERI_TRY_GOTO(sum_judge(report, rows, limit, &last, &fits), out);
+    }
     if (rows > 0 && !fits) {
         PERI_TRY_GOTO(check_sums(flat, rows, cols, mode), out);
         PERI_TRY_GOTO(sum_into(flat, rows, cols, -1, mode, y, NULL), out);

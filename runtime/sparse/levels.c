@@ -9,8 +9,9 @@
 
 #include <stdio.h>
 
-/** A checked tree of bags. */
+/** A tree of bags. */
 typedef struct tree {
+    peri__bags checked[PERI_MAX_LEVELS];   /* until tree_settle they are being checked */
     peri_tensor *offsets[PERI_MAX_LEVELS]; /* contiguous i64 */
     int64_t bags[PERI_MAX_LEVELS], max[PERI_MAX_LEVELS];
     int64_t rows; /* of the values */
@@ -19,43 +20,60 @@ typedef struct tree {
 
 static void tree_fini(tree *t)
 {
-    for (int32_t l = 0; l < t->levels; l++) peri_tensor_release(t->offsets[l]);
+    for (int32_t l = 0; l < t->levels; l++) {
+        peri_tensor_release(t->offsets[l]);
+        peri__bags_fini(&t->checked[l]);
+    }
 }
+
+static void name_level(int32_t l, char name[32]) { snprintf(name, 32, "offsets of level %d", l); }
 
 /** Level @l: offsets that cut @rows things of the level below. */
 static peri_status tree_level(const char *f, tree *t, int32_t l, peri_tensor *offsets, int64_t rows)
 {
     char name[32];
-    peri_tensor *flat, *wide = NULL;
-    peri__bags bags = {0};
-    snprintf(name, sizeof name, "offsets of level %d", l);
-    PERI_TRY(peri_tensor_contiguous(offsets, &flat));
-    peri_status status = peri__bags_of(f, name, &bags, NULL, flat, rows, 0);
-    if (status >= 0) status = peri_tensor_to(flat, PERI_I64, NULL, &wide);
-    peri__bags_fini(&bags);
-    peri_tensor_release(flat);
-    if (status < 0) return status;
-    t->offsets[l] = wide;
-    t->bags[l] = offsets->shape[0] - 1;
+    name_level(l, name);
+    PERI_TRY(peri__bags_queue(f, &(peri__bag_names){name, 0}, &t->checked[l], NULL, offsets, rows));
+    peri_status status = peri_tensor_to(t->checked[l].offsets, PERI_I64, NULL, &t->offsets[l]);
+    if (status < 0) peri__bags_fini(&t->checked[l]);
+    return status;
+}
+
+/** Hear the verdict on the offsets, when what goes where they lead has been queued. */
+static peri_status tree_settle(const char *f, tree *t)
+{
+    PERI_TRY(peri__report_wait(t->checked[t->levels - 1].report)); /* the last: all are there */
+    for (int32_t l = 0; l < t->levels; l++) {
+        char name[32];
+        name_level(l, name);
+        PERI_TRY(peri__bags_settle(f, &(peri__bag_names){name, 0}, &t->checked[l]));
+    }
     return PERI_OK;
 }
 
-/** @rows < 0: the last offset of the last level says how many values there are. */
+/** What shapes say of the tree; what offsets say: tree_check. */
 static peri_status tree_init(const char *f, tree *t, peri_tensor *const *offsets, int32_t levels,
-                             const peri_tensor *like, int64_t rows)
+                             const peri_tensor *like)
 {
     if (levels < 1 || levels > PERI_MAX_LEVELS)
         return peri__fail(PERI_EINVAL, "%s: %d levels of offsets, allowed: 1..%d", f, levels, PERI_MAX_LEVELS);
     for (int32_t l = 0; l < levels; l++) {
         char name[32];
-        snprintf(name, sizeof name, "offsets of level %d", l);
+        name_level(l, name);
         PERI_TRY(peri__check_ints(f, name, offsets[l], 1, like));
         if (offsets[l]->shape[0] < 1)
             return peri__fail(PERI_EINVAL, "%s: %s are empty; they have one entry more than there are bags", f, name);
+        t->bags[l] = offsets[l]->shape[0] - 1;
     }
+    return PERI_OK;
+}
+
+/** Begin to check the offsets. @rows < 0: the last offset of the last level says how many values there are. */
+static peri_status tree_check(const char *f, tree *t, peri_tensor *const *offsets, int32_t levels, int64_t rows)
+{
     if (rows < 0) {
         double last;
-        PERI_TRY(peri_tensor_item(offsets[levels - 1], offsets[levels - 1]->shape[0] - 1, &last));
+        PERI_TRY(peri_tensor_item(offsets[levels - 1], t->bags[levels - 1], &last));
         if (last < 0 || last >= 0x1p50)
             return peri__fail(PERI_ERANGE, "%s: the last offset of level %d is %g, allowed: 0..2^50", f, levels - 1,
                               last);
@@ -64,7 +82,7 @@ static peri_status tree_init(const char *f, tree *t, peri_tensor *const *offsets
     t->rows = rows;
     for (t->levels = 0; t->levels < levels; t->levels++) {
         int32_t l = t->levels;
-        peri_status status = tree_level(f, t, l, offsets[l], l + 1 < levels ? offsets[l + 1]->shape[0] - 1 : rows);
+        peri_status status = tree_level(f, t, l, offsets[l], l + 1 < levels ? t->bags[l + 1] : rows);
         if (status >= 0) continue;
         tree_fini(t);
         return status;
@@ -211,24 +229,26 @@ peri_status peri_sparse_jagged_to_dense(peri_tensor *values, peri_tensor *const 
         return peri__fail(PERI_EINVAL, "%s: values are %s under %d levels, allowed: 1..%d dimensions in all", f,
                           peri__tensor_text(values, text, sizeof text), levels, PERI_MAX_DIMS);
     tree t = {0};
-    PERI_TRY(tree_init(f, &t, offsets, levels, values, values->shape[0]));
-    peri_tensor *flat = NULL;
-    peri_status status = PERI_OK;
+    PERI_TRY(tree_init(f, &t, offsets, levels, values));
     double elements = (double)t.bags[0] * (double)peri__row_bytes(values);
     for (int32_t l = 0; l < levels; l++) {
         if (max[l] < 0)
-            PERI_TRY_GOTO(
-                peri__fail(PERI_EINVAL, "%s: size %lld of level %d, allowed: 0 and more", f, (long long)max[l], l),
-                out);
+            return peri__fail(PERI_EINVAL, "%s: size %lld of level %d, allowed: 0 and more", f, (long long)max[l], l);
         t.max[l] = max[l];
         elements *= (double)max[l];
     }
-    if (elements >= 0x1p62)
-        PERI_TRY_GOTO(peri__fail(PERI_ERANGE, "%s: the result would have %g bytes", f, elements), out);
+    if (elements >= 0x1p62) return peri__fail(PERI_ERANGE, "%s: the result would have %g bytes", f, elements);
+    PERI_TRY(tree_check(f, &t, offsets, levels, values->shape[0]));
+    peri_tensor *flat = NULL, *dense = NULL;
+    peri_status status;
     PERI_TRY_GOTO(peri_tensor_contiguous(values, &flat), out);
-    if (levels == 1) status = peri__to_padded(flat, t.offsets[0], max[0], padding, out);
-    else status = to_dense(&t, flat, padding, out);
+    if (levels == 1) PERI_TRY_GOTO(peri__to_padded(flat, t.offsets[0], max[0], padding, &dense), out);
+    else PERI_TRY_GOTO(to_dense(&t, flat, padding, &dense), out);
+    PERI_TRY_GOTO(tree_settle(f, &t), out);
+    *out = dense;
+    dense = NULL;
 out:
+    peri_tensor_release(dense);
     tree_fini(&t);
     peri_tensor_release(flat);
     return status;
@@ -242,17 +262,21 @@ peri_status peri_sparse_dense_to_jagged(peri_tensor *dense, peri_tensor *const *
     char text[128];
     PERI_TRY(peri__check_tensor(f, "dense", dense, -1, -1));
     tree t = {0};
-    PERI_TRY(tree_init(f, &t, offsets, levels, dense, rows));
-    peri_status status = PERI_OK;
+    PERI_TRY(tree_init(f, &t, offsets, levels, dense));
     if (dense->ndim < levels + 1 || dense->shape[0] != t.bags[0])
-        PERI_TRY_GOTO(peri__fail(PERI_EINVAL,
-                                 "%s: dense is %s for %lld bags under %d levels, wanted [bags, a size each, ...]", f,
-                                 peri__tensor_text(dense, text, sizeof text), (long long)t.bags[0], levels),
-                      out);
+        return peri__fail(PERI_EINVAL, "%s: dense is %s for %lld bags under %d levels, wanted [bags, a size each, ...]",
+                          f, peri__tensor_text(dense, text, sizeof text), (long long)t.bags[0], levels);
     for (int32_t l = 0; l < levels; l++) t.max[l] = dense->shape[1 + l];
-    if (levels == 1) status = peri__from_padded(dense, t.offsets[0], t.rows, out);
-    else status = from_dense(&t, dense, out);
+    PERI_TRY(tree_check(f, &t, offsets, levels, rows));
+    peri_tensor *values = NULL;
+    peri_status status;
+    if (levels == 1) PERI_TRY_GOTO(peri__from_padded(dense, t.offsets[0], t.rows, &values), out);
+    else PERI_TRY_GOTO(from_dense(&t, dense, &values), out);
+    PERI_TRY_GOTO(tree_settle(f, &t), out);
+    *out = values;
+    values = NULL;
 out:
+    peri_tensor_release(values);
     tree_fini(&t);
     return status;
 }

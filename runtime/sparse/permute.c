@@ -243,8 +243,8 @@ static peri_status source_bounds(moves *m, const peri__bags *b, int64_t columns)
     return PERI_LAUNCH(peri__device(m->in), jagged_bounds, &args, n, PERI_INT_GRAIN);
 }
 
-/** m->out and m->rows: the permuted segments' lengths summed up. */
-static peri_status result_bounds(const char *f, moves *m)
+/** m->out: the permuted segments' lengths summed up; *report will say how many rows they are. */
+static peri_status result_bounds(moves *m, peri__report **report)
 {
     peri_tensor *lengths;
     PERI_TRY(peri_tensor_new(peri__device(m->in), PERI_I64, 1, &m->n, &lengths));
@@ -255,7 +255,7 @@ static peri_status result_bounds(const char *f, moves *m)
                                        .permute_dtype = m->permute->dtype,
                                        .out_dtype = PERI_I64};
     peri_status status = PERI_LAUNCH(peri__device(m->in), jagged_lengths, &args, m->n, PERI_INT_GRAIN);
-    if (status >= 0) status = peri__total_offsets(f, lengths, &m->out, &m->rows);
+    if (status >= 0) status = peri__total_queue(lengths, &m->out, report);
     peri_tensor_release(lengths);
     return status;
 }
@@ -283,18 +283,24 @@ peri_status peri_sparse_permute(peri_tensor *permute, peri_tensor *lengths, peri
     moves m = {.parts = lengths->shape[0], .n = permute->shape[0]};
     peri__bags bags = {0};
     peri_permute_result r = {0};
-    peri_tensor *all = NULL, *flat = NULL, *src = NULL, *src_weights = NULL;
+    peri_tensor *order = NULL, *all = NULL, *flat = NULL, *src = NULL, *src_weights = NULL;
+    peri__report *checked = NULL, *total = NULL;
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_contiguous(permute, &m.permute), out);
+    PERI_TRY_GOTO(peri_tensor_contiguous(permute, &order), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(lengths, &all), out);
     PERI_TRY_GOTO(peri__flat(all, &flat), out);
-    const peri__indices indices = {"permute", m.permute, m.parts};
-    PERI_TRY_GOTO(peri__indices_and_bags(f, &indices, "lengths", &bags, flat, NULL, values->shape[0],
-                                         lengths->ndim == 2 ? columns : 0),
-                  out);
+    const peri__indices indices = {"permute", order, m.parts};
+    const peri__bag_names names = {"lengths", lengths->ndim == 2 ? columns : 0};
+    PERI_TRY_GOTO(peri__indices_queue(f, &indices, &m.permute, &checked), out);
+    if (peri__numel(flat) == 0) PERI_TRY_GOTO(peri__indices_settle(f, &indices, &checked), out); /* bags are next */
+    PERI_TRY_GOTO(peri__bags_queue(f, &names, &bags, flat, NULL, values->shape[0]), out);
     PERI_TRY_GOTO(source_bounds(&m, &bags, columns), out);
-    PERI_TRY_GOTO(result_bounds(f, &m), out);
+    PERI_TRY_GOTO(result_bounds(&m, &total), out);
     PERI_TRY_GOTO(move_lengths(&m, all, &r.lengths), out);
+    PERI_TRY_GOTO(peri__report_wait(total), out); /* the last: all are there; the device has work meanwhile */
+    PERI_TRY_GOTO(peri__indices_settle(f, &indices, &checked), out);
+    PERI_TRY_GOTO(peri__bags_settle(f, &names, &bags), out);
+    PERI_TRY_GOTO(peri__total_settle(f, &total, &m.rows), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(values, &src), out);
     PERI_TRY_GOTO(move(&m, src, &r.values), out);
     if (weights) {
@@ -306,7 +312,9 @@ peri_status peri_sparse_permute(peri_tensor *permute, peri_tensor *lengths, peri
 out:
     release(&r);
     peri__bags_fini(&bags);
-    peri_tensor *all_of[] = {m.permute, m.in, m.out, all, flat, src, src_weights};
+    peri__report_return(checked);
+    peri__report_return(total);
+    peri_tensor *all_of[] = {order, m.permute, m.in, m.out, all, flat, src, src_weights};
     for (size_t i = 0; i < sizeof all_of / sizeof *all_of; i++) peri_tensor_release(all_of[i]);
     return status;
 }

@@ -37,6 +37,29 @@ typedef struct peri__indices {
     int64_t limit;
 } peri__indices;
 
+/* Checks in two halves, so that work which depends on what they check is queued between them, and the device has it to
+ * do while the host waits for the verdict. Until the second half that work finds numbers that lead it nowhere else: the
+ * given ones if they are right. Where the host works in the device's memory, the first half is all of it. */
+
+/** What bags are called in errors: as in peri__bags_of. */
+typedef struct peri__bag_names {
+    const char *what;
+    int64_t columns;
+} peri__bag_names;
+
+/** peri__bags_of: b->offsets are there for what is queued next. On failure @b is given up. */
+peri_status peri__bags_queue(const char *function, const peri__bag_names *names, peri__bags *b, peri_tensor *lengths,
+                             peri_tensor *offsets, int64_t rows);
+peri_status peri__bags_settle(const char *function, const peri__bag_names *names, peri__bags *b);
+/** peri__check_indices: *safe (a new reference) is for what is queued next. The second half gives the report back and
+ *  sets it to NULL. */
+peri_status peri__indices_queue(const char *function, const peri__indices *indices, peri_tensor **safe,
+                                peri__report **report);
+peri_status peri__indices_settle(const char *function, const peri__indices *indices, peri__report **report);
+/** peri__total_offsets. The second half gives the report back and sets it to NULL. */
+peri_status peri__total_queue(const peri_tensor *lengths, peri_tensor **out, peri__report **report);
+peri_status peri__total_settle(const char *function, peri__report **report, int64_t *total);
+
 /** peri__check_indices and then peri__bags_of, with one wait for both. */
 peri_status peri__indices_and_bags(const char *function, const peri__indices *indices, const char *what, peri__bags *b,
                                    peri_tensor *lengths, peri_tensor *offsets, int64_t rows, int64_t columns);

@@ -169,13 +169,14 @@ peri_status peri__bags_lengths(peri__bags *b)
 
 /* -- checking ------------------------------------------------------------------------------------------------------ */
 
-/** Queue a report on @b. Its offsets are made on the way if they come from the lengths and are not there yet. */
-static peri_status report_into(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds,
+/** Queue a report on @b. Its offsets are made on the way if they come from the lengths and are not there yet; and
+ *  replaced, if they are to be @safe. */
+static peri_status report_into(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds, bool safe,
                                peri_tensor *found)
 {
     peri_tensor *made = NULL;
-    if (!b->offsets) PERI_TRY(offsets_new(b, &made));
-    const peri_tensor *offsets = made ? made : b->offsets, *lengths = b->given_lengths ? b->lengths : NULL;
+    if (!b->offsets || safe) PERI_TRY(offsets_new(b, &made));
+    const peri_tensor *offsets = b->offsets ? b->offsets : made, *lengths = b->given_lengths ? b->lengths : NULL;
     int32_t look = b->checked ? PERI_BAGS_SOUND : b->given_offsets ? PERI_BAGS_OFFSETS : PERI_BAGS_LENGTHS;
     peri_op_bags_report args = {.lengths = lengths ? peri__data(lengths) : NULL,
                                 .offsets = peri__data(offsets),
@@ -190,12 +191,16 @@ static peri_status report_into(peri__bags *b, const peri_tensor *bounds, int64_t
                                 .offsets_dtype = offsets->dtype,
                                 .look = look};
     peri_status status = PERI_RUN(device_of(b), bags_report, &args);
-    if (status < 0) peri_tensor_release(made);
-    else if (made) b->offsets = made;
+    if (status >= 0 && made) {
+        peri_tensor_release(b->offsets);
+        b->offsets = made;
+        made = NULL;
+    }
+    peri_tensor_release(made);
     return status;
 }
 
-peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds)
+static peri_status post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds, bool safe)
 {
     if (b->report) return PERI_OK;
     peri_device *device = device_of(b);
@@ -205,7 +210,7 @@ peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t st
     peri_status status;
     if (b->checked) PERI_TRY(peri__bags_offsets(b));
     PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &words, &found), out);
-    PERI_TRY_GOTO(report_into(b, bounds, step, n_bounds, found), out);
+    PERI_TRY_GOTO(report_into(b, bounds, step, n_bounds, safe, found), out);
     PERI_TRY_GOTO(peri__report_take(device, words, &report), out);
     PERI_TRY_GOTO(peri__report_post(report, peri__data(found), words), out);
     b->report = report;
@@ -215,6 +220,13 @@ out:
     peri_tensor_release(found);
     return status;
 }
+
+peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds)
+{
+    return post(b, bounds, step, n_bounds, false);
+}
+
+peri_status peri__bags_post_safe(peri__bags *b) { return post(b, NULL, 0, 0, b->given_offsets && !b->checked); }
 
 /** "key 'f2', sample 17 ends at 12": the first bag that lies beyond the values, for lengths with too large a sum. */
 static void overflowing_bag(peri__bags *b, peri__bag_text_fn text, const void *owner, char *out, size_t len)

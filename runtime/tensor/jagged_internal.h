@@ -81,6 +81,10 @@ peri_status peri__complete_sum(const peri_tensor *lengths, int64_t limit, peri_t
 /** Queue the check (nothing to check if b->checked); offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds) will
  *  stand in the report after its header. */
 peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds);
+/** Queue the check of bags that are not shared (set up by peri__bags_init) and have b->offsets safe at once: made of
+ *  lengths they are clamped; given ones are replaced by i64 ones, the same if they are well formed, and zeros if not.
+ *  So work that goes where they lead may be queued before the report is judged. */
+peri_status peri__bags_post_safe(peri__bags *b);
 /** Judge the report, which has arrived; @text names bags. Sets longest and checked. The report stays for the caller to
  *  read and return. */
 peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text_fn text, const void *owner);

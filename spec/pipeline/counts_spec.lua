@@ -72,7 +72,7 @@ end)
 
 describe("what takes offsets", function()
   it("makes the host wait for a GPU once a call, and in a loop that trains never; nor does attention within sequences "
-    .. "that it knows; bucketize has queued its work by then", function()
+    .. "that it knows; bucketize, permute, jagged to dense and back have queued work by then", function()
     local there = io.open(folder .. "/libperilune_cuda_host.so")
     if not there then return pending "no C++ compiler was found" end
     there:close()
@@ -80,6 +80,7 @@ describe("what takes offsets", function()
     local out, status = shell.run(("%s run -n 1 spec/support/bag_counts.lua %s"):format(shell.perilune, folder),
       { PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. shell.build })
     assert.equal(0, status, out)
-    assert.equal("sum 1, 0\nmean 1, 0\nmax 1, 0\nattention 0\nbucketize 1, 0\n", out)
+    assert.equal("sum 1, 0\nmean 1, 0\nmax 1, 0\nattention 0\nbucketize 1, 0\npermute 1, 0\nto dense 1, 0\n"
+      .. "of two levels 1, 0\nto jagged 1, 0\n", out)
   end)
 end)

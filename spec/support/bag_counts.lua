@@ -60,12 +60,24 @@ local before = waits()
 for _ = 1, CALLS do attend() end
 print(("attention %g"):format((waits() - before) / CALLS))
 
-local all = { lengths = peri.tensor({ 2, 0, 1, 2 }, "i64", device), indices = ids, block_sizes = { 3, 2 }, my_size = 2 }
-peri.sparse.block_bucketize_sparse_features(all)
-zero:item()
-before = counts()
-for _ = 1, CALLS do peri.sparse.block_bucketize_sparse_features(all) end
-local after = counts()
-local function mean(kind) return tonumber(after[kind] - before[kind]) / CALLS end
-print(("bucketize %g, %g"):format(mean(BLOCKED) + math.max(mean(AWAITED), mean(WAITED)), mean(LAST)))
+local lengths, rows = peri.tensor({ 2, 0, 1, 2 }, "i64", device), peri.randn({ 5, 4 }, "f32", device)
+local dense = peri.randn({ 2, 3, 4 }, "f32", device)
+local level, order = { peri.tensor({ 0, 2, 5 }, "i64", device) }, peri.tensor({ 3, 1, 0, 2 }, "i32", device)
+local tree = { peri.tensor({ 0, 1, 2 }, "i64", device), level[1] }
+for _, call in ipairs {
+  { "bucketize", peri.sparse.block_bucketize_sparse_features, { lengths = lengths, indices = ids,
+    block_sizes = { 3, 2 }, my_size = 2 } },
+  { "permute", peri.sparse.permute_1D_sparse_data, order, lengths, ids },
+  { "to dense", peri.sparse.jagged_to_padded_dense, rows, level, { 3 } },
+  { "of two levels", peri.sparse.jagged_to_padded_dense, rows, tree, { 2, 3 } },
+  { "to jagged", peri.sparse.dense_to_jagged, dense, level, 5 },
+} do
+  call[2](unpack(call, 3))
+  zero:item()
+  local first = counts()
+  for _ = 1, CALLS do call[2](unpack(call, 3)) end
+  local after = counts()
+  local function mean(kind) return tonumber(after[kind] - first[kind]) / CALLS end
+  print(("%s %g, %g"):format(call[1], mean(BLOCKED) + math.max(mean(AWAITED), mean(WAITED)), mean(LAST)))
+end
 peri.finish()

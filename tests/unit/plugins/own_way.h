@@ -166,7 +166,10 @@ static void index_check(const peri_op_index_check *a)
     int64_t first = INT64_MAX, extent[2] = {INT64_MAX, INT64_MIN};
     for (int64_t i = a->n - 1; i >= 0; i--) {
         int64_t x = load(a->x, a->dtype, i);
-        if (x < 0 || x >= a->limit) first = i;
+        bool outside = x < 0 || x >= a->limit;
+        if (outside) first = i;
+        if (a->safe && a->dtype == PERI_I32) ((int32_t *)a->safe)[i] = outside ? 0 : (int32_t)x;
+        if (a->safe && a->dtype == PERI_I64) ((int64_t *)a->safe)[i] = outside ? 0 : x;
         extent[0] = x < extent[0] ? x : extent[0];
         extent[1] = x > extent[1] ? x : extent[1];
     }
@@ -305,6 +308,9 @@ static void bags_report(const peri_op_bags_report *a)
     if (a->look == PERI_BAGS_OFFSETS) {
         r[PERI_REPORT_FIRST] = load(a->offsets, a->offsets_dtype, 0);
         sum = load(a->offsets, a->offsets_dtype, a->bags);
+        bool sound = r[PERI_REPORT_BAD] < 0 && r[PERI_REPORT_FIRST] == 0 && sum == a->values;
+        for (int64_t b = 0; a->sums && b <= a->bags; b++)
+            a->sums[b] = sound ? load(a->offsets, a->offsets_dtype, b) : 0;
     }
     r[PERI_REPORT_TOTAL] = sum;
 }
