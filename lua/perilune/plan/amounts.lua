@@ -14,8 +14,10 @@ local ways = require("perilune.plan.sharding_types").ways
 M.counted = { "table", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag",
   "bag", "bag_byte", "replica_byte", "state_row", "state_byte" }
 
---- Those that only updates have.
+--- Those that only updates have; and by direction what ranks have of a kind in one direction only.
 local updates = { "state_row", "state_byte", "cold_state_byte" }
+local way_of = { id_byte = "forward", grad_byte = "backward" }
+for _, unit in ipairs(updates) do way_of[unit] = "backward" end
 
 --- Share of so many bytes, met at random, that no cache has.
 function M.cold_share(bytes, cache) return bytes > cache and 1 - cache / bytes or 0 end
@@ -106,8 +108,6 @@ local function far_ms(ranks, topology)
   return of_sums / bandwidth, (apart - longest) / bandwidth
 end
 
-local is_update = util.index_of(updates)
-
 local function of_tables(c) return c.bytes + c.state_bytes + COPIES * c.bag_byte end
 local function of_bags(c) return c.row_byte + COPIES * c.bag_byte end
 local function of_replicas(c) return COPIES * c.replica_byte end
@@ -120,8 +120,9 @@ local function sum_of(ranks, field)
 end
 
 --- Units of a step of these ranks, by direction, but far: { forward = { step = 1, ... }, backward = ..., own = of what
---- ranks do each for itself, a list of { unit =, [r] = of rank r - 1, back = only in updates } }. kept: a table whose
---- lists are filled again (until the next call with it), of one who rates many plans on as many ranks; nil: new ones.
+--- ranks do each for itself, a list of { unit =, [r] = of rank r - 1, way = the only direction it is in, or nil } }.
+--- kept: a table whose lists are filled again (until the next call with it), of one who rates many plans on as many
+--- ranks; nil: new ones.
 function M.of(ranks, topology, kept)
   local shared = math.max(1, math.min(topology.local_world_size, #ranks) * topology.hosts_sharing / topology.processors)
   local each = shared / #ranks -- what is as much on every rank
@@ -129,13 +130,15 @@ function M.of(ranks, topology, kept)
     home_bag_byte = sum_of(ranks, "home_bag_byte") * each, way = 0 }
   for _, way in ipairs(ways) do amounts.way = amounts.way + (#ranks > 1 and sum_of(ranks, way) > 0 and 1 or 0) end
   local own = {}
-  --- A list for a unit: of each rank the field, times its factor in another list.
-  local function of_ranks(unit, field, factors)
-    local list = kept and kept[unit] or { unit = unit, back = is_update[unit] ~= nil }
-    if kept then kept[unit] = list end
+  --- A list for a unit: of each rank the field, times its factor in another list. Returns the busiest rank's.
+  local function list_of(unit, field, factors, key)
+    local list = kept and kept[key] or { unit = unit, way = way_of[key] }
+    if kept then kept[key] = list end
     for r = 1, #ranks do list[r] = ranks[r][field] * (factors and factors[r] or 1) end
-    own[#own + 1], amounts[unit] = list, M.busiest(list, topology)
+    own[#own + 1] = list
+    return M.busiest(list, topology)
   end
+  local function of_ranks(unit, field, factors) amounts[unit] = list_of(unit, field, factors, unit) end
   for _, name in ipairs(M.counted) do of_ranks(name, name) end
   --- Shares that a processor's own cache has not: ranks that take turns on it drive out each other's.
   local function of_core(share, f)
@@ -153,6 +156,7 @@ function M.of(ranks, topology, kept)
   of_ranks("cold_replica_byte", "replica_byte", cold_shares(ranks, topology, cold_share_in_turn, of_replicas))
   amounts.far_sums, amounts.far_mixed = far_ms(ranks, topology)
   local all = { forward = amounts, backward = util.copy(amounts), own = own }
+  all.backward.id_byte = list_of("id_byte", "grad_byte", nil, "grad_byte") -- gradients are f32, whatever rows are
   for _, unit in ipairs(updates) do amounts[unit] = 0 end
   amounts.near = near_ms(ranks, topology, "near_out") + near_ms(ranks, topology, "near_ids")
   all.backward.near = near_ms(ranks, topology, "near_back")

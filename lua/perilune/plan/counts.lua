@@ -24,6 +24,20 @@ local USUAL_SHARE = embed.CacheParams({}).load_factor -- of a cache that nobody 
 
 local ways = sharding_types.ways
 
+--- Bytes of the lines that a row of so many bytes touches, on average. Rows of a table lie one behind the other, so
+--- they begin at multiples of the largest power of two in their length.
+local function in_lines(bytes)
+  local step = LINE
+  while step > 1 and bytes % step > 0 do step = step / 2 end
+  return bytes + LINE - step
+end
+
+--- Bytes of a row as it lies in its table: codes have their scale and bias beside them.
+local function row_bytes(data_type, cols)
+  local coded = embed.row_formats[embed.table_types[data_type]]
+  return coded and embed._row_bytes(data_type, cols) or cols * data_bytes[data_type]
+end
+
 local NO_STATES = { row = 0, full = 0, square = 0 }
 local kept_states = {} -- by optimizer
 
@@ -67,7 +81,7 @@ end
 local function below(option, c, topology, width, updated, states)
   local kernel, apart = option.compute_kernel, topology.compute_device ~= "cpu"
   if kernel == "fused_uvm" and apart then
-    local line = math.max(width, LINE)
+    local line = in_lines(width)
     return c.row * line / topology.hbm_to_ddr_mem_bw, 2 * updated * (line + states) / topology.hbm_to_ddr_mem_bw
   end
   if kernel ~= "fused_uvm_caching" then return 0, 0 end
@@ -86,10 +100,11 @@ function M.reduction(bytes, topology)
   return 2 * bytes * (L - 1) / L, 2 * bytes / L * (W - L) / W
 end
 
---- What one shard of a run is to the rank that has it. Fields: as in `units`; row_byte (bytes of rows that are looked
---- up, in lines), bytes (of the shard), below_forward, below_backward (see `below`), home_bag, home_bag_byte (its part
---- of what comes back to all ranks), near_out, far_out: bytes of rows that leave for the same host and for others;
---- near_back, far_back: of gradients; near_ids, far_ids: bytes of ids and lengths that arrive.
+--- What one shard of a run is to the rank that has it. Fields: as in `units`; grad_byte (bytes of the ids' gradients),
+--- row_byte (bytes of rows that are looked up, in lines), bytes (of the shard), below_forward, below_backward (see
+--- `below`), home_bag, home_bag_byte (its part of what comes back to all ranks), near_out, far_out: bytes of rows that
+--- leave for the same host and for others; near_back, far_back: of gradients; near_ids, far_ids: bytes of ids and
+--- lengths that arrive.
 function M.count(option, run, topology)
   local t, kind = topology, sharding_types.of[option.sharding_type]
   local W, L, G = t.world_size, t.local_world_size, t.intra_group_size
@@ -122,25 +137,24 @@ function M.count(option, run, topology)
   local part = option.rows * option.dim > 0 and run.rows * run.cols / (option.rows * option.dim) or 0
   c.home_bag = kind.replica and 0 or whole * part * (W - 1) -- a rank's own are looked up to where they belong
   c.home_bag_byte = c.home_bag * option.dim * NUMBER
-  c.id_byte, c.bag_byte = c.id * width, c.bag * run.cols * NUMBER
+  c.id_byte, c.grad_byte, c.bag_byte = c.id * width, c.id * run.cols * NUMBER, c.bag * run.cols * NUMBER
   c.row, c.shared_row, c.shared_id = rows_of(option, c.id, run.rows)
   local common = C.peri_tbe_width_is_common(run.cols)
   c.odd_id, c.odd_row = common and 0 or c.id, common and 0 or c.row
   local cut = kind.cuts_rows and 1 or 0
   c.cut_id, c.cut_bag = cut * c.id, cut * c.bag
-  c.row_byte = c.row * math.max(width, LINE)
+  c.row_byte = c.row * in_lines(row_bytes(option.data_type, run.cols))
   local state = states_of(option.optimizer).full * run.cols -- of one for each row, prices of rows know
   local updated = kind.replica and rows_of(option, ids * W, run.rows) or c.row -- of a replica, by all ranks' gradients
   c.state_row, c.state_byte = state > 0 and updated or 0, updated * state
   c.below_forward, c.below_backward = below(option, c, topology, width, updated,
     state + states_of(option.optimizer).row)
-  c.state_line_byte, c.state_bytes = updated * (state > 0 and math.max(state, LINE) or 0), run.rows * state
+  c.state_line_byte, c.state_bytes = updated * (state > 0 and in_lines(state) or 0), run.rows * state
   return c
 end
 
-M.summed = { "below_forward", "below_backward", "home_bag", "home_bag_byte", "row_byte", "bytes", "state_line_byte",
-  "state_bytes", "near_out", "far_out",
-  "near_back", "far_back", "near_ids", "far_ids" }
+M.summed = { "below_forward", "below_backward", "home_bag", "home_bag_byte", "grad_byte", "row_byte", "bytes",
+  "state_line_byte", "state_bytes", "near_out", "far_out", "near_back", "far_back", "near_ids", "far_ids" }
 for _, name in ipairs(amounts_of.counted) do M.summed[#M.summed + 1] = name end
 for _, name in ipairs(ways) do
   M.summed[#M.summed + 1], M.summed[#M.summed + 2] = name, "far_" .. name

@@ -59,7 +59,7 @@ local function computed(amounts, topology, costs, way)
   local own, priced, n = {}, 0, topology.world_size
   for r = 1, n do own[r] = 0 end
   for _, list in ipairs(amounts.own) do
-    local p = (way == "backward" or not list.back) and price(costs, way, list.unit) or 0
+    local p = (list.way or way) == way and price(costs, way, list.unit) or 0
     if p > 0 then
       priced = priced + p * amounts[way][list.unit]
       for r = 1, n do own[r] = own[r] + p * list[r] end
@@ -178,7 +178,8 @@ local function prices_of(t)
   local function list(way, units)
     local out = {}
     for _, unit in ipairs(units) do
-      local of = unit == "home_id" and "id" or unit -- a rank's ids are at home what they are to owners
+      local of = unit == "home_id" and "id" -- a rank's ids are at home what they are to owners
+        or unit == "id_byte" and way == "backward" and "grad_byte" or unit
       out[#out + 1], out[#out + 2] = of, price(t.costs, way, unit)
     end
     return out

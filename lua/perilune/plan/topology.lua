@@ -30,7 +30,7 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 ---   home_id        ids that a rank sends
 ---   home_bag, home_bag_byte  bags that come back to a rank from others, and their bytes
 ---   id             ids that a rank looks up
----   id_byte        bytes of their rows
+---   id_byte        bytes of their rows, in updates of their gradients
 ---   row            rows that are looked up, each once
 ---   shared_row     those of them that several ids of the batch ask for: how many is known only there, which processors
 ---                  guess wrong
