@@ -224,7 +224,8 @@ optim.CombinedOptimizer = {}
 ---The base of learning-rate schedules. Call `step()` after the optimizer's. As in PyTorch, most change the rate that is
 ---there: what was set by hand, or by another schedule of the optimizer, goes into all later rates. `LambdaLR`,
 ---`CosineAnnealingWarmRestarts`, `OneCycleLR` and `CyclicLR` overwrite it. A group that is added later is one that
----began with the rate it has then.
+---began with the rate it has then. A schedule of your own is a `LambdaLR` with your function; nothing is built on this
+---class.
 ---
 ---Errors: an optimizer without a learning rate; options out of their range; a state_dict of another class or with other
 ---options.
