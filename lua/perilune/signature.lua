@@ -221,10 +221,24 @@ local function parse(line)
   return list
 end
 
+--- The text that returns the results of a call.
+local function handing_on(call, results)
+  if not results then return "return " .. call end
+  if results == 1 then return ("return (%s)"):format(call) end
+  local names, lines = {}, {}
+  for i = 1, results do
+    names[i] = "r" .. i
+    local all = table.concat(names, ", ")
+    table.insert(lines, 1, i == 1 and "return r1" or ("if type(r%d) ~= 'nil' then return %s end"):format(i, all))
+  end
+  return ("local %s = %s\n%s"):format(table.concat(names, ", "), call, table.concat(lines, "\n"))
+end
+
 --- The checking function around f, made of text so that it has as many parameters as there are: `...` is not compiled.
---- `one`: f has one result, which is handed on without a tail call: LuaJIT counts tail calls as rounds of a loop, and
---- gives a trace up that has more than `loopunroll` of them (library.lua), which would be one of as many functions.
-local function guard(func, f, list, one)
+--- `results`: how many f has at most (those that are nil at the end are left out); they are handed on without a tail
+--- call: LuaJIT counts tail calls as rounds of a loop, and gives a trace up that has more than `loopunroll` of them
+--- (library.lua), which would be one of as many functions. nil: any number, by a tail call.
+local function guard(func, f, list, results)
   local names, lines, tests, locals = {}, {}, {}, {}
   for i, a in ipairs(list) do
     names[i] = "a" .. i
@@ -240,11 +254,9 @@ local function guard(func, f, list, one)
   end
   if not list.open then lines[#lines + 1] = "if more ~= nil then beyond(func, list, more) end" end
   local parameters, comma = table.concat(names, ", "), #names > 0 and ", " or ""
-  local open, close = one and "(" or "", one and ")" or ""
   local text = ("local f, func, list, is, bad, beyond, type, watch = ...\n%s\nreturn function(%s%smore)\n%s\n"
-    .. "if watch.call then return watch.call(func, f%s%s) end\nreturn %sf(%s)%s\nend"):format(
-    table.concat(locals, "\n"), parameters, comma, table.concat(lines, "\n"), comma, parameters, open,
-    parameters, close)
+    .. "if watch.call then return watch.call(func, f%s%s) end\n%s\nend"):format(table.concat(locals, "\n"), parameters,
+    comma, table.concat(lines, "\n"), comma, parameters, handing_on(("f(%s)"):format(parameters), results))
   return assert(loadstring(text, "=perilune.signature"))(f, func, list, tests, bad, beyond, type, M.watch)
 end
 
@@ -262,21 +274,22 @@ local function self_of(class)
   return name
 end
 
-local function check(prefix, functions, signatures, one)
+local function check(prefix, functions, signatures, results)
   local class = rawget(functions, "class_name") and functions
   for name, line in util.ordered(signatures) do
     local list = parse(line)
     if class and list[1] and list[1].kind == "object" then list[1].kind = self_of(class) end
     M.all[#M.all + 1] = { name = prefix .. name, arguments = list, table = functions, key = name }
     functions[name] = guard(prefix .. name, functions[name] or error("signature: no function " .. prefix .. name, 0),
-      list, one)
+      list, results)
   end
 end
 --- Put checks in front of functions of a table: `signatures` maps their names to their arguments; messages begin with
---- `prefix` and the name.
-function M.check(prefix, functions, signatures) check(prefix, functions, signatures, false) end
---- The same of functions that have one result, any others are dropped: loops of many of them are compiled (guard).
-function M.check_one(prefix, functions, signatures) check(prefix, functions, signatures, true) end
+--- `prefix` and the name. `results` (any number): how many results each has at most, others are dropped: then loops of
+--- many of them are compiled (guard).
+function M.check(prefix, functions, signatures, results) check(prefix, functions, signatures, results) end
+--- The same of functions that have one result.
+function M.check_one(prefix, functions, signatures) check(prefix, functions, signatures, 1) end
 
 --- Functions of any number of arguments, which check them themselves: they are watched as the others are.
 function M.check_none(prefix, functions, names)
@@ -290,14 +303,16 @@ function M.check_none(prefix, functions, names)
   end
 end
 
-local function check_each(prefix, functions, names, line, one)
+local function check_each(prefix, functions, names, line, results)
   local signatures = {}
   for _, name in ipairs(names) do signatures[name] = line end
-  check(prefix, functions, signatures, one)
+  check(prefix, functions, signatures, results)
 end
 --- check and check_one with one line of arguments for all functions of a list of names.
-function M.check_each(prefix, functions, names, line) check_each(prefix, functions, names, line, false) end
-function M.check_each_one(prefix, functions, names, line) check_each(prefix, functions, names, line, true) end
+function M.check_each(prefix, functions, names, line, results)
+  check_each(prefix, functions, names, line, results)
+end
+function M.check_each_one(prefix, functions, names, line) check_each(prefix, functions, names, line, 1) end
 
 M.list_of("strings", "a list of strings", "string")
 M.list_of("numbers", "a list of numbers", "number")

@@ -76,6 +76,6 @@ signature.check("sparse.", M, {
   jagged_jagged_bmm = "x_values: tensor, y_values: tensor, x_offsets: tensor, max_L: integer",
   batched_dense_vec_jagged_2d_mul = "v: tensor, a_values: tensor, a_offsets: tensor",
   permute102_baddbmm_permute102 = "bias: tensor, A: tensor, B: tensor",
-})
+}, 2)
 
 return M

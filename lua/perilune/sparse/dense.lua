@@ -105,7 +105,7 @@ signature.check("sparse.", M, {
   pack_segments_v2 = "t: tensor, lengths: tensor, max_length: integer, pad_minf: boolean?, return_presence_mask: "
     .. "boolean?",
   jagged_1d_to_truncated_values = "values: tensor, lengths: tensor, max_truncated_length: integer",
-})
+}, 2)
 M.stacked_jagged_2d_to_dense = M.stacked_jagged_1d_to_dense
 
 return M

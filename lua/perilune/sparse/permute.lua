@@ -18,9 +18,9 @@ end
 
 --- Cumulative sums of [n], or of every row of [rows, n]: from 0 to the total (one more entry), from 0, or to the total.
 --- A sum that the dtype cannot hold is an error.
-function M.asynchronous_complete_cumsum(t) return cumsum(t, C.PERI_CUMSUM_COMPLETE) end
-function M.asynchronous_exclusive_cumsum(t) return cumsum(t, C.PERI_CUMSUM_EXCLUSIVE) end
-function M.asynchronous_inclusive_cumsum(t) return cumsum(t, C.PERI_CUMSUM_INCLUSIVE) end
+function M.asynchronous_complete_cumsum(t) return (cumsum(t, C.PERI_CUMSUM_COMPLETE)) end
+function M.asynchronous_exclusive_cumsum(t) return (cumsum(t, C.PERI_CUMSUM_EXCLUSIVE)) end
+function M.asynchronous_inclusive_cumsum(t) return (cumsum(t, C.PERI_CUMSUM_INCLUSIVE)) end
 
 -- -- segments ---------------------------------------------------------------------------------------------------------
 
@@ -29,15 +29,18 @@ local moved = ffi.new "peri_permute_result"
 local function permute(order, lengths, values, weights)
   check(C.peri_sparse_permute(ptr(order), ptr(lengths), ptr(values), A.ptr(weights), moved))
   local new_weights
-  if weights ~= nil then new_weights = wrap(moved.weights) end
+  if weights then new_weights = wrap(moved.weights) end
   return wrap(moved.lengths), wrap(moved.values), new_weights
 end
 
 --- Bags in another order (repeats and subsets are fine): lengths, values and, if given, weights. With gradient.
-function M.permute_1D_sparse_data(order, lengths, values, weights) return permute(order, lengths, values, weights) end
+function M.permute_1D_sparse_data(order, lengths, values, weights)
+  local l, v, w = permute(order, lengths, values, weights)
+  return l, v, w -- no tail call (signature.lua, guard)
+end
 
 --- Rows of bags in another order: lengths [T, B].
-function M.permute_2D_sparse_data(order, lengths, values, weights) return permute(order, lengths, values, weights) end
+M.permute_2D_sparse_data = M.permute_1D_sparse_data
 
 --- The same with flat lengths of T * stride bags.
 function M.permute_2D_sparse_data_input1D(order, lengths, values, stride, weights)
@@ -50,9 +53,7 @@ function M.permute_2D_sparse_data_input1D(order, lengths, values, stride, weight
   return new_lengths:reshape(new_lengths:numel()), new_values, new_weights
 end
 
-function M.permute_sparse_features(order, lengths, indices, weights)
-  return permute(order, lengths, indices, weights)
-end
+M.permute_sparse_features = M.permute_1D_sparse_data
 
 --- Rows of embeddings as segments: lengths and embeddings.
 function M.permute_sequence_embeddings(order, lengths, embeddings)
@@ -153,7 +154,7 @@ signature.check("sparse.", M, {
   segment_sum_csr = "batch_size: integer, csr_seg: tensor, values: tensor",
   permute_pooled_embs = "pooled: tensor, offset_dim_list: any, permute_list: any",
   unique = "ids: tensor, inverse: boolean?, counts: boolean?",
-})
+}, 3)
 M.asynchronous_batched_complete_cumsum, M.repeat_arange = M.asynchronous_complete_cumsum, M.lengths_range
 M.permute_duplicate_pooled_embs, M.permute_pooled_embs_auto_grad = M.permute_pooled_embs, M.permute_pooled_embs
 

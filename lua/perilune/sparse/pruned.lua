@@ -55,6 +55,6 @@ signature.check("sparse.", M, {
   pruned_hashmap_lookup = "indices: tensor, offsets: tensor, hash_table: tensor, hash_table_offsets: tensor",
   pruned_hashmap_insert = "indices: tensor, dense_indices: tensor, offsets: tensor, hash_table: tensor, "
     .. "hash_table_offsets: tensor",
-})
+}, 2)
 
 return M

@@ -19,6 +19,6 @@ function M.top_products(queries, items, k, format)
   return Tensor.wrap(out[0]), Tensor.wrap(indices_out[0])
 end
 
-signature.check("sparse.", M, { top_products = "queries: tensor, items: tensor, k: count, format: RowFormat?" })
+signature.check("sparse.", M, { top_products = "queries: tensor, items: tensor, k: count, format: RowFormat?" }, 2)
 
 return M

@@ -91,6 +91,6 @@ signature.check("sparse.", M, {
   batched_unary_embeddings = "weight: tensor, table_offsets: tensor, offsets: tensor, indices: tensor",
   jagged_acc_weights_and_counts = "weights: tensor, reverse_indices: tensor, num_unique_indices: integer",
   murmur_hash3 = "input: tensor, y: any, seed: any",
-})
+}, 2)
 
 return M

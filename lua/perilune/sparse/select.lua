@@ -19,13 +19,15 @@ end
 --- The values of bags for which `mask` (bool) is true, and the lengths that are left.
 function M.masked_select_jagged_1d(values, lengths, mask)
   check(C.peri_sparse_masked_select(ptr(values), ptr(lengths), ptr(mask), out, lengths_out))
-  return both()
+  local kept, left = both()
+  return kept, left -- no tail call (signature.lua, guard)
 end
 
 --- At most slice_length members of each bag from place start[b] (0 .. its length) on, and how many there are.
 function M.jagged_slice(x_values, x_lengths, start, slice_length)
   check(C.peri_sparse_slice(ptr(x_values), ptr(x_lengths), ptr(start), slice_length, out, lengths_out))
-  return both()
+  local kept, left = both()
+  return kept, left -- no tail call (signature.lua, guard)
 end
 
 local batch_args = ffi.new "peri_batch_select_args"
@@ -58,6 +60,6 @@ signature.check("sparse.", M, {
   batch_index_select_dim0 =
     "inputs: tensor, indices: tensor, input_num_indices: any, input_rows: any, input_columns: any, "
     .. "permute_output_dim_0_1: boolean?",
-})
+}, 2)
 
 return M

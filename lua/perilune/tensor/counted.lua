@@ -118,7 +118,10 @@ end
 --- The element that is there most often along dim (-1), of several the smallest, and the last of its places (i64).
 function F.mode(t, dim, keepdim)
   dim = dim or -1
-  if t:dim() == 0 then return F.max(t, dim) end
+  if t:dim() == 0 then
+    local value, place = F.max(t, dim)
+    return value, place
+  end
   local n, line = t:size(dim), t:transpose(dim, -1)
   if n == 0 then P.fail(("mode: dimension %d of %s is empty"):format(dim, Tensor._text(t))) end
   local sorted, places = F.sort(line:detach())
@@ -144,7 +147,7 @@ end
 function F.median(t, dim, keepdim)
   local along = dim and dimension(dim) or 0
   check(C.peri_op_median(ptr(dim and t or t:reshape(-1)), along, dim and keepdim or false, out, dim and out2 or nil))
-  if not dim then return wrap(out[0]) end
+  if not dim then return (wrap(out[0])) end
   local second = out2[0]
   return wrap(out[0]), wrap(second)
 end
@@ -182,7 +185,7 @@ signature.check("", F, {
   unique = "t: tensor, return_inverse: boolean?, return_counts: boolean?",
   kthvalue = "t: tensor, k: count, dim: dim?, keepdim: boolean?", median = "t: tensor, dim: dim?, keepdim: boolean?",
   mode = "t: tensor, dim: dim?, keepdim: boolean?",
-})
+}, 3)
 signature.check_one("", F, {
   searchsorted = "sorted: tensor, t: tensor, right: boolean?",
   bucketize = "t: tensor, boundaries: tensor, right: boolean?",

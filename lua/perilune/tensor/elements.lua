@@ -26,7 +26,8 @@ local function fill_dims(dim)
   return #dim
 end
 
-local function wrap_two()
+--- Both results of an operation. Callers end with `local values, places = both() return values, places`, no tail call.
+local function both()
   local second = out2[0]
   return wrap(out[0]), wrap(second)
 end
@@ -50,13 +51,13 @@ local function compare(t, op, x)
 end
 
 --- t == x for each element, x a tensor that broadcasts with t, or a number.
-function M.eq(t, x) return compare(t, C.PERI_COMPARE_EQ, x) end
-function M.ne(t, x) return compare(t, C.PERI_COMPARE_NE, x) end
-function M.lt(t, x) return compare(t, C.PERI_COMPARE_LT, x) end
-function M.le(t, x) return compare(t, C.PERI_COMPARE_LE, x) end
-function M.gt(t, x) return compare(t, C.PERI_COMPARE_GT, x) end
-function M.ge(t, x) return compare(t, C.PERI_COMPARE_GE, x) end
-function M.isnan(t) return compare(t, C.PERI_COMPARE_NE, t) end
+function M.eq(t, x) return (compare(t, C.PERI_COMPARE_EQ, x)) end
+function M.ne(t, x) return (compare(t, C.PERI_COMPARE_NE, x)) end
+function M.lt(t, x) return (compare(t, C.PERI_COMPARE_LT, x)) end
+function M.le(t, x) return (compare(t, C.PERI_COMPARE_LE, x)) end
+function M.gt(t, x) return (compare(t, C.PERI_COMPARE_GT, x)) end
+function M.ge(t, x) return (compare(t, C.PERI_COMPARE_GE, x)) end
+function M.isnan(t) return (compare(t, C.PERI_COMPARE_NE, t)) end
 --- Neither NaN nor an infinity.
 function M.isfinite(t)
   if not Tensor._is_float(t) then return (M.eq(t, t)) end
@@ -214,7 +215,8 @@ end
 --- keep their order; NaN is larger than all numbers.
 function M.sort(t, dim, descending)
   check(C.peri_op_sort(ptr(t), dimension(dim or -1), descending or false, -1, out, out2))
-  return wrap_two()
+  local values, places = both()
+  return values, places
 end
 function M.argsort(t, dim, descending)
   local values, places = M.sort(t, dim, descending)
@@ -224,7 +226,8 @@ end
 --- The k largest elements along dim (-1) in falling order, and their places; `largest` false: the k smallest, rising.
 function M.topk(t, k, dim, largest)
   check(C.peri_op_sort(ptr(t), dimension(dim or -1), largest ~= false, k, out, out2))
-  return wrap_two()
+  local values, places = both()
+  return values, places
 end
 
 -- -- reductions -------------------------------------------------------------------------------------------------------
@@ -244,23 +247,26 @@ function M.max(t, dim, keepdim)
   if not dim then return (M.amax(t)) end
   if type(dim) ~= "number" then return (M.maximum(t, dim)) end
   check(C.peri_op_max(ptr(t), dimension(dim), keepdim or false, out, out2))
-  return wrap_two()
+  local values, places = both()
+  return values, places
 end
 function M.min(t, dim, keepdim)
   if not dim then return (M.amin(t)) end
   if type(dim) ~= "number" then return (M.minimum(t, dim)) end
   check(C.peri_op_min(ptr(t), dimension(dim), keepdim or false, out, out2))
-  return wrap_two()
+  local values, places = both()
+  return values, places
 end
 local function place(t, dim, keepdim, extreme)
   local values, places = extreme(dim and t or t:reshape(-1), dim or 1, keepdim)
   values:release()
-  return not dim and keepdim and places:reshape(Tensor._ones_shape(t)) or places
+  if dim or not keepdim then return places end
+  return (places:reshape(Tensor._ones_shape(t)))
 end
 --- The place of the largest element along dim, or, without dim, among all in row-major order; i64, the first of equal
 --- ones.
-function M.argmax(t, dim, keepdim) return place(t, dim, keepdim, M.max) end
-function M.argmin(t, dim, keepdim) return place(t, dim, keepdim, M.min) end
+function M.argmax(t, dim, keepdim) return (place(t, dim, keepdim, M.max)) end
+function M.argmin(t, dim, keepdim) return (place(t, dim, keepdim, M.min)) end
 
 --- How many elements a reduction takes together.
 local function count(t, dim)
@@ -274,9 +280,9 @@ end
 --- In a region of autocast the result stays f32, as that of squares does.
 local function in_f32(f, t, ...)
   local name = t:dtype()
-  if name ~= "f16" and name ~= "bf16" then return f(t, ...) end
+  if name ~= "f16" and name ~= "bf16" then return (f(t, ...)) end
   local result = f(t:to "f32", ...)
-  return P.state.autocast and result or result:to(name)
+  return (P.state.autocast and result or result:to(name))
 end
 
 M._in_f32 = in_f32 -- of this layer
@@ -291,11 +297,13 @@ local function root(t)
   return (wrap(out[0]))
 end
 M._root = root -- of this layer
-local function deviation(t, dim, keepdim, correction) return root(variance(t, dim, keepdim, correction)) end
+local function deviation(t, dim, keepdim, correction)
+  return (root(variance(t, dim, keepdim, correction)))
+end
 --- The sum of squared distances from the mean over dim (as in sum), divided by n - correction (1).
-function M.var(t, dim, keepdim, correction) return in_f32(variance, t, dim, keepdim, correction) end
+function M.var(t, dim, keepdim, correction) return (in_f32(variance, t, dim, keepdim, correction)) end
 --- The square root of var.
-function M.std(t, dim, keepdim, correction) return in_f32(deviation, t, dim, keepdim, correction) end
+function M.std(t, dim, keepdim, correction) return (in_f32(deviation, t, dim, keepdim, correction)) end
 
 local function power_norm(t, p, dim, keepdim)
   local sum = M.sum(M.pow(M.abs(t), p), dim, keepdim)
@@ -303,13 +311,13 @@ local function power_norm(t, p, dim, keepdim)
   return (M.masked_fill(M.pow(M.masked_fill(sum, zero, 1), 1 / p), zero, 0))
 end
 local function norm(t, p, dim, keepdim)
-  if p == 2 then return root(M.sum(M.square(t), dim, keepdim)) end
+  if p == 2 then return (root(M.sum(M.square(t), dim, keepdim))) end
   if p == 1 then return (M.sum(M.abs(t), dim, keepdim)) end
   if p == math.huge then return (M.amax(M.abs(t), dim, keepdim)) end
   if p == -math.huge then return (M.amin(M.abs(t), dim, keepdim)) end
   if p == 0 then return (M.sum(M.ne(t, 0):to(t:dtype()), dim, keepdim)) end
   if p < 0 or p ~= p then P.fail(("norm: p is %g, allowed: numbers >= 0, math.huge, -math.huge"):format(p)) end
-  return power_norm(t, p, dim, keepdim)
+  return (power_norm(t, p, dim, keepdim))
 end
 --- The p-norm (2) over dim, as in sum: any number above 0, 0 (elements that are not 0), math.huge and -math.huge
 --- (largest, smallest |x|).
@@ -317,7 +325,7 @@ function M.norm(t, p, dim, keepdim)
   if not Tensor._is_float(t) then
     P.fail(("norm: %s, allowed: floats; cast it with t:to \"f32\""):format(Tensor._text(t)))
   end
-  return in_f32(norm, t, p or 2, dim, keepdim)
+  return (in_f32(norm, t, p or 2, dim, keepdim))
 end
 --- t[1] + ... + t[i] along dim; of integers and bool in i64.
 function M.cumsum(t, dim)
@@ -334,11 +342,13 @@ end
 --- The largest of t[1], ..., t[i] along dim, and their places (i64, from 0; of equal ones the last).
 function M.cummax(t, dim)
   check(C.peri_op_cummax(ptr(t), dimension(dim), out, out2))
-  return wrap_two()
+  local values, places = both()
+  return values, places
 end
 function M.cummin(t, dim)
   check(C.peri_op_cummin(ptr(t), dimension(dim), out, out2))
-  return wrap_two()
+  local values, places = both()
+  return values, places
 end
 
 -- -- making -----------------------------------------------------------------------------------------------------------
@@ -417,12 +427,12 @@ signature.check_each_one("", M, { "eq", "ne", "lt", "le", "gt", "ge" }, "t: tens
 signature.check_each_one("", M, { "isnan", "isfinite", "clone" }, "t: tensor")
 signature.check_each_one("", M, { "maximum", "minimum" }, "a: tensor, b: tensor")
 signature.check_each_one("", M, { "amax", "amin" }, "t: tensor, dim: dims?, keepdim: boolean?")
-signature.check_each("", M, { "max", "min" }, "t: tensor, dim: dim_or_tensor?, keepdim: boolean?")
+signature.check_each("", M, { "max", "min" }, "t: tensor, dim: dim_or_tensor?, keepdim: boolean?", 2)
 signature.check_each_one("", M, { "argmax", "argmin" }, "t: tensor, dim: dim?, keepdim: boolean?")
 signature.check("", M, { sort = "t: tensor, dim: dim?, descending: boolean?",
-  topk = "t: tensor, k: count, dim: dim?, largest: boolean?" })
+  topk = "t: tensor, k: count, dim: dim?, largest: boolean?" }, 2)
 signature.check_each_one("", M, { "var", "std" }, "t: tensor, dim: dims?, keepdim: boolean?, correction: number?")
-signature.check_each("", M, { "cummax", "cummin" }, "t: tensor, dim: dim")
+signature.check_each("", M, { "cummax", "cummin" }, "t: tensor, dim: dim", 2)
 signature.check_one("", M, {
   where = "condition: tensor, a: operand, b: operand", masked_fill = "t: tensor, mask: tensor, value: scalar",
   clamp = "t: tensor, min: scalar?, max: scalar?", gather = "t: tensor, dim: dim, index: tensor",

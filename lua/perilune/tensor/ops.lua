@@ -399,8 +399,11 @@ meta.__add, meta.__sub, meta.__mul, meta.__div = M.add, M.sub, M.mul, M.div
 meta.__unm = function(t) return (M.neg(t)) end -- Lua passes t twice
 meta.__pow, meta.__mod = M.pow, M.remainder
 --- Two handles are equal if they are the same one. Lua would say that a tensor is not equal to a number, whatever it
---- holds, and a condition would go on with that.
-function meta.__eq(a, b)
+--- holds, and a condition would go on with that. With `...`, since LuaJIT begins no trace in such a function: one that
+--- begins here ends in whoever compares, for instance a handle with nil, is given up, and after some times all traces
+--- that come through here are ("blacklisted").
+function meta.__eq(...)
+  local a, b = ...
   local other = type(a) == "number" and a or type(b) == "number" and b
   if other then
     P.fail(("'==' of a tensor and %g compares no elements; a tensor of truth values: t:eq(x), a number: t:item() == x")
