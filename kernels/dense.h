@@ -46,8 +46,8 @@ typedef struct peri_k_axpy_args {
 
 /* -- elementwise --------------------------------------------------------------------------------------------------- */
 
-/** f(x) of `unary`; the comment names its derivative in terms of x or of y = f(x): what `unary_grad` wants as
- *  `saved`. */
+/** f(x) of `unary`; the comment names its derivative in terms of x or of y = f(x): what `unary_grad` wants as `saved`.
+ *  Where RELU and CLAMP have the derivative 0 the result is 0 for an infinite dy, too. */
 enum {
     PERI_UNARY_IDENTITY = 0,   /* x                                    1 */
     PERI_UNARY_RELU = 1,       /* x > 0 ? x : 0 (NaN stays)            y > 0 ? 1 : 0 */

@@ -156,7 +156,7 @@ local function check(case, device)
   local inputs = {}
   for i, entry in ipairs(case["in"]) do
     inputs[i] = load(entry, device)
-    if entry[1] == "f32" then inputs[i]:requires_grad() end
+    if entry[1] == "f32" or entry[1] == "f64" then inputs[i]:requires_grad() end
   end
   local out = { f(unpack(inputs)) }
   assert.equal(#case.out, #out, case.name)
@@ -384,7 +384,7 @@ for _, device in ipairs(devices) do
       refuses("a row for each of 3 ids", x.index_add, x, 1, ids, x)
       refuses("the number %-1, allowed: 0 and more", F.bincount, peri.tensor({ 2, -1 }, "i64", device))
       local far = peri.tensor({ 9007199254740993LL }, "i64", device)
-      refuses("the number 9007199254740993LL, allowed: 0 and more, below 2%^40", F.bincount, far)
+      refuses("the number 9007199254740993L?L?, allowed: 0 and more, below 2%^40", F.bincount, far)
       refuses("ids from 9007199254740993LL to 9007199254740993LL of .*, allowed: 0%.%.2", F.one_hot, far, 3)
       refuses("elements that are no whole numbers", F.one_hot, peri.tensor({ 1, 0.5 }, "f32", device), 3)
       refuses("elements that are no whole numbers", F.bincount, peri.tensor({ 1, 0 / 0 }, "f32", device))

@@ -134,7 +134,7 @@ template <class E, int OP, bool READS> struct unary_grad_map {
     BOTH void *out() const { return a.dx; }
     __device__ __forceinline__ number operator()(const number (&x)[INPUTS]) const
     {
-        return x[0] * peri_df(OP < 0 ? a.op : OP, READS ? x[INPUTS - 1] : number(0), (number)a.a, (number)a.b);
+        return peri_chain(OP < 0 ? a.op : OP, x[0], READS ? x[INPUTS - 1] : number(0), (number)a.a, (number)a.b);
     }
     ONE_BY_ONE
 };

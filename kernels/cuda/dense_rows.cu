@@ -173,7 +173,7 @@ template <class E, int ACT, int AT_ONCE = 8> struct act_grad_strip {
                 if (ACT != PERI_UNARY_IDENTITY) peri_unpack<E>(at_y[q], of);
                 PERI_UNROLL
                 for (int k = 0; k < n; k++)
-                    z[k] *= peri_df(ACT, ACT == PERI_UNARY_IDENTITY ? number(0) : of[k], number(0), number(0));
+                    z[k] = peri_chain(ACT, z[k], ACT == PERI_UNARY_IDENTITY ? number(0) : of[k], number(0), number(0));
                 const peri_pack<E> rounded = peri_to_pack<E>(z);
                 if (a.dz) peri_store_pack<E>(dz + (r + q * s.step) * a.cols, s.n, WHOLE, rounded);
                 peri_unpack<E>(rounded, z);

@@ -139,6 +139,13 @@ template <class T> static __device__ __forceinline__ T peri_df(int32_t op, T s, 
     }
 }
 
+/** dy times f'. Where RELU and CLAMP are flat nothing of it comes through, be it infinite. */
+template <class T> static __device__ __forceinline__ T peri_chain(int32_t op, T dy, T s, T a, T b)
+{
+    const T slope = peri_df(op, s, a, b);
+    return slope == T(0) && (op == PERI_UNARY_RELU || op == PERI_UNARY_CLAMP) ? T(0) : dy * slope;
+}
+
 /** Does the derivative read what was saved? */
 static __device__ __forceinline__ bool peri_reads_saved(int32_t op)
 {

@@ -125,12 +125,19 @@ static void ref_unary(const void *args, int64_t begin, int64_t end)
 
 static bool ref_reads_saved(int32_t op) { return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE; }
 
+/** dy times f'. Where RELU and CLAMP are flat nothing of it comes through, be it infinite. */
+static double ref_chain(int32_t op, double dy, double s, double a, double b)
+{
+    const double slope = ref_df(op, s, a, b);
+    return slope == 0 && (op == PERI_UNARY_RELU || op == PERI_UNARY_CLAMP) ? 0 : dy * slope;
+}
+
 static void ref_unary_grad(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_unary_grad_args *a = args;
     for (int64_t i = begin; i < end; i++) {
         double s = ref_reads_saved(a->op) ? ref_get(a->saved, i, a->dtype) : 0;
-        ref_put(a->dx, i, a->dtype, ref_get(a->dy, i, a->dtype) * ref_df(a->op, s, a->a, a->b));
+        ref_put(a->dx, i, a->dtype, ref_chain(a->op, ref_get(a->dy, i, a->dtype), s, a->a, a->b));
     }
 }
 
@@ -242,7 +249,7 @@ static void ref_act_grad(const void *args, int64_t begin, int64_t end)
             double sum = 0;
             for (int64_t r = k * PERI_SUM_ROWS; r < ref_block_end(k, a->rows); r++) {
                 double y = a->act == PERI_UNARY_IDENTITY ? 0 : ref_get(a->y, r * a->cols + c, a->dtype);
-                double z = ref_get(a->dy, r * a->dy_stride + c, a->dtype) * ref_df(a->act, y, 0, 0);
+                double z = ref_chain(a->act, ref_get(a->dy, r * a->dy_stride + c, a->dtype), y, 0, 0);
                 if (a->dz) ref_put(a->dz, r * a->cols + c, a->dtype, z);
                 sum += z;
             }

@@ -38,7 +38,7 @@ def case(name, f, *inputs):
     out = list(out) if isinstance(out, (tuple, list)) else [out]
     entry = {"name": name, "in": given, "out": [dump(t.detach()) for t in out]}
     if out[0].requires_grad:
-        up = torch.linspace(-1, 2, out[0].numel()).reshape(out[0].shape)
+        up = torch.linspace(-1, 2, out[0].numel()).reshape(out[0].shape).to(out[0].dtype)
         out[0].backward(up)
         entry["up"] = dump(up)
         entry["grad"] = [dump(t.grad) if t.dtype.is_floating_point else None for t in leaves]
@@ -379,6 +379,10 @@ case("= a:logsumexp(2)", lambda t: t.logsumexp(1), small)
 case("= a:logit()", torch.logit, torch.tensor([0, 1, 2, 200], dtype=torch.uint8))
 case("= a:isinf()", torch.isinf, small)
 case("= a:index_add(2, b, a, 2)", lambda t, i: t.index_add(1, i, t, alpha=2), small, torch.tensor([2, 0, 2]))
+for dtype in (torch.float32, torch.float64): # gradients of infinities where a function is flat
+    steep = torch.tensor([inf, -inf, 2.0, inf] * 3, dtype=dtype).reshape(3, 4)
+    case("= a:relu() * b", lambda t, w: t.relu() * w.detach(), x.to(dtype), steep)
+    case("= a:clamp(-0.5, 0.5) * b", lambda t, w: t.clamp(-0.5, 0.5) * w.detach(), x.to(dtype), steep)
 case("= F.lerp(a, b, 1)", lambda a, b: torch.lerp(a, b, 1), torch.tensor([1.0, -inf, 1e30]), torch.tensor([2.0, 3.0, 0.1]))
 case("= F.kl_div(a, b, false, 'none')", lambda a, b: F.kl_div(a, b.detach(), reduction="none"), x[0], torch.tensor([-0.5, 0.0, nan, 0.3]))
 case("= F.kl_div(a, b, false, 'batchmean')", lambda a, b: F.kl_div(a, b.detach(), reduction="batchmean"), torch.tensor(-0.3), torch.tensor(0.5))
