@@ -67,10 +67,11 @@ typedef struct peri_k_unary_sum_args {
 } peri_k_unary_sum_args;
 
 /** Operation and step: for u in [0, numbers): out[2 u] = sum of the weights[i] with ids[i] = u, in order from 0; out[2
- *  u + 1] = how many. All ids are such u. The step reads them all for each part of its range: numbers. */
+ *  u + 1] = how many. All ids are such u. The step reads them all for each part of its range: numbers. Without weights
+ *  only how many are wanted: out[u]. */
 typedef struct peri_k_weights_by_id_args {
-    const void *weights, *ids; /* weights: f32 or f64 */
-    void *out;                 /* of the same dtype */
+    const void *weights, *ids; /* weights: f32 or f64, or NULL */
+    void *out;                 /* of the same dtype; without weights i64 */
     int64_t n, numbers;
     int32_t dtype, ids_dtype;
 } peri_k_weights_by_id_args;

@@ -126,10 +126,29 @@ CPU_WEIGHTS(cpu_weights_f32_i64, float, int64_t)
 CPU_WEIGHTS(cpu_weights_f64_i32, double, int32_t)
 CPU_WEIGHTS(cpu_weights_f64_i64, double, int64_t)
 
+/** How often each id of the whole range is there. */
+#define CPU_COUNTS(name, I)                                                                                            \
+    static void name(const I *restrict ids, int64_t n, int64_t *restrict count)                                        \
+    {                                                                                                                  \
+        for (int64_t i = 0; i < n; i++) count[ids[i]]++;                                                               \
+    }
+CPU_COUNTS(cpu_counts_i32, int32_t)
+CPU_COUNTS(cpu_counts_i64, int64_t)
+
 static void cpu_weights_by_id(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_weights_by_id_args *a = args;
     int64_t size = a->dtype == PERI_F64 ? 8 : 4;
+    if (!a->weights && (begin > 0 || end < a->numbers)) {
+        ref_weights_by_id(args, begin, end);
+        return;
+    }
+    if (!a->weights) {
+        memset(a->out, 0, (size_t)end * sizeof(int64_t));
+        if (a->ids_dtype == PERI_I32) cpu_counts_i32(a->ids, a->n, a->out);
+        else cpu_counts_i64(a->ids, a->n, a->out);
+        return;
+    }
     memset((char *)a->out + 2 * begin * size, 0, (size_t)(2 * (end - begin) * size));
     if (a->dtype == PERI_F32 && a->ids_dtype == PERI_I32)
         cpu_weights_f32_i32(a->weights, a->ids, a->n, a->out, begin, end);

@@ -162,6 +162,15 @@ template <class T> struct sum_id {
     }
 };
 
+struct count_id {
+    peri_k_weights_by_id_args a;
+    const uint64_t *keys;
+    __device__ void operator()(int64_t u) const
+    {
+        ((int64_t *)a.out)[u] = first_key(keys, a.n, (uint64_t)u + 1) - first_key(keys, a.n, (uint64_t)u);
+    }
+};
+
 /* -- bags and pruned tables ---------------------------------------------------------------------------------------- */
 
 struct slice_bag {
@@ -343,6 +352,7 @@ PERI_CUDA_OP(weights_by_id)
         PERI_CUDA_TRY(peri_sort_pairs(c->scratch + 4 * part, bytes, (const uint64_t *)keys, sorted,
                                       (const int64_t *)places, moved, a->n, 0, 64, c->stream));
     }
+    if (!a->weights) return each(0, a->numbers, c, count_id{*a, sorted});
     if (a->dtype == PERI_F64) return each(0, a->numbers, c, sum_id<double>{*a, sorted, moved});
     return each(0, a->numbers, c, sum_id<float>{*a, sorted, moved});
 }

@@ -443,6 +443,18 @@ static peri_k_sort_entry ref_sort_rank(peri_k_sort_entry *e, int64_t n, int64_t 
     return e[rank];
 }
 
+/** The entry that comes behind @e, which is not the last one, when the line is sorted. */
+static peri_k_sort_entry ref_sort_next(const peri_op_sort_lines *s, int64_t line, peri_k_sort_entry e)
+{
+    peri_k_sort_entry next = {UINT64_MAX, -1};
+    for (int64_t i = 0; i < s->n; i++) {
+        const uint64_t key = k_sort_key(s->x, line * s->n + i, s->dtype, s->descending);
+        const bool behind = key > e.key || (key == e.key && i > e.place);
+        if (behind && (next.place < 0 || key < next.key)) next = (peri_k_sort_entry){key, i};
+    }
+    return next;
+}
+
 /** The entries of ranks first, first + 1, ..., first + k - 1 of a line, k >= 1; room for 2 n. */
 static const peri_k_sort_entry *ref_sort_wanted(const peri_op_sort_lines *s, int64_t line, peri_k_sort_entry *e)
 {
@@ -452,9 +464,11 @@ static const peri_k_sort_entry *ref_sort_wanted(const peri_op_sort_lines *s, int
     }
     for (int64_t i = 0; i < s->n; i++)
         e[i] = (peri_k_sort_entry){k_sort_key(s->x, line * s->n + i, s->dtype, s->descending), i};
-    if (s->k > 1) return ref_sort_entries(e, e + s->n, s->n) + s->first;
-    e[s->n] = ref_sort_rank(e, s->n, s->first, k_sort_bits(s->dtype));
-    return e + s->n;
+    if (s->k > 2) return ref_sort_entries(e, e + s->n, s->n) + s->first;
+    peri_k_sort_entry *found = e + s->n;
+    found[0] = ref_sort_rank(e, s->n, s->first, k_sort_bits(s->dtype));
+    if (s->k > 1) found[1] = ref_sort_next(s, line, found[0]);
+    return found;
 }
 
 static void ref_sort_line(const void *args, int64_t begin, int64_t end)

@@ -124,6 +124,15 @@ static void ref_weights_by_id(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_weights_by_id_args *a = args;
     int64_t size = a->dtype == PERI_F64 ? 8 : 4;
+    if (!a->weights) {
+        int64_t *count = a->out;
+        memset(count + begin, 0, (size_t)(end - begin) * sizeof *count);
+        for (int64_t i = 0; i < a->n; i++) {
+            int64_t u = ref_int(a->ids, i, a->ids_dtype);
+            if (u >= begin && u < end) count[u]++;
+        }
+        return;
+    }
     memset((char *)a->out + 2 * begin * size, 0, (size_t)(2 * (end - begin) * size));
     for (int64_t i = 0; i < a->n; i++) {
         int64_t u = ref_int(a->ids, i, a->ids_dtype);

@@ -472,11 +472,11 @@ static void run_hash_insert(const call *c)
     *first = first_of(a.bad, a.tables);
 }
 
-/** Each thread reads all ids: few of them are not worth a second one. */
+/** Each thread reads all ids: few of them are not worth a second one, and no others if they are only counted. */
 static void run_weights_by_id(const call *c)
 {
     const peri_k_weights_by_id_args *a = c->args;
-    step(c, PERI_K_weights_by_id, a, a->numbers, a->n < INT_GRAIN ? max(1, a->numbers) : 1);
+    step(c, PERI_K_weights_by_id, a, a->numbers, a->n < INT_GRAIN || !a->weights ? max(1, a->numbers) : 1);
 }
 
 static int64_t mask_scratch(const peri_plugin_host *host, const void *args)

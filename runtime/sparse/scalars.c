@@ -168,6 +168,39 @@ out:
     return status;
 }
 
+enum { COUNT_BITS = 40 };
+
+peri_status peri_sparse_counts(peri_tensor *ids, int64_t least, peri_tensor **out)
+{
+    static const char f[] = "peri_sparse_counts";
+    const int64_t limit = (int64_t)1 << COUNT_BITS;
+    int64_t low = 0, high = -1;
+    peri_tensor *flat, *counts = NULL;
+    peri_status status;
+    PERI_NEED(out);
+    PERI_TRY(peri__check_ints(f, "ids", ids, 1, ids));
+    if (least < 0 || least > limit)
+        return peri__fail(PERI_ERANGE, "%s: at least %lld counters, allowed: 0..2^%d", f, (long long)least, COUNT_BITS);
+    PERI_TRY(peri_tensor_contiguous(ids, &flat));
+    if (flat->shape[0] > 0) PERI_TRY_GOTO(peri__extent(flat, &low, &high), out);
+    if (low < 0 || high >= limit) {
+        status = peri__fail(PERI_ERANGE, "%s: the number %lld, allowed: 0 and more, below 2^%d", f,
+                            (long long)(low < 0 ? low : high), COUNT_BITS);
+        goto out;
+    }
+    const int64_t n = peri__max(least, high + 1);
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(flat), PERI_I64, 1, &n, &counts), out);
+    peri_k_weights_by_id_args args = {.ids = peri__data(flat), .out = peri__data(counts), .n = flat->shape[0],
+                                      .numbers = n, .dtype = PERI_I64, .ids_dtype = flat->dtype};
+    if (n > 0) PERI_TRY_GOTO(PERI_RUN(peri__device(flat), weights_by_id, &args), out);
+    *out = counts;
+    counts = NULL;
+out:
+    peri_tensor_release(flat);
+    peri_tensor_release(counts);
+    return status;
+}
+
 /* -- calibration --------------------------------------------------------------------------------------------------- */
 
 static peri_status check_bins(const char *f, const peri_tensor *logit, const peri_calibration_args *a)

@@ -594,6 +594,23 @@ peri_status peri_op_kthvalue(peri_tensor *x, int64_t k, int32_t dim, bool keepdi
     return one_rank(function, x, d, keepdim, (ranks){.first = k - 1, .k = 1}, values, indices);
 }
 
+peri_status peri_op_ranks(peri_tensor *x, int32_t dim, int64_t first, int64_t k, peri_tensor **values,
+                          peri_tensor **indices)
+{
+    static const char *const function = "peri_op_ranks";
+    char text[128];
+    peri__words words;
+    int32_t d;
+    PERI_NEED(values);
+    PERI_TRY(check_order(function, "x", x));
+    PERI_TRY(peri__along(function, x, dim, &d));
+    if (first < 0 || k < 0 || first > peri__along_size(x, d) - k)
+        return peri__fail(PERI_ERANGE, "%s: %lld ranks from %lld on of %s of %s, allowed: from 0 on, %lld in all",
+                          function, (long long)k, (long long)first, peri__dim_text(d, &words),
+                          peri__tensor_text(x, text, sizeof text), (long long)peri__along_size(x, d));
+    return sort_along(function, x, d, (ranks){.first = first, .k = k, .nan_first = true}, values, indices);
+}
+
 peri_status peri_op_median(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
 {
     static const char *const function = "peri_op_median";

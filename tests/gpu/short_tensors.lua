@@ -14,7 +14,8 @@ local function more(same, ids_on)
     sum:backward()
     local values, inverse, counts = (x / 2):unique(true, true)
     return { leaf:grad(), other:grad(), values, inverse, counts, x:median(2), x[x:gt(2)], x:nonzero(), x:roll(3, 2),
-      x:flip(1), (x / 2):floor() + (x / 2):ceil() + (x / 4):round() + (x / 4):trunc() + (x - 2):sign(), x:triu(1),
+      x:flip(1), x:quantile({ 0.3, 0.5 }, 2),
+      (x / 2):floor() + (x / 2):ceil() + (x / 4):round() + (x / 4):trunc() + (x - 2):sign(), x:triu(1),
       F.searchsorted(x:sort(2), x, true), ids:bincount(nil, 9), ids:isin(places), places:cumprod(1),
       (x:cummax(2)), select(2, x:cummin(1)), select(2, x:kthvalue(3, 2)),
       places:scatter_add(1, places % 5, places), places:scatter(1, places % 5, places),

@@ -149,6 +149,9 @@ static void sums(void **unused)
             .weights = values_of(n, d), .ids = ints(rows, n, o), .n = n, .dtype = d, .ids_dtype = o};
         l.out = room(2 * width * element_of(d));
         compare("weights", PERI_K_weights_by_id, &l, width, (output[]){OUTPUT(l.out, 2 * width * element_of(d))}, 1);
+        l.weights = NULL, l.numbers = width;
+        l.out = room(width * 8);
+        compare("counts", PERI_K_weights_by_id, &l, width, (output[]){OUTPUT(l.out, width * 8)}, 1);
         drop_all(NULL);
     }
 }

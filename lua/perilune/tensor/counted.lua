@@ -63,6 +63,11 @@ function F.bincount(t, weights, minlength)
   if t:dim() ~= 1 then P.fail(("bincount: %s, wanted one dimension"):format(Tensor._text(t))) end
   local n = minlength or 0
   Tensor._check_whole("bincount", t)
+  local ids = t:dtype() == "i32" and t or t:to "i64"
+  if not weights then
+    check(C.peri_sparse_counts(ptr(ids), n, out))
+    return (wrap(out[0]))
+  end
   if t:numel() > 0 then
     local least, most = F.amin(t):item(), F.amax(t):item()
     if least < 0 or most >= MOST_COUNTED then
@@ -71,11 +76,9 @@ function F.bincount(t, weights, minlength)
     end
     n = math.max(n, tonumber(most) + 1)
   end
-  local ids = t:dtype() == "i32" and t or t:to "i64"
-  local of = weights or Tensor.full({ t:numel() }, 1, "f64", t:device())
-  check(C.peri_sparse_weights_and_counts(ptr(of), ptr(ids), n, out))
+  check(C.peri_sparse_weights_and_counts(ptr(weights), ptr(ids), n, out))
   local both = wrap(out[0])
-  return weights and both:select(2, 0):contiguous() or both:select(2, 1):to "i64"
+  return (both:select(2, 0):contiguous())
 end
 
 --- How many elements of t fall into each of `bins` (100) intervals of one width from min to max, the largest one with
@@ -135,13 +138,6 @@ function F.mode(t, dim, keepdim)
   return F.squeeze(value, dim), F.squeeze(place, dim)
 end
 
---- t sorted along dim; and where a line has a NaN, which its last element tells.
-local function line_up(t, dim)
-  if t:size(dim) == 0 then P.fail(("quantile: dimension %d of %s is empty"):format(dim, Tensor._text(t))) end
-  local values = F.sort(t, dim)
-  return values, F.isnan(F.select(values:detach(), dim, -1))
-end
-
 --- Without dim the middle element of all, along dim that of each line and its place (i64): of two the smaller one; NaN
 --- if there is one.
 function F.median(t, dim, keepdim)
@@ -152,13 +148,22 @@ function F.median(t, dim, keepdim)
   return wrap(out[0]), wrap(second)
 end
 
-local function quantile_of(sorted, nan, dim, q)
+--- k elements along dim from rank `first` on; of lines with a NaN it, k times.
+local function ranks(t, dim, first, k)
+  check(C.peri_op_ranks(ptr(t), dimension(dim), first, k, out, nil))
+  return (wrap(out[0]))
+end
+
+local SORTED_FROM = 4 -- shares from which sorting takes less time than looking for each
+--- What the share q lies below; sorted: all ranks of t, or nil.
+local function quantile_of(t, sorted, dim, q)
   if not (q >= 0 and q <= 1) then P.fail(("quantile: q is %s, allowed: 0..1"):format(tostring(q))) end
-  local at = q * (sorted:size(dim) - 1)
+  local at = q * (t:size(dim) - 1)
   local below = math.floor(at)
-  local value = F.select(sorted, dim, below)
-  if below < at then value = F.lerp(value, F.select(sorted, dim, below + 1), at - below) end
-  return (F.where(nan, F.select(sorted, dim, -1), value))
+  local first = sorted and below or 0
+  local line = sorted or ranks(t, dim, below, below < at and 2 or 1)
+  local value = F.select(line, dim, first)
+  return below < at and F.lerp(value, F.select(line, dim, first + 1), at - below) or value
 end
 --- What a share q (0..1) of the elements along dim, or of all, lies below; between two elements in proportion. A list
 --- of shares: the results along a new first dimension. NaN if there is one.
@@ -169,10 +174,11 @@ function F.quantile(t, q, dim, keepdim)
   local shape = Tensor._ones_shape(t)
   local line = dim and t:dim() > 0 and t or t:reshape(-1)
   local along = dim or 1
-  local sorted, nan = line_up(line, along)
-  local list = {}
-  for i, share in ipairs(type(q) == "table" and q or { q }) do
-    local value = quantile_of(sorted, nan, along, share)
+  if line:size(along) == 0 then P.fail(("quantile: dimension %d of %s is empty"):format(along, Tensor._text(t))) end
+  local list, shares = {}, type(q) == "table" and q or { q }
+  local sorted = #shares >= SORTED_FROM and ranks(line, along, 0, line:size(along)) or nil
+  for i, share in ipairs(shares) do
+    local value = quantile_of(line, sorted, along, share)
     list[i] = keepdim and (dim and #shape > 0 and F.unsqueeze(value, dim) or value:reshape(shape)) or value
   end
   return type(q) == "table" and F.stack(list, 1) or list[1]

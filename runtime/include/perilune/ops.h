@@ -184,6 +184,10 @@ PERI_API peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, 
  *  NULL). It is found without sorting the others where the device can. */
 PERI_API peri_status peri_op_kthvalue(peri_tensor *x, int64_t k, int32_t dim, bool keepdim, peri_tensor **values,
                                       peri_tensor **indices);
+/** @k elements along @dim from rank @first on (0: the smallest), as peri_op_sort orders them, and their places; of a
+ *  line that has a NaN all are its first NaN. One or two are found without sorting the others where the device can. */
+PERI_API peri_status peri_op_ranks(peri_tensor *x, int32_t dim, int64_t first, int64_t k, peri_tensor **values,
+                                   peri_tensor **indices);
 /** The middle element along @dim, which must not be empty, of two the smaller one, and its place; the first NaN if
  *  there is one. The rest as in peri_op_kthvalue. */
 PERI_API peri_status peri_op_median(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values,

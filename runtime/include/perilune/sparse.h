@@ -183,6 +183,9 @@ PERI_API peri_status peri_sparse_batched_unary(peri_tensor *weight, peri_tensor 
  *  @out [num_unique_indices, 2], of the weights' dtype (f32 counts are exact to 2^24). */
 PERI_API peri_status peri_sparse_weights_and_counts(peri_tensor *weights, peri_tensor *reverse_indices,
                                                     int64_t num_unique_indices, peri_tensor **out);
+/** How often each number 0, 1, ... is in @ids [n] (i32, i64; below 2^40): @out i64 [the largest + 1, or @least if that
+ *  is more]. Waits. */
+PERI_API peri_status peri_sparse_counts(peri_tensor *ids, int64_t least, peri_tensor **out);
 
 /** Histograms of predictions and what became of them. Tensors are borrowed. */
 typedef struct peri_calibration_args {
