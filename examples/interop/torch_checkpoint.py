@@ -103,8 +103,15 @@ def numbers_of(group, part):
     return numbers
 
 
-def from_optimizer(part, tree, kind, steps):
-    """The state dict of a torch optimizer as Perilune's optimizer `kind` has it."""
+def first_state(kind, group, shape):
+    """What Perilune keeps of a parameter that has had no step; torch keeps nothing of it."""
+    names = {"SGD": {"momentum_buffer": group.get("momentum")}, "RMSprop": {"square_avg": True, "momentum_buffer": group.get("momentum"),
+             "grad_avg": group.get("centered")}}.get(kind, {"exp_avg": True, "exp_avg_sq": True, "max_exp_avg_sq": group.get("amsgrad")})
+    return {name: torch.zeros(shape) for name, is_there in names.items() if is_there}
+
+
+def from_optimizer(part, tree, kind, steps, shapes):
+    """The state dict of a torch optimizer as Perilune's optimizer `kind` has it. shapes: of parameters, by name."""
     if not tree.get("param_groups"):
         raise ValueError(f"part '{part}': it has no param_groups, with the learning rates; call optimizer.save_param_groups(True) before "
                          "optimizer.state_dict()")
@@ -113,18 +120,23 @@ def from_optimizer(part, tree, kind, steps):
         names = names_of(group, part)
         groups.append({**numbers_of(group, part), "optimizer": kind, "params": names})
         for key, name in zip(group["params"], names):
-            own = state[name] = dict(tree["state"].get(key, {}))
+            own = state[name] = {key: value for key, value in tree["state"].get(key, {}).items() if value is not None}
             if tables:  # Perilune counts the updates of each table, TorchRec of none
                 own.setdefault(next(iter(own)).split(".")[0] + ".step" if own else name.split(".")[-2] + ".step", torch.tensor([steps]))
-            elif "step" in own:
-                own["step"] = torch.as_tensor(own["step"], dtype=torch.float64)
+                continue
+            if not own and (kind != "SGD" or group.get("momentum")):
+                own.update(first_state(kind, group, shapes[name]), step=0)
+            elif kind == "SGD":  # torch's does not count: all that matters is whether there was a step
+                own["step"] = max(steps, 1)
+            own["step"] = torch.as_tensor(own["step"], dtype=torch.float64)
     return {"state": state, "param_groups": groups}
 
 
 def to_optimizer(part, tree):
     """The way back."""
-    groups, state = [], {}
+    groups, state, kinds = [], {}, {}
     for group in tree.get("param_groups", []):
+        kinds.update(dict.fromkeys(group["params"], group.get("optimizer")))
         group = {name: value for name, value in group.items() if name != "optimizer"}
         if "beta1" in group:
             group["betas"] = (group.pop("beta1"), group.pop("beta2"))
@@ -132,6 +144,8 @@ def to_optimizer(part, tree):
     for name, own in tree["state"].items():
         if part.endswith(".tables"):
             state[name] = {key: value for key, value in own.items() if not key.endswith(".step")}
+        elif kinds.get(name) == "SGD":  # torch's does not count, and has nothing before the first step
+            state[name] = {key: value for key, value in own.items() if key != "step" and own["step"] > 0}
         else:
             state[name] = {key: value.reshape(()).float() if key == "step" else value for key, value in own.items()}
     return {"state": state, "param_groups": groups}
@@ -256,11 +270,13 @@ def save(path, parts, optimizers=None, values=None, steps=0):
 
     def take_apart():
         trees = {}
+        shapes = {name: x.shape for part, tree in parts.items() if part not in optimizers for name, x in tree.items()
+                  if isinstance(x, torch.Tensor)}
         for part, tree in parts.items():
             if not re.fullmatch(r"\w+(\.tables)?", part):
                 raise ValueError(f"part '{part}': names of parts are letters, digits and _; a model's fused optimizer ends with .tables")
             if part in optimizers:
-                tree = from_optimizer(part, tree, optimizers[part], steps)
+                tree = from_optimizer(part, tree, optimizers[part], steps, shapes)
             elif "param_groups" in tree or part.endswith(".tables"):
                 raise ValueError(f"part '{part}' is an optimizer's: say which in optimizers={{'{part}': 'Adam'}}")
             else:  # torch's batch norm counts batches, for momentum=None alone; Perilune's has no such count

@@ -3,7 +3,7 @@
     python interop.py train FOLDER TABLES DENSE      trains 3 steps, saves FOLDER/before, trains one more, saves FOLDER/after
     python interop.py resume FOLDER TABLES DENSE     loads FOLDER/perilune, trains one step, saves FOLDER/after
 
-TABLES: rowwise_adagrad or adagrad; DENSE: Adam or Adagrad. Each checkpoint has the predictions for batch 0 in its values. Ranks
+TABLES: rowwise_adagrad, adagrad or sgd; DENSE: Adam, Adagrad or SGD (with momentum). Each checkpoint has the predictions for batch 0 in its values. Ranks
 are told by RANK and WORLD_SIZE, and find each other by a file in FOLDER: a port may be taken by somebody else, and then rank 0 ends while the
 others wait for it. Who waits for another rank for more than a minute ends with the stacks of its threads; tables are table-wise, and all
 ranks have the same batch.
@@ -58,8 +58,8 @@ def run(command, folder, tables, dense):
         EmbeddingBagConfig(name=n, num_embeddings=rows, embedding_dim=DIM, feature_names=["f" + n]) for n, rows in ROWS.items()])
     model = DLRM(embedding_bag_collection=bags, dense_in_features=3, dense_arch_layer_sizes=[5, DIM], over_arch_layer_sizes=[5, 1],
                  dense_device=torch.device("cpu"))
-    kind = {"rowwise_adagrad": RowWiseAdagrad, "adagrad": torch.optim.Adagrad}[tables]
-    apply_optimizer_in_backward(kind, model.sparse_arch.parameters(), {"lr": 0.125, "eps": 1e-8})
+    kind = {"rowwise_adagrad": RowWiseAdagrad, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}[tables]
+    apply_optimizer_in_backward(kind, model.sparse_arch.parameters(), {"lr": 0.125, **({} if tables == "sgd" else {"eps": 1e-8})})
     sharder = EmbeddingBagCollectionSharder()
     how = ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(topology=Topology(world_size=RANKS, compute_device="cpu"), constraints={n: how for n in ROWS})
@@ -68,7 +68,8 @@ def run(command, folder, tables, dense):
     fused = model.fused_optimizer
     fused.save_param_groups(True)
     named = [(name, p) for name, p in model.named_parameters() if ".embedding_bags." not in name]
-    optimizer = getattr(torch.optim, dense)(named, lr=0.0625)
+    optimizer = getattr(torch.optim, dense)(named, lr=0.0625, **({"momentum": 0.5} if dense == "SGD" else {}))
+    steps = 0
 
     def predict():
         features, kjt, _ = batch(0)
@@ -76,6 +77,8 @@ def run(command, folder, tables, dense):
             return model(features, kjt).squeeze(-1).tolist()
 
     def train(step):
+        nonlocal steps
+        steps = step
         features, kjt, labels = batch(step)
         optimizer.zero_grad()
         torch.nn.functional.binary_cross_entropy_with_logits(model(features, kjt).squeeze(-1), labels).backward()
@@ -85,7 +88,7 @@ def run(command, folder, tables, dense):
         logits = predict()
         torch_checkpoint.save(os.path.join(folder, name), {"model": model.state_dict(), "model.tables": fused.state_dict(),
                                                            "optimizer": optimizer.state_dict()},
-                              optimizers={"model.tables": tables, "optimizer": dense}, values={"logits": logits})
+                              optimizers={"model.tables": tables, "optimizer": dense}, values={"logits": logits}, steps=steps)
 
     if command == "train":
         for step in (1, 2, 3):
@@ -97,6 +100,7 @@ def run(command, folder, tables, dense):
         torch_checkpoint.restore(fused.state_dict(), parts["model.tables"])
         torch_checkpoint.set_rates(fused, parts["model.tables"])
         optimizer.load_state_dict(torch_checkpoint.for_optimizer(optimizer.state_dict(), parts["optimizer"]))
+        steps = 3
         save("loaded")
     train(4)
     save("after")

@@ -12,7 +12,8 @@ local nn = peri.nn
 
 local GOLDEN = "spec/checkpoint/torchrec/"
 local ROWS, DIM, BATCH = { a = 6, b = 4 }, 4, 4
-local CASES = { { "rowwise_adagrad", "Adam", ranks = 2 }, { "adagrad", "Adagrad", ranks = 1 } }
+local CASES = { { "rowwise_adagrad", "Adam", ranks = 2 }, { "adagrad", "Adagrad", ranks = 1 },
+  { "sgd", "SGD", ranks = 1 } }
 
 --- The batch of a step, as in interop.py.
 local function batch(step)
@@ -34,14 +35,15 @@ local function build(tables, dense)
   nn.manual_seed(3)
   local model = nn.DLRM { dense_in_features = 3, dense_arch_layer_sizes = { 5, DIM }, over_arch_layer_sizes = { 5, 1 },
     embedding_bag_collection = peri.EmbeddingBagCollection { fused_params = { optimizer = tables, learning_rate = 0.5,
-      eps = 1e-8 }, tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = ROWS.a, embedding_dim = DIM,
+      eps = tables ~= "sgd" and 1e-8 or nil }, tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = ROWS.a, embedding_dim = DIM,
         feature_names = { "fa" } }, peri.EmbeddingBagConfig { name = "b", num_embeddings = ROWS.b, embedding_dim = DIM,
         feature_names = { "fb" } } } } }
   local named = {}
   for _, p in ipairs(model:named_parameters()) do
     if not p.name:find("embedding_bags", 1, true) then named[#named + 1] = p end
   end
-  return { model = model, optimizer = nn.optim[dense] { params = named, lr = 0.5 } } -- rates come with the checkpoint
+  return { model = model, optimizer = nn.optim[dense] { params = named, lr = 0.5, -- rates come with the checkpoint
+    momentum = dense == "SGD" and 0.5 or nil } }
 end
 
 local function predict(p)
