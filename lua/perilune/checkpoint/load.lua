@@ -285,7 +285,8 @@ local function taken(c, dicts, parts)
   for _, part in ipairs(parts) do
     if dicts[part.name] then names[#names + 1] = part.name end
   end
-  return ("of checkpoint '%s' only these parts are loaded, in whole or as far as was asked: %s"):format(c.path, table.concat(names, ", "))
+  return ("of checkpoint '%s' only these parts are loaded, in whole or as far as was asked: %s")
+    :format(c.path, table.concat(names, ", "))
 end
 
 local function take(part, d, partial)

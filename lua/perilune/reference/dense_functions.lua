@@ -189,8 +189,8 @@ nn.BCEWithLogitsLoss = {}
 ---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
 
 ---The class above all losses: what they have in common. A loss is a module; it is called with what its function in
----`nn.functional` takes first. A loss of your own is a module (`nn.Module:extend "Mine"`) that returns one number, such as
----`nn.global_mean(losses)`.
+---`nn.functional` takes first. A loss of your own is a module (`nn.Module:extend "Mine"`) that returns one number, such
+---as `nn.global_mean(losses)`.
 ---
 ---```lua
 ---print(nn.Loss.is(nn.MSELoss {})) --> true
