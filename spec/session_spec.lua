@@ -128,6 +128,7 @@ describe("the launcher", function()
     assert.equal("4\ntrue\n", (run("-l bit -e 'bit.lshift(1, 2)' -i", "x = bit ~= nil\\nx\\n")))
     assert.equal("1\n2\n", (run("-i", "for i = 1, 2 do\\nprint(i)\\nend\\n")))
     assert.same({ 2 }, { select(2, run "") }) -- no terminal: the usage
+    assert.equal("Ctrl-D leaves, and so does quit()\n1\n", (run("-i", "exit\\n1\\nquit()\\n2\\n")))
   end)
 
   it("tells about names, and which may be meant", function()

@@ -161,11 +161,24 @@ end
 local BANNER = [[
 %s   peri, nn, plan, data are the library; help "NAME" tells about a name, Tab completes, Ctrl-D leaves.]]
 
+--- Gives sessions `quit` and `exit`, which people from other languages type. Returns a function that says whether one
+--- of them was called.
+local function add_quit()
+  local left = false
+  local quit = setmetatable({}, { __call = function() left = true end,
+    __tostring = function() return "Ctrl-D leaves, and so does quit()" end })
+  for _, name in ipairs { "quit", "exit" } do
+    if rawget(_G, name) == nil then _G[name] = quit end
+  end
+  return function() return left end
+end
+
 local function session(version)
   local read, finish = reader()
+  local left = add_quit()
   if require("perilune.launcher").interactive() then print(BANNER:format(version)) end
   local text
-  while true do
+  while not left() do
     local line, stopped = read(text and ">> " or "> ")
     if stopped then text = nil
     elseif not line then break
