@@ -168,6 +168,8 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
     "a tensor has no ipairs: it is no table (s.lua:2)" },
   { "a batch of ids plus 1", kjt .. "local x = kjt + 1",
     "no operator '+' for KeyedJaggedTensor {f}: 3 values, batch 1, i64 on cpu and 1 (s.lua:2)" },
+  { "arguments by position", "nn.Linear { 3, 4 }",
+    "Linear: argument 1 has no name; they go by name: bias, device, dtype, in_features, out_features (s.lua:2)" },
   -- shapes
   { "sizes by position", "peri.zeros(2, 3)", "zeros: shape is 2, wanted a list (s.lua:2)" },
   { "half an element", "peri.zeros { 2.5 }",

@@ -86,7 +86,9 @@ function M.named(func, args, spec)
   local out = {}
   for name in M.ordered(args) do
     if spec[name] == nil then
-      fail(("%s: no argument '%s'; allowed: %s"):format(func, tostring(name), next(spec) and list(spec) or "none"))
+      local words = type(name) == "number" and "%s: argument %s has no name; they go by name: %s"
+        or "%s: no argument '%s'; allowed: %s"
+      fail(words:format(func, tostring(name), next(spec) and list(spec) or "none"))
     end
   end
   for name, default in M.ordered(spec) do

@@ -11,8 +11,9 @@ function M.check(func, args, allowed)
   if type(args) ~= "table" then P.fail(("%s: named arguments in a table wanted, got a %s"):format(func, type(args))) end
   for name in next, args do
     if not allowed[name] then
-      P.fail(("%s: no argument '%s'; allowed: %s"):format(func, tostring(name),
-        table.concat(P.util.keys(allowed), ", ")))
+      local words = type(name) == "number" and "%s: argument %s has no name; they go by name: %s"
+        or "%s: no argument '%s'; allowed: %s"
+      P.fail(words:format(func, tostring(name), table.concat(P.util.keys(allowed), ", ")))
     end
   end
 end
