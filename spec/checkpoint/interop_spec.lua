@@ -35,9 +35,10 @@ local function build(tables, dense)
   nn.manual_seed(3)
   local model = nn.DLRM { dense_in_features = 3, dense_arch_layer_sizes = { 5, DIM }, over_arch_layer_sizes = { 5, 1 },
     embedding_bag_collection = peri.EmbeddingBagCollection { fused_params = { optimizer = tables, learning_rate = 0.5,
-      eps = tables ~= "sgd" and 1e-8 or nil }, tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = ROWS.a, embedding_dim = DIM,
-        feature_names = { "fa" } }, peri.EmbeddingBagConfig { name = "b", num_embeddings = ROWS.b, embedding_dim = DIM,
-        feature_names = { "fb" } } } } }
+      eps = tables ~= "sgd" and 1e-8 or nil }, tables = {
+        peri.EmbeddingBagConfig { name = "a", num_embeddings = ROWS.a, embedding_dim = DIM, feature_names = { "fa" } },
+        peri.EmbeddingBagConfig { name = "b", num_embeddings = ROWS.b, embedding_dim = DIM, feature_names = { "fb" } },
+      } } }
   local named = {}
   for _, p in ipairs(model:named_parameters()) do
     if not p.name:find("embedding_bags", 1, true) then named[#named + 1] = p end
