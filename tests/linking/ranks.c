@@ -16,6 +16,9 @@ static int failed(const char *what)
     return 1;
 }
 
+static MPI_Errhandler own;
+static void own_errors(MPI_Comm *communicator, int *code, ...) { (void)communicator, (void)code; }
+
 /* The sum of (rank + 1) over the world. */
 static int add_up(MPI_Comm *communicator, double *sum)
 {
@@ -59,9 +62,17 @@ int main(int argc, char **argv)
         MPI_Finalize();
         return 0;
     }
+    MPI_Errhandler handler;
+    if (part != MPI_COMM_NULL) MPI_Comm_create_errhandler(own_errors, &own);
+    if (part != MPI_COMM_NULL) MPI_Comm_set_errhandler(part, own);
     for (int round = 0; round < 2 && rank < size - 1; round++) { /* twice: a world that was left can be opened again */
         wrong += add_up(&part, &sum);
         wrong += sum != (size - 1) * size / 2;
+    }
+    if (part != MPI_COMM_NULL) { /* what the program does about errors is its own */
+        MPI_Comm_get_errhandler(part, &handler);
+        wrong += handler != own;
+        MPI_Errhandler_free(&handler);
     }
     MPI_Barrier(MPI_COMM_WORLD);
     if (rank == 1) { /* and one of two ranks of it */

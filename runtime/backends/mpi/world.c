@@ -81,7 +81,23 @@ static struct {
     int tag;
 } joined;
 
-/** In a thread: start MPI, unless the program has, and make the two communicators of all ranks. */
+/** Make the two communicators of all ranks. A failure is a code rather than the end of the process; the program's own
+ *  communicator is as it was afterwards. Where MPI is ours, so are errors that concern no communicator. */
+static int duplicate(void)
+{
+    MPI_Errhandler before;
+    int code = MPI_Comm_get_errhandler(peri__mpi.base, &before);
+    if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(peri__mpi.base, MPI_ERRORS_RETURN);
+    if (code != MPI_SUCCESS) return code;
+    if (!peri__mpi.world) code = MPI_Comm_dup(peri__mpi.base, &peri__mpi.world);
+    if (code == MPI_SUCCESS && !peri__mpi.control) code = MPI_Comm_dup(peri__mpi.base, &peri__mpi.control);
+    if (!peri__mpi.ours) MPI_Comm_set_errhandler(peri__mpi.base, before);
+    MPI_Errhandler_free(&before);
+    return code;
+}
+
+/** In a thread: start MPI, unless the program has, and make the communicators. Where MPI_Init cannot begin, Open MPI
+ *  ends the process: it has no way to ask for an error before that. */
 static void connect_ranks(void)
 {
     int ready = 0, level = 0, code = MPI_SUCCESS;
@@ -89,9 +105,10 @@ static void connect_ranks(void)
     MPI_Initialized(&ready);
     if (!ready) code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
     peri__mpi.ours = peri__mpi.ours || (!ready && code == MPI_SUCCESS);
-    if (code == MPI_SUCCESS) joined.what = "MPI_Comm_dup";
-    if (code == MPI_SUCCESS && !peri__mpi.world) code = MPI_Comm_dup(peri__mpi.base, &peri__mpi.world);
-    if (code == MPI_SUCCESS && !peri__mpi.control) code = MPI_Comm_dup(peri__mpi.base, &peri__mpi.control);
+    if (code == MPI_SUCCESS) {
+        joined.what = "MPI_Comm_dup";
+        code = duplicate();
+    }
     joined.code = code;
 }
 

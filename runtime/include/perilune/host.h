@@ -17,7 +17,8 @@
  * by its deadline. Open MPI's signal handlers are not installed (unless OMPI_MCA_opal_signal asks for them). What stays
  * until the process ends: a handler of SIGPIPE that does nothing, if there was none; Open MPI's threads, files in its
  * session folder and, without mpirun, its daemon; a call of MPI_Finalize at exit; and the other ranks' permission to
- * copy from this process's memory (PR_SET_PTRACER).
+ * copy from this process's memory (PR_SET_PTRACER). Where MPI_Init cannot begin (no memory, no threads, settings
+ * that contradict each other), Open MPI prints why and ends the process: the one exit that the library cannot prevent.
  *
  * fork: a child may go on with tables, tensors and everything else in memory; it starts workers of its own. What needs
  * threads or connections of its parent (tables in files, groups of several ranks) refuses in a child on its first call
