@@ -250,6 +250,8 @@ setup:
 
 $B/obj/kernels/ref/unit.o: EXTRA := $(KFLAGS)
 $B/obj/kernels/select.o: EXTRA := $(KFLAGS) $(ISAS:%=-DPERI_ISA_%)
+# These call functions of the program's: runtime/base/border.h.
+$(addprefix $B/obj/runtime/,$(addsuffix .o,base/alloc base/error base/threads tensor/storage host/host)): EXTRA := -fexceptions
 $B/obj/runtime/backends/cpu_gemm.o: EXTRA := -DPERI_OPENBLAS_FOLDER='"$(patsubst -L%,%,$(firstword $(filter -L%,$(OPENBLAS_LIBS))))"'
 
 $B/obj/%.o: %.c $(CONFIG) | needed

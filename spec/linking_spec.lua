@@ -107,6 +107,15 @@ describe("linking", function()
     end
   end)
 
+  it("refuses calls by functions that the program has given it, and ends where these throw", function()
+    if need() then return pending(need()) end
+    if not shell.has "c++" then return pending "there is no C++ compiler" end
+    local out, status = shell.run(("c++ -std=c++17 -O1 -Wall -Wextra -Werror %s tests/linking/borders.cc "
+      .. "-o %s/borders %s"):format(flags "--cflags", root, flags "--libs"))
+    assert.equal(0, status, out)
+    runs(root .. "/borders", "^ok 0 wrong\n$")
+  end)
+
   it("goes with two files that the program compiles itself, in one call", function()
     if need() then return pending(need()) end
     local out, status = shell.run "make --no-print-directory amalgamation"

@@ -3,6 +3,7 @@
  * alloc.c: the one door to the heap, live-byte accounting, fault points.
  */
 #include "base_internal.h"
+#include "border.h"
 #include "fault.h"
 
 #include <errno.h>
@@ -13,6 +14,29 @@
 static void *(*heap_alloc)(size_t) = malloc;
 static void *(*heap_realloc)(void *, size_t) = realloc;
 static void (*heap_free)(void *) = free;
+
+/* The program's own functions, and the calls of them. */
+static struct {
+    void *(*alloc)(size_t);
+    void *(*resize)(void *, size_t);
+    void (*release)(void *);
+} own;
+
+static void *own_alloc(size_t size)
+{
+    void *p = NULL;
+    PERI__AT_BORDER("peri_host_allocator_set", p = own.alloc(size));
+    return p;
+}
+
+static void *own_resize(void *old, size_t size)
+{
+    void *p = NULL;
+    PERI__AT_BORDER("peri_host_allocator_set", p = own.resize(old, size));
+    return p;
+}
+
+static void own_release(void *p) { PERI__AT_BORDER("peri_host_allocator_set", own.release(p)); }
 
 static atomic_int_least64_t live, peak, debt, objects, blocks;
 
@@ -36,19 +60,32 @@ peri_status peri__allocator_set(void *(*alloc)(size_t), void *(*resize)(void *, 
         return peri__fail(PERI_EINVAL,
                           "peri_host_allocator_set: %lld blocks are already allocated; call it before anything else",
                           (long long)atomic_load(&blocks));
-    heap_alloc = alloc;
-    heap_realloc = resize;
-    heap_free = release;
+    own.alloc = alloc;
+    own.resize = resize;
+    own.release = release;
+    heap_alloc = own_alloc;
+    heap_realloc = own_resize;
+    heap_free = own_release;
     return PERI_OK;
 }
 
+/** No memory for @size bytes in @func, perhaps because a function of the program's calls the library. */
+static void *no_memory(const char *func, size_t size)
+{
+    const char *what = peri__border_in();
+    if (what)
+        peri__fail(PERI_ENOMEM, "%s: no memory for %zu bytes: a function that was given to %s calls the library", func,
+                   size, what);
+    else peri__fail(PERI_ENOMEM, "%s: no memory for %zu bytes", func, size);
+    return NULL;
+}
+
+static bool refused(size_t size) { return peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 || peri__border_in(); }
+
 void *peri__alloc(size_t size)
 {
-    char *p = peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 ? NULL : heap_alloc(size + HEADER);
-    if (!p) {
-        peri__fail(PERI_ENOMEM, "peri__alloc: no memory for %zu bytes", size);
-        return NULL;
-    }
+    char *p = refused(size) ? NULL : heap_alloc(size + HEADER);
+    if (!p) return no_memory("peri__alloc", size);
     memcpy(p, &size, sizeof size);
     atomic_fetch_add_explicit(&blocks, 1, memory_order_relaxed);
     count((int64_t)size);
@@ -66,12 +103,8 @@ void *peri__realloc(void *old, size_t size)
     if (!old) return peri__alloc(size);
     size_t before;
     memcpy(&before, (char *)old - HEADER, sizeof before);
-    char *p =
-        peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 ? NULL : heap_realloc((char *)old - HEADER, size + HEADER);
-    if (!p) {
-        peri__fail(PERI_ENOMEM, "peri__realloc: no memory for %zu bytes", size);
-        return NULL;
-    }
+    char *p = refused(size) ? NULL : heap_realloc((char *)old - HEADER, size + HEADER);
+    if (!p) return no_memory("peri__realloc", size);
     memcpy(p, &size, sizeof size);
     count((int64_t)size - (int64_t)before);
     return p + HEADER;

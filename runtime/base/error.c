@@ -3,6 +3,7 @@
  * error.c: status names, the per-thread error record, log lines, dtype names, versions.
  */
 #include "base_internal.h"
+#include "border.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -209,13 +210,13 @@ static bool told(int32_t level, char *text, size_t n)
     pthread_mutex_unlock(&listener.lock);
     if (!log) return false;
     text[n] = 0;
-    log(ctx, level, text);
+    PERI__AT_BORDER("peri_host_log_set", log(ctx, level, text));
     return true;
 }
 
 void peri__log(int32_t level, const char *format, ...)
 {
-    if (!peri__log_shows(level)) return;
+    if (!peri__log_shows(level) || peri__border_in()) return; /* a function of the program's is not told of itself */
     static const char *const names[] = {"error", "warning", "info", "debug"};
     int saved = errno, rank = atomic_load(&log_rank);
     char line[PERI_MESSAGE_MAX * 2];

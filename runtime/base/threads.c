@@ -6,6 +6,7 @@
  * worker takes the range of its own index, so there is no stealing and no dependence of results on timing. Workers spin
  * briefly, then sleep.
  */
+#include "border.h"
 #include "between.h"
 #include "floats.h"
 #include "pool.h"
@@ -368,7 +369,7 @@ static void foreign_part(void *arg, int32_t i)
     const bool before = inside;
     PERI__OWN_FLOATS;
     inside = true;
-    part(i);
+    peri__border_part(part, i);
     inside = before;
 }
 
@@ -381,7 +382,7 @@ static void run_foreign(int64_t n, int64_t parts, peri_range_fn fn, void *ctx)
     pool.parts = (int32_t)parts;
     for (int32_t i = 0; i < pool.parts; i++) atomic_store(&pool.taken[i], false);
     inside = true;
-    pool.run(pool.run_ctx, pool.parts, foreign_part, NULL);
+    PERI__AT_BORDER("peri_host_pool_set", pool.run(pool.run_ctx, pool.parts, foreign_part, NULL));
     for (int32_t i = 0; i < pool.parts; i++) foreign_part(NULL, i);
     inside = false;
     atomic_flag_clear_explicit(&busy, memory_order_release);

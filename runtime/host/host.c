@@ -4,6 +4,7 @@
  */
 #include <perilune/host.h>
 
+#include "../base/border.h"
 #include "../base/pool.h"
 #include "../plugin/plugin_internal.h"
 #include "../tensor/tensor_internal.h"
@@ -38,10 +39,29 @@ peri_status peri_host_plugin_path_set(const char *path) { return peri__plugin_pa
 /* of the backend cpu */
 bool peri__cpu_storage_set(void *(*take)(size_t bytes, size_t alignment), void (*give)(void *p, size_t bytes));
 
+/* The program's own functions, and the calls of them. */
+static struct {
+    void *(*take)(size_t bytes, size_t alignment);
+    void (*give)(void *p, size_t bytes);
+} storage;
+
+static void *storage_take(size_t bytes, size_t alignment)
+{
+    void *p = NULL;
+    PERI__AT_BORDER("peri_host_storage_set", p = storage.take(bytes, alignment));
+    return p;
+}
+
+static void storage_give(void *p, size_t bytes) { PERI__AT_BORDER("peri_host_storage_set", storage.give(p, bytes)); }
+
 peri_status peri_host_storage_set(void *(*take)(size_t bytes, size_t alignment), void (*give)(void *p, size_t bytes))
 {
     if (!take != !give) return peri__fail(PERI_EINVAL, "peri_host_storage_set: both functions are needed, or none");
-    if (peri__cpu_storage_set(take, give)) return PERI_OK;
+    if (peri__cpu_storage_set(take ? storage_take : NULL, give ? storage_give : NULL)) {
+        storage.take = take;
+        storage.give = give;
+        return PERI_OK;
+    }
     return peri__fail(
         PERI_EINVAL,
         "peri_host_storage_set: tensors, or free memory of theirs, are there already; allowed: before the first "
@@ -63,6 +83,7 @@ static int64_t users;
 
 peri_status peri_host_init(void)
 {
+    PERI__NOT_AT_BORDER;
     pthread_mutex_lock(&lock);
     users++;
     pthread_mutex_unlock(&lock);
@@ -82,6 +103,7 @@ static peri_status end(void)
 
 peri_status peri_host_shutdown(void)
 {
+    PERI__NOT_AT_BORDER;
     pthread_mutex_lock(&lock);
     peri_status status =
         users > 0 ? PERI_OK : peri__fail(PERI_EINVAL, "peri_host_shutdown: peri_host_init was not called as often");

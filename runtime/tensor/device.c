@@ -2,6 +2,7 @@
  *
  * device.c: the table of open devices, streams, events; queueing kernels and copies.
  */
+#include "../base/border.h"
 #include "capture.h"
 
 #include "../../kernels/work.h"
@@ -146,6 +147,7 @@ peri_status peri_device_get(const char *name, peri_device **out)
         *out = &devices[at];
         return PERI_OK;
     }
+    PERI__NOT_AT_BORDER;
     peri_status status = PERI_OK;
     pthread_mutex_lock(&lock);
     int now = atomic_load(&device_count), found = known(name, now);

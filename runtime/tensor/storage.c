@@ -6,6 +6,7 @@
 #include "report.h"
 
 #include "../base/between.h"
+#include "../base/border.h"
 
 /** Storages of devices that can record graphs. */
 static struct {
@@ -180,7 +181,7 @@ void peri__storage_release(peri__storage *s)
     const peri_device_vtab *v = s->device->vtab;
     if (s->mapped) (void)peri__between_idle();
     if (s->give_back) s->give_back(s->data);
-    else if (s->release) s->release(s->ctx, s->data);
+    else if (s->release) PERI__AT_BORDER("peri_host_tensor", s->release(s->ctx, s->data));
     else (s->mapped ? v->mapped_free : v->free)(s->device->ctx, s->home->ctx, s->data, s->bytes);
     peri__mem_count(-s->bytes);
     peri_stream_release(s->home);

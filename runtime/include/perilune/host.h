@@ -20,6 +20,11 @@
  * copy from this process's memory (PR_SET_PTRACER). Where MPI_Init cannot begin (no memory, no threads, settings
  * that contradict each other), Open MPI prints why and ends the process: the one exit that the library cannot prevent.
  *
+ * Functions that the program gives (of memory, log lines, threads, tensors) may not call the library: what needs memory
+ * or a lock is refused there, by PERI_ENOMEM or PERI_EINVAL with a text that says so, and log lines of it are dropped.
+ * They have to return: an exception that leaves one, and a thread that ends in one, end the process with a message. A
+ * longjmp out of one is not noticed, and leaves locks behind.
+ *
  * fork: a child may go on with tables, tensors and everything else in memory; it starts workers of its own. What needs
  * threads or connections of its parent (tables in files, groups of several ranks) refuses in a child on its first call
  * (PERI_EUNSUPPORTED). Fork while no other thread is in a call on an object that the child will use.
