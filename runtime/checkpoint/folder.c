@@ -218,6 +218,14 @@ peri_status peri_checkpoint_lock_new(const char *folder, peri_checkpoint_lock **
     return PERI_OK;
 }
 
+bool peri_checkpoint_lock_holds(const peri_checkpoint_lock *lock, const char *folder)
+{
+    char path[PATH_MAX];
+    struct stat named, opened;
+    return lock && folder && peri__path_join(folder, ".lock", path) == PERI_OK && lstat(path, &named) == 0 &&
+           fstat(lock->fd, &opened) == 0 && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
+}
+
 void peri_checkpoint_lock_release(peri_checkpoint_lock *lock)
 {
     if (!lock) return;

@@ -212,6 +212,14 @@ describe("a Saver", function()
     reader:close()
     saver:save(3)
     assert.equal("notes\nsave-000003-step-3\nsave-000009-step-9\n", names(path))
+    shell.run(("mv %s %s-moved"):format(path, path)) -- another job has the name now
+    local other = peri.checkpoint.Saver { folder = path, parts = p, every = 1 }
+    other:save(1)
+    assert.error_matches(function() saver:save(4) end, "is saved into already")
+    other:close()
+    saver:save(5)
+    assert.equal("save-000001-step-1\nsave-000004-step-5\n", names(path))
+    assert.equal("notes\nsave-000003-step-3\nsave-000009-step-9\n", names(path .. "-moved"))
     saver:close()
   end)
 

@@ -75,6 +75,7 @@ function Saver:init(args)
   if a.pace and not (a.pace > 0 and a.pace <= 1) then
     P.fail(("%s: pace is %g, allowed: above 0, at most 1"):format(func, a.pace))
   end
+  self._held, self._moved = false, false -- of rank 0: see hold
   self._postponed = false -- a save that is due when the state is whole again
   self.saving = false -- the save that is under way: { handle =, step = of the one before it }
   self._resume = a.resume or of_launcher "_RESUME" or "auto"
@@ -110,12 +111,27 @@ end
 --- parts.on_first among the ranks that save.
 local function on_first(self, func, f, own) return parts_of.on_first(self.group or nil, func, f, own) end
 
+--- Whether rank 0, which asks, has the right to save into what is the folder now.
+local function holds(self) return self._held and C.peri_checkpoint_lock_holds(self._held.ptr, self.folder) end
+
+--- Take it, unless it is had. Returns whether another folder has got the name since.
+local function hold(self)
+  if holds(self) then return false end
+  if self._held then
+    self._held:release()
+    self._held, self._moved = false, true
+  end
+  check(C.peri_checkpoint_lock_new(self.folder, lock_out))
+  local moved = self._moved
+  self._held, self._moved = P.lasting(wrap_lock, lock_out[0]), false
+  return moved
+end
+
 --- One job at a time saves into a folder, which all hosts share: each rank finds there what rank 0 has written.
 function Saver:_lock()
   local file = self.folder .. "/.lock"
   local who = on_first(self, "Saver", function()
-    check(C.peri_checkpoint_lock_new(self.folder, lock_out))
-    self._held = wrap_lock(lock_out[0])
+    hold(self)
     return util.read_file(file)
   end)
   if not self.group then return end
@@ -169,7 +185,7 @@ end
 --- run went on from, nor what one of these is an increment of. What is open elsewhere stays, and so does what somebody
 --- else has an increment of.
 local function sweep(self)
-  if not self.first then return end
+  if not self.first or not holds(self) then return end
   local list, by_digest, own = with_digests(Saver.list(self.folder)), {}, 0
   for _, entry in ipairs(list) do
     for _, digest in ipairs(entry.is) do by_digest[digest] = by_digest[digest] or entry end
@@ -276,6 +292,14 @@ local function wants_increment(self)
   return self.full_every > 1 and self.parent and self.increments + 1 < self.full_every
 end
 
+--- Another folder has got the name of the one that was saved into: what is there is not of this run.
+local function begin_anew(self)
+  self.first, self.from, self.parent, self.increments, self._firsts = false, false, false, 0, {}
+  if self.rank == 0 then
+    say("'%s' is another folder than before, or has lost its .lock: the run saves into it as a new one", self.folder)
+  end
+end
+
 --- What the next save is an increment of; nil: it is a full one. told: what ranks told in Saver:save.
 local function next_parent(self, told)
   if not wants_increment(self) then return nil end
@@ -307,13 +331,15 @@ function Saver:save(step, values)
   settle(self)
   if util.is_callable(values) then values = values() end
   local ok, wrong = pcall(encode, values, "Saver:save") -- all ranks hear of it
-  local number, told = on_first(self, "Saver:save", function()
+  local found, told = on_first(self, "Saver:save", function()
+    local moved = hold(self)
     local newest = Saver.list(self.folder)[1]
     if newest and not self.resumed and self.number == 0 then
       P.fail(("Saver:save: folder '%s' has checkpoints of an earlier run, and saver:resume() was not called: call it "
         .. "before the first step (--resume no starts anew), or take another folder"):format(self.folder))
     end
-    return free_number(self.folder, math.max(self.number, newest and newest.number or 0) + 1, step)
+    return { moved = moved,
+      number = free_number(self.folder, math.max(self.number, newest and newest.number or 0) + 1, step) }
   end, { step = step, wrong = not ok and errors.describe(wrong) or false,
     knows = wants_increment(self) and knows(self.parts, self.parent) or false })
   if not ok then error(wrong, 0) end
@@ -323,6 +349,8 @@ function Saver:save(step, values)
     end
     if other.wrong then P.fail(("%s (on rank %d)"):format(other.wrong, r - 1)) end
   end
+  if found.moved then begin_anew(self) end
+  local number = found.number
   local path = path_of(self.folder, number, step)
   local first = self.first or number
   local parent = next_parent(self, told)
@@ -395,7 +423,7 @@ function Saver:close(step, values)
   stop._waits_for(self, false)
   settle(self)
   if self._held then self._held:release() end
-  self._held, self.closed = nil, true
+  self._held, self.closed = false, true
   return path
 end
 

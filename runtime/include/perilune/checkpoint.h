@@ -94,6 +94,8 @@ typedef struct peri_checkpoint_lock peri_checkpoint_lock;
 /** Take it, as long as the handle lives (or the process); the folder is made if it is missing. PERI_EPEER: another job
  *  has it, which the message names. On file systems without such locks everybody gets it. @out new. */
 PERI_API peri_status peri_checkpoint_lock_new(const char *folder, peri_checkpoint_lock **out);
+/** Whether @lock is still that of the folder: false where another one has got its name since, or has no ".lock". */
+PERI_API bool peri_checkpoint_lock_holds(const peri_checkpoint_lock *lock, const char *folder);
 /** Give it up; NULL is fine. */
 PERI_API void peri_checkpoint_lock_release(peri_checkpoint_lock *lock);
 
