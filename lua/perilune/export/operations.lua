@@ -20,6 +20,7 @@ for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "
   "abs", "square", "log1p", "expm1", "rsqrt", "sin", "cos", "erf", "floor", "ceil", "round", "trunc", "sign" } do
   M[name] = function(l) unary(l, l:arguments()[1], name) end
 end
+function M._root(l) unary(l, l:arguments()[1], "sqrt") end
 function M.leaky_relu(l) local a = l:arguments() unary(l, a[1], "leaky_relu", a[2] or 0.01) end
 function M.pow(l) local a = l:arguments() unary(l, a[1], "pow", a[2]) end
 function M.affine(l) local a = l:arguments() unary(l, a[1], "affine", a[2], a[3] or 0) end

@@ -10,7 +10,7 @@ end
 
 --- Functions that become operations of a model file, or views and copies; lower.lua says how.
 M.known = set [[
-  relu sigmoid tanh silu gelu softplus logsigmoid leaky_relu exp log sqrt abs square pow affine neg reciprocal
+  relu sigmoid tanh silu gelu softplus logsigmoid leaky_relu exp log sqrt _root abs square pow affine neg reciprocal
   log1p expm1 rsqrt sin cos erf floor ceil round trunc sign
   add sub mul div muladd linear matmul bmm cat stack split sum mean softmax log_softmax layer_norm interaction cross_net
   eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute select clone

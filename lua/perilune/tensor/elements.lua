@@ -291,15 +291,12 @@ local function variance(t, dim, keepdim, correction)
   local squares = M.square(M.sub(t, M.mean(t, dim, true)))
   return (M.affine(M.sum(squares, dim, keepdim), 1 / math.max(0, count(t, dim) - (correction or 1)), 0))
 end
---- The square root, whose gradient is 0 where it is 0.
-local function root(t)
+--- Of this layer: the square root, whose gradient is 0 where it is 0.
+function M._root(t)
   check(C.peri_op_root(ptr(t), out))
   return (wrap(out[0]))
 end
-M._root = root -- of this layer
-local function deviation(t, dim, keepdim, correction)
-  return (root(variance(t, dim, keepdim, correction)))
-end
+local function deviation(t, dim, keepdim, correction) return (M._root(variance(t, dim, keepdim, correction))) end
 --- The sum of squared distances from the mean over dim (as in sum), divided by n - correction (1).
 function M.var(t, dim, keepdim, correction) return (in_f32(variance, t, dim, keepdim, correction)) end
 --- The square root of var.
@@ -311,7 +308,7 @@ local function power_norm(t, p, dim, keepdim)
   return (M.masked_fill(M.pow(M.masked_fill(sum, zero, 1), 1 / p), zero, 0))
 end
 local function norm(t, p, dim, keepdim)
-  if p == 2 then return (root(M.sum(M.square(t), dim, keepdim))) end
+  if p == 2 then return (M._root(M.sum(M.square(t), dim, keepdim))) end
   if p == 1 then return (M.sum(M.abs(t), dim, keepdim)) end
   if p == math.huge then return (M.amax(M.abs(t), dim, keepdim)) end
   if p == -math.huge then return (M.amin(M.abs(t), dim, keepdim)) end
@@ -435,7 +432,7 @@ signature.check_each_one("", M, { "var", "std" }, "t: tensor, dim: dims?, keepdi
 signature.check_each("", M, { "cummax", "cummin" }, "t: tensor, dim: dim", 2)
 signature.check_one("", M, {
   where = "condition: tensor, a: operand, b: operand", masked_fill = "t: tensor, mask: tensor, value: scalar",
-  clamp = "t: tensor, min: scalar?, max: scalar?", gather = "t: tensor, dim: dim, index: tensor",
+  clamp = "t: tensor, min: scalar?, max: scalar?", _root = "t: tensor", gather = "t: tensor, dim: dim, index: tensor",
   index_select = "t: tensor, dim: dim, ids: tensor", select = "t: tensor, dim: dim, i: integer",
   squeeze = "t: tensor, dim: dim?", unsqueeze = "t: tensor, dim: dim", permute = "t: tensor, order: order",
   argsort = "t: tensor, dim: dim?, descending: boolean?",
