@@ -121,11 +121,12 @@ static int serve(const settings *s, const sigset_t *set)
     peri__server *server;
     peri__follow *follow;
     const int64_t watch = s->watch_ns >= 0 ? s->watch_ns : s->source.folder ? FOLLOW_NS : WATCH_NS;
+    int64_t bytes = 0;
     char name[256] = "", version[64] = ""; /* copies: the model may be replaced at any time */
     peri_status status = peri__follow_open(&s->source, &model, &follow);
     if (status >= 0)
         snprintf(name, sizeof name, "%s", model->facts.name),
-            snprintf(version, sizeof version, "%s", model->facts.version);
+            snprintf(version, sizeof version, "%s", model->facts.version), bytes = model->bytes;
     if (status >= 0) status = peri__server_open(&s->server, model, &server);
     if (status >= 0 && watch) status = peri__follow_start(follow, server, watch);
     if (status < 0) {
@@ -136,6 +137,9 @@ static int serve(const settings *s, const sigset_t *set)
     printf("perilune serve: model '%s', version %s, on http://%s%s%s:%d/ (%d workers, process %d)\n", name, version,
            bracket ? "[" : "", s->server.http.address, bracket ? "]" : "", peri__server_port(server), s->server.workers,
            (int)getpid());
+    printf("perilune serve: the model's file has %.1f MB; %s\n", (double)bytes * 1e-6,
+           s->source.folder ? "what a trainer changes of it takes memory twice"
+                            : "a new one takes as much memory beside it, until it serves");
     fflush(stdout);
     while (sigwaitinfo(set, NULL) < 0) {
     }

@@ -85,6 +85,7 @@ struct peri__serve_model {
     peri__refs refs;
     peri__serve_facts facts;
     int64_t loaded_unix_ns;                /* when it was loaded */
+    int64_t bytes;                         /* of the file that it maps; 0: of none */
     int64_t born_unix_ns;                  /* when what it says was written, by its trainer; 0: unknown */
     struct peri__serve_counter **counters; /* of the server: [n_inputs + 1] problems of its features */
 };

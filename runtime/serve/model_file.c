@@ -178,6 +178,7 @@ static void take_name(file_model *m, const char *path, const char *name, const c
     else snprintf(m->name, sizeof m->name, "%.*s", (int)peri__min((int64_t)end, MOST_NAME - 1), file);
     if (info.step >= 0) snprintf(m->version, sizeof m->version, "%lld", (long long)info.step);
     else snprintf(m->version, sizeof m->version, "%.12s", info.digest);
+    m->model.bytes = info.bytes;
     m->model.facts.name = m->name;
     m->model.facts.version = m->version;
     if (stat(written, &st) == 0) m->model.born_unix_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;

@@ -125,6 +125,9 @@ static bool metrics(peri__server *s, peri__http_call *call)
         word(&b, ",version=");
         peri__serve_label(&b, now.model->facts.version);
         word(&b, "} 1\n");
+        peri__serve_gauge(&b, "perilune_model_bytes", "gauge",
+                          "Of its file, which is mapped; a new file takes its own beside it until it serves.",
+                          (double)now.model->bytes);
         peri__serve_gauge(&b, "perilune_model_age_seconds", "gauge", "Since the trainer wrote what is served.",
                           age_seconds(now.model));
         peri__serve_gauge(&b, "perilune_model_loaded_timestamp_seconds", "gauge", "When it was loaded.",
