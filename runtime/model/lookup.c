@@ -97,3 +97,20 @@ lists peri__model_lists(const run *r, const peri__model_bag *bag)
                    .out_stride = r->columns,
                    .pooling = bag->pooling};
 }
+
+int64_t peri__model_ask_for(const run *r, const peri__model_bag *bag, int64_t most)
+{
+    const lists all = peri__model_lists(r, bag);
+    const peri__model_rows *rows = &r->c->model->rows[bag->table];
+    const char *data = peri__model_data(r->c->model, rows->section);
+    if (bag->map >= 0) return 0;
+    const int64_t n = peri__min(all.offsets[all.n] - all.offsets[0], most / rows->row_bytes);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t id = all.ids[all.offsets[0] + i];
+        if ((uint64_t)id >= (uint64_t)all.rows) continue;
+        const char *row = data + id * rows->row_bytes;
+        for (int64_t at = 0; at < rows->row_bytes; at += 64) __builtin_prefetch(row + at);
+        __builtin_prefetch(row + rows->row_bytes - 1); /* rows begin anywhere in a line */
+    }
+    return n * rows->row_bytes;
+}

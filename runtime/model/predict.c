@@ -324,6 +324,8 @@ static void run_top(const run *r)
 
 /* -- all of them --------------------------------------------------------------------------------------------------- */
 
+enum { ROWS_ASKED = 32 << 10 }; /* bytes */
+
 static void (*const functions[PERI__MODEL_OPERATION_COUNT])(const run *r) = {
 #define X(name, least, most) run_##name,
     PERI__MODEL_OF_SAMPLES(X)
@@ -353,11 +355,25 @@ static const float *given(const peri_model_context *c, int32_t v, int64_t first,
     return from->weights ? from->weights + from->offsets[first] : NULL; /* NULL: there are no members */
 }
 
+/** Ask for the first rows of all lookups. Each bag is of another table: a few samples would wait for memory once for
+ *  each of them, and it has time while the operations before the lookup run. */
+static void ask_for_rows(const run *r)
+{
+    const peri_model *m = r->c->model;
+    int64_t left = ROWS_ASKED;
+    for (int32_t i = 0; i < m->n_operations && left > 0; i++) {
+        const peri__model_operation *o = &m->operations[i];
+        for (int32_t b = 0; o->kind == PERI__MODEL_lookup && b < o->n_bags && left > 0; b++)
+            left -= peri__model_ask_for(r, &o->bags[b], left);
+    }
+}
+
 void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs)
 {
     const peri_model *m = c->model;
     PERI__OWN_FLOATS;
     run r = {.c = c, .kernels = peri_kernels_get(), .inputs = inputs, .first = first, .samples = n};
+    ask_for_rows(&r);
     lists_of_block(c, first, n, inputs);
     for (int32_t v = 0; v < m->n_values; v++)
         if (m->values[v].input >= 0) c->at[v] = given(c, v, first, inputs);

@@ -42,6 +42,9 @@ typedef struct lists {
 
 /** The lists of a bag's input. */
 lists peri__model_lists(const run *r, const peri__model_bag *bag);
+/** Ask memory for the first rows of a bag's lists, up to @most bytes; returns how many these are. Of raw ids, whose
+ *  rows are not known yet, none. */
+int64_t peri__model_ask_for(const run *r, const peri__model_bag *bag, int64_t most);
 /** The rows of lists, added up or not; with a map, or weights of places, as the bag says. */
 void peri__model_look_up(const run *r, const peri__model_bag *bag, const lists *all);
 /** Rows that lie at @data, as @table says, of @l. */

@@ -174,7 +174,8 @@ function Net:init(m)
     self[c.name] = made(c, m.ranks)
     local d = c.tables[1].embedding_dim
     if c.jagged == "gru" then
-      self["gru_" .. c.name] = (c.padding == 0 and nn.GRU or nn.LSTM) { input_size = d, hidden_size = d / 2, batch_first = c.batch_first,
+      self["gru_" .. c.name] = (c.padding == 0 and nn.GRU or nn.LSTM) { input_size = d, hidden_size = d / 2,
+        batch_first = c.batch_first,
         bidirectional = true, bias = d > 4, num_layers = d > 8 and 2 or 1 }
     elseif c.jagged ~= "none" then
       self["norm_" .. c.name] = nn.LayerNorm { normalized_shape = d }

@@ -232,6 +232,22 @@ local function operation_json(o, index, weight, dense, bags)
   return fields
 end
 
+--- The operations in the order in which the file has them: each lookup stands in front of what first reads it, so that
+--- its rows come from memory while the operations before it run.
+local function ordered(operations)
+  local list = {}
+  for i = #operations, 1, -1 do
+    local o, at = operations[i], 1
+    for k = o.op == "lookup" and #list or 0, 1, -1 do
+      for _, x in ipairs(list[k].inputs) do
+        if x == o.out then at = k end
+      end
+    end
+    table.insert(list, at, o)
+  end
+  return list
+end
+
 --- Write everything but the name. p: { writer =, operations =, values = (of the lowering, those that are used), inputs
 --- =, outputs =, tables = { { name =, weight =, rows =, columns =, dtype =, source = } }, maps =, lists = (of
 --- collections.lua), name =, step = }. Returns the path of the finished file, on rank 0.
@@ -251,7 +267,7 @@ function M.write(p)
     if v.constant then fields[#fields + 1] = { "section", w:constant(v.constant, v.fixed, v.used) } end
     values[#values + 1] = fields
   end
-  local operations = util.map(p.operations, function(o)
+  local operations = util.map(ordered(p.operations), function(o)
     local bags = o.bags and util.map(o.bags, function(b)
       local fields = object({ "input", b.input }, { "table", b.index })
       if o.op == "lookup" then fields[#fields + 1] = { "pooling", b.pooling } end
