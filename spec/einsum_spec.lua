@@ -73,3 +73,26 @@ for _, device in ipairs(devices) do
     end)
   end)
 end
+
+describe("einsum's functions", function()
+  it("are kept in bounded memory", function()
+    local t, letters = peri.ones { 2, 3 }, "abcdefghijklmnopqrstuvwxyz"
+    --- KiB of Lua's after equations of one form with all pairs of letters in the place of a and b.
+    local function after(form)
+      for i = 1, 26 do
+        for k = 1, 26 do
+          local names = { a = letters:sub(i, i), b = letters:sub(k, k) }
+          if i ~= k then F.einsum(form:gsub("[ab]", names), t):release() end
+        end
+      end
+      collectgarbage()
+      collectgarbage()
+      return collectgarbage "count"
+    end
+    local first = after "ab->a"
+    after "ab->b"
+    after "ab->ba"
+    local growth = after "ab->" - first -- those of all would be 1,000 KiB more
+    assert.is_true(growth < 500, ("%d KiB"):format(growth))
+  end)
+end)

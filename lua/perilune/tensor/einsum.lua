@@ -271,6 +271,10 @@ end
 
 -- -- keeping it -------------------------------------------------------------------------------------------------------
 
+-- Equations that a script puts together (of so many operands, or names) may be as many as its data: when so many
+-- functions are kept, all are forgotten, and those that are in use are written anew.
+local MOST_KEPT = 1000
+local n_kept = 0
 local kept = {} -- equation -> numbers of dimensions of all operands, a number or (of many) a text -> function
 local ctype = Tensor.ctype
 
@@ -282,6 +286,11 @@ end
 
 local function first_time(equation, key, ...)
   local f = written(equation, { ... })
+  if n_kept >= MOST_KEPT then
+    for other in pairs(kept) do kept[other] = nil end -- any order: all of them
+    n_kept = 0
+  end
+  n_kept = n_kept + 1
   kept[equation] = kept[equation] or {}
   kept[equation][key] = f
   return f
