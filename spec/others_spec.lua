@@ -254,5 +254,11 @@ describe("a program that has other rights than its caller (AT_SECURE)", function
     out = shell.run("cd " .. folder .. " && " .. launcher .. " run " .. script) -- a folder of the caller's
     assert.matches("^nil\tnil\tfalse", out)
     assert.not_matches("loaded\n", out)
+    -- nor which programs it runs
+    local events = shell.write(folder .. "/events.lua",
+      ("require('perilune').nn.metrics.SummaryWriter { folder = '%s/a/b' } print 'made'"):format(folder))
+    shell.write(folder .. "/mkdir", "#!/bin/sh\necho loaded")
+    os.execute("chmod a+x " .. folder .. "/mkdir")
+    assert.equal("made\n", (shell.run(launcher .. " run " .. events, { PATH = folder .. ":" .. os.getenv "PATH" })))
   end)
 end)

@@ -94,7 +94,7 @@ end
 local function history_file()
   local state, home = os.getenv "XDG_STATE_HOME", os.getenv "HOME"
   local folder = state and state ~= "" and state or home and home ~= "" and home .. "/.local/state"
-  return folder and folder .. "/perilune/history", folder and folder .. "/perilune"
+  return folder and folder .. "/perilune/history"
 end
 
 local function read_history(editor)
@@ -107,16 +107,10 @@ local function read_history(editor)
 end
 
 local function write_history(editor)
-  local path, folder = history_file()
+  local path = history_file()
   if not path or #editor.history == 0 then return end
-  local file = io.open(path, "w")
-  if not file then
-    os.execute(("mkdir -p '%s' 2>/dev/null"):format(folder:gsub("'", "'\\''")))
-    file = io.open(path, "w")
-  end
-  if not file then return end -- a home that cannot be written: the history ends with the session
-  for i = math.max(1, #editor.history - MOST_LINES + 1), #editor.history do file:write(editor.history[i], "\n") end
-  file:close()
+  local text = table.concat(editor.history, "\n", math.max(1, #editor.history - MOST_LINES + 1)) .. "\n"
+  require("perilune.ffi").C.peri_file_write(path, text, #text, true) -- fails where a home cannot be written: no history
 end
 
 --- A function(prompt) -> line; nil at the end; nil, true for Ctrl-C. And what is to be done at the end.

@@ -58,11 +58,12 @@ end
 
 local files = 0
 
+local ENOENT = 2
 --- A file of a folder that is made if it is not there.
 local function open(path, mode)
-  local file, why = io.open(path, mode)
-  if not file and path:find "/" then
-    os.execute(("mkdir -p '%s' 2>/dev/null"):format(path:match "^(.*)/":gsub("'", "'\\''")))
+  local file, why, number = io.open(path, mode)
+  if number == ENOENT then
+    P.check(P.C.peri_file_write(path, "", 0, true))
     file, why = io.open(path, mode)
   end
   if not file then P.fail("SummaryWriter: " .. why) end
