@@ -144,6 +144,8 @@ describe("the launcher", function()
     assert.matches("is one of these meant%?\n  peri.KeyedJaggedTensor ", out)
     assert.matches("'gzip' is no name; these speak of it:\n.*peri.data.csv ", (run "help gzip"))
     assert.matches("'gzip csv' is no name; these speak of it:\n.*peri.data.csv ", (run "help gzip csv"))
+    assert.matches("'tensorboard' is no name; these speak of it:\n  peri.nn.metrics.SummaryWriter ",
+      (run "help tensorboard"))
     assert.matches("nothing about 'scheduler'; is one of these meant%?\n  peri.nn.optim.LRScheduler ",
       (run "help scheduler"))
     assert.same({ "bag: the ids of one feature of one sample, pooled (summed or averaged) into one vector "

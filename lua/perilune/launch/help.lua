@@ -70,7 +70,8 @@ local function words_of(name)
   return " " .. name:gsub("(%l)(%u)", "%1 %2"):gsub("(%u)(%u%l)", "%1 %2"):gsub("[^%w]+", " "):lower()
 end
 
---- Up to five names that are written much like one that is not there, or have a word that begins with it.
+--- Up to five names that are written much like one that is not there, or have a word that begins with it; and whether
+--- one of them is as good as meant.
 local function near(name)
   local wanted, list = name:lower():gsub("^peri%.", ""), {}
   for _, full in ipairs(util.keys(manual().texts)) do
@@ -83,7 +84,7 @@ local function near(name)
     end
   end
   table.sort(list, function(a, b) return a[2] < b[2] or a[2] == b[2] and a[1] < b[1] end)
-  return util.map({ unpack(list, 1, 5) }, function(x) return x[1] end)
+  return util.map({ unpack(list, 1, 5) }, function(x) return x[1] end), #list > 0 and list[1][2] < 2
 end
 
 --- The names within a table that has no text of its own, such as nn.init.
@@ -166,12 +167,13 @@ local function described(name)
   if #found > 1 then return ("'%s' is the name of several:\n\n%s"):format(name, listing(found)) end
   local others = within(name)
   if #others > 0 then return ("In '%s' are:\n\n%s"):format(name, listing(others)) end
-  others = near(name)
+  local similar, meant = near(name)
+  others = meant and {} or speaking_of(name)
   if #others > 0 then
-    return nil, ("help: there is nothing about '%s'; is one of these meant?\n%s"):format(name, listing(others))
+    return nil, ("help: '%s' is no name; these speak of it:\n%s"):format(name, listing(others))
   end
-  others = speaking_of(name)
-  return nil, #others > 0 and ("help: '%s' is no name; these speak of it:\n%s"):format(name, listing(others))
+  return nil, #similar > 0
+    and ("help: there is nothing about '%s'; is one of these meant?\n%s"):format(name, listing(similar))
     or ("help: there is nothing about '%s'; perilune help lists the pages"):format(name)
 end
 

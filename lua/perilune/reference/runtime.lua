@@ -48,7 +48,8 @@ function peri.keep(h) end
 ---@return any # What it returned.
 function peri.no_grad(f, ...) end
 
----Run a function with products (linear layers, matmul) in 16-bit floats, as PyTorch's autocast; parameters stay f32.
+---Mixed precision: run a function with products (linear layers, matmul) in 16-bit floats, as PyTorch's autocast;
+---parameters stay f32.
 ---Without a function it makes a region with methods `enter()` and `exit()`. docs/precision.md tells more.
 ---
 ---Errors: an unknown option, device or dtype.

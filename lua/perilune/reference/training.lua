@@ -241,7 +241,7 @@ function peri.pipeline.Pipeline:measure(on) end
 ---@return table[] # `{ path =, reason = }` each.
 function peri.pipeline.Pipeline:not_pipelined() end
 
----Ask for no more batches: what is loaded is trained by the next steps.
+---Ask for no more batches: what is loaded is trained by the next steps. For early stopping; one rank is enough.
 function peri.pipeline.Pipeline:stop() end
 
 ---Forget batches that are loaded and not yet trained. All ranks alike.
