@@ -258,7 +258,9 @@ describe("a program that has other rights than its caller (AT_SECURE)", function
     local events = shell.write(folder .. "/events.lua",
       ("require('perilune').nn.metrics.SummaryWriter { folder = '%s/a/b' } print 'made'"):format(folder))
     shell.write(folder .. "/mkdir", "#!/bin/sh\necho loaded")
-    os.execute("chmod a+x " .. folder .. "/mkdir")
-    assert.equal("made\n", (shell.run(launcher .. " run " .. events, { PATH = folder .. ":" .. os.getenv "PATH" })))
+    os.execute(("chmod a+x %s/mkdir && cp %s/mkdir %s/mpirun"):format(folder, folder, folder))
+    local before = { PATH = folder .. ":" .. os.getenv "PATH" }
+    assert.equal("made\n", (shell.run(launcher .. " run " .. events, before)))
+    assert.not_matches("loaded\n", (shell.run(launcher .. " info; " .. launcher .. " run -n 2 " .. events, before)))
   end)
 end)

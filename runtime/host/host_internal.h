@@ -21,9 +21,9 @@ extern const peri__packed peri__pack[];
 
 struct lua_State;
 
-/** Open Lua's libraries in a new state. Of a program that runs with other rights than its caller has (AT_SECURE), which
- *  is returned, `require` heeds neither the caller's environment nor its current folder. */
-bool peri__open_libraries(struct lua_State *L);
+/** Open Lua's libraries in a new state. Of a program that runs with other rights than its caller has (AT_SECURE)
+ *  `require` heeds neither the caller's environment nor its current folder. */
+void peri__open_libraries(struct lua_State *L);
 
 /** Let `require` find the packed modules: after package.preload, or, when a developer's path is set (PERI_LUA_PATH),
  *  after the files of that path. @environment: stack index of the table that is the modules' environment; 0: the

@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -128,26 +129,10 @@ static int open_launcher(lua_State *L)
     return 1;
 }
 
-static int no_variable(lua_State *L)
-{
-    lua_pushnil(L);
-    return 1;
-}
-
-/** The environment of a program that runs with other rights than its caller has is the caller's: it names files with
- *  code. */
-static void close_environment(lua_State *L)
-{
-    lua_getglobal(L, "os");
-    lua_pushcfunction(L, no_variable);
-    lua_setfield(L, -2, "getenv");
-    lua_pop(L, 1);
-}
-
 /** What every Lua state of the launcher has: the main one, and those of threads (pipeline/loading.lua). */
 static int prepare(lua_State *L)
 {
-    if (peri__open_libraries(L)) close_environment(L);
+    peri__open_libraries(L);
     peri__packed_install(L, 0);
     lua_getglobal(L, "package");
     lua_getfield(L, -1, "preload");
@@ -195,9 +180,18 @@ static void keep_small_pages(void)
     free(block);
 }
 
+/** A program that runs with other rights than its caller has (AT_SECURE) forgets its environment, which is the caller's:
+ *  it names files with code, for this program, for libraries such as MPI's, and for the programs that it starts. */
+static void forget_environment(void)
+{
+    clearenv();
+    setenv("PATH", "/usr/local/bin:/usr/bin:/bin", 1);
+}
+
 int main(int argc, char **argv)
 {
     keep_small_pages();
+    if (getauxval(AT_SECURE) != 0) forget_environment();
     lua_State *L = luaL_newstate();
     signal(SIGXFSZ, SIG_IGN); /* a file that would be longer than `ulimit -f` allows is an error with words, not the
                                  process's end */

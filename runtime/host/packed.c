@@ -11,13 +11,13 @@
 #include <string.h>
 #include <sys/auxv.h>
 
-bool peri__open_libraries(lua_State *L)
+void peri__open_libraries(lua_State *L)
 {
     const bool secure = getauxval(AT_SECURE) != 0;
     lua_pushboolean(L, secure);
     lua_setfield(L, LUA_REGISTRYINDEX, "LUA_NOENV"); /* LUA_PATH, LUA_CPATH */
     luaL_openlibs(L);
-    if (!secure) return false;
+    if (!secure) return;
     lua_getglobal(L, "package");
     for (int i = 0; i < 2; i++) { /* what is left are absolute paths */
         lua_getfield(L, -1, i ? "cpath" : "path");
@@ -26,7 +26,6 @@ bool peri__open_libraries(lua_State *L)
         lua_pop(L, 1);
     }
     lua_pop(L, 1);
-    return true;
 }
 
 /** A searcher of package.loaders: the packed module of a name, or why there is none. Its first upvalue, if it is a
