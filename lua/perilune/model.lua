@@ -214,6 +214,10 @@ function DistributedModelParallel:_alike()
   for _, p in ipairs(averaged and self:replicated_parameters() or {}) do alike[p] = self.dense_env.pg end
   return function(s) return alike[s.tensor] end
 end
+--- See changes.check_replicas; of a wrapper that may let each rank train its own, nothing is compared.
+function DistributedModelParallel:_check_replicas(func)
+  if self._wrapped and wrapper.DefaultDataParallelWrapper.is(self._wrapper) then changes.check_replicas(self, func) end
+end
 function DistributedModelParallel:check_moment() changes.check_moment(self, "state_dict") end
 --- Whether there is a state after some more steps, and none now: gradients of micro-batches wait for their update, or
 --- maps of raw ids have learned from batches that a pipeline has yet to train, which it does then before it loads more.

@@ -180,8 +180,8 @@ static void keep_small_pages(void)
     free(block);
 }
 
-/** A program that runs with other rights than its caller has (AT_SECURE) forgets its environment, which is the caller's:
- *  it names files with code, for this program, for libraries such as MPI's, and for the programs that it starts. */
+/** A program that runs with other rights than its caller has (AT_SECURE) forgets its environment, which is the
+ *  caller's: it names files with code, for this program, libraries such as MPI's, and programs that it starts. */
 static void forget_environment(void)
 {
     clearenv();

@@ -53,6 +53,28 @@ local function make(world, device, name, more)
   return peri.pipeline.Pipeline(args), model
 end
 
+it_alone("ranks whose last step was another are told at the end, on all of them", function()
+  for i, name in ipairs(names) do
+    local _, failures = sim.run(2, function(rank, world)
+      local model = support.model(world, "cpu")
+      local optimizer, steps = support.optimizer(model), 0
+      local pipeline = peri.pipeline.Pipeline { model = model, optimizer = optimizer, schedule = schedules[name] }
+      for _ in pipeline:run((padded(rank, "cpu", 3, 3))) do
+        steps = steps + 1
+        local differs = rank == 1
+        if i % 2 == 0 and differs and steps == 2 then optimizer:set_lr(0.7) end
+        if i % 2 == 1 and differs and steps == 3 then
+          P.no_grad(function() model:replicated_parameters()[1]:fill(9) end)
+        end
+      end
+    end, { catch = true })
+    for rank = 1, 2 do
+      assert.matches("Pipeline: after the last step the checksum of parameter '[%w_.]+' is %d+ULL on rank 0 of group "
+        .. "'world' and %d+ULL on rank 1", tostring(failures[rank] and failures[rank].message), 1, false)
+    end
+  end
+end)
+
 describe("ranks with different numbers of batches", function()
   worlds.each("train all of them, and end together", function(world, device, n)
     local r = world:rank()

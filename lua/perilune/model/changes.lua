@@ -18,6 +18,22 @@ function M.noted(model)
   return setmetatable(set, {}) -- a metatable: no place to look for parameters
 end
 
+--- An error on all ranks unless each of these parameters, which averages keep alike, has the same bits on all of them.
+--- What the last step of a run did is in no gradients that follow, with which it would be compared. Collective; waits.
+function M.check_replicas(model, func)
+  if model.dense_env.pg:size() == 1 then return end
+  agree(model.dense_env.pg, func, P.scope(function()
+    local sums = {}
+    for _, p in ipairs(model:named_parameters()) do
+      if not parameter.own_parts[p.tensor] then
+        sums[#sums + 1] = { ("after the last step the checksum of parameter '%s'"):format(p.name),
+          tostring(Tensor._checksum(p.tensor:detach())) }
+      end
+    end
+    return sums
+  end))
+end
+
 local function changed(model)
   local now = M.noted(model)
   for p in pairs(now) do -- any order

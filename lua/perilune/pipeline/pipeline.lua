@@ -411,6 +411,13 @@ local function check_between(self, name)
     .. "batches", name)
 end
 
+--- Nothing more is trained: ranks end with the same weights, or this is an error on all of them.
+local function check_replicas(self)
+  local model = self.model
+  if not (self.group and self.plan.updates_dense) then return end
+  if type(model) == "table" and model._check_replicas then model:_check_replicas(self.class_name) end
+end
+
 local function progress(self, batches, taking)
   if self.broken then fail(self, "an earlier step failed: %s", self.broken) end
   check_between(self, "progress")
@@ -425,6 +432,7 @@ local function progress(self, batches, taking)
   self.again = self.supply.full -- the next that are together
   if self.following then self:set_schedule(self.following)
   elseif not self.again then
+    check_replicas(self)
     stop._call()
     return nil
   end
