@@ -316,7 +316,7 @@ static peri_status check_item(peri_group *g, const peri_kjt_exchange_args *a)
     if (sum != a->kjt->keys->count)
         return peri__fail(PERI_EINVAL, "%s: the key splits sum to %lld, the kjt has %d keys", name, (long long)sum,
                           a->kjt->keys->count);
-    if (a->stagger < 1 || g->size % a->stagger)
+    if (peri__stagger(a->stagger) < 1 || g->size % peri__stagger(a->stagger))
         return peri__fail(PERI_EINVAL, "%s: stagger %d, allowed: divisors of the %d ranks", name, a->stagger, g->size);
     if (a->kjt->values->ndim != 1)
         return peri__fail(PERI_EINVAL, "%s: values of %d dimensions, allowed: 1", name, a->kjt->values->ndim);
@@ -327,7 +327,7 @@ static peri_status check_item(peri_group *g, const peri_kjt_exchange_args *a)
 static uint64_t identity_of(const peri_group *g, const peri_kjt_exchange_args *a, int32_t lengths_dtype)
 {
     const peri_kjt *k = a->kjt;
-    uint64_t h = peri__hash_mix(k->keys->hash, (uint64_t)a->stagger);
+    uint64_t h = peri__hash_mix(k->keys->hash, (uint64_t)peri__stagger(a->stagger));
     for (int32_t r = 0; r < g->size; r++) h = peri__hash_mix(h, (uint64_t)a->key_splits[r]);
     h = peri__hash_mix(h, (uint64_t)k->values->dtype | (uint64_t)lengths_dtype << 8 | (uint64_t)(k->ranks > 0) << 16);
     return peri__hash_mix(h, k->weights ? (uint64_t)k->weights->dtype + 1 : 0);
@@ -352,7 +352,7 @@ static peri_status take_item(peri_group *g, const peri_kjt_exchange_args *a, ite
     if (!t->first_key) return PERI_ENOMEM;
     t->first_key[0] = 0;
     for (int32_t r = 0; r < g->size; r++) t->first_key[r + 1] = t->first_key[r] + a->key_splits[r];
-    t->stagger = a->stagger;
+    t->stagger = peri__stagger(a->stagger);
     peri_kjt_retain(k);
     t->kjt = k;
     PERI_TRY(own_keys(k->keys, t->first_key[g->rank], t->first_key[g->rank + 1], a->keys, &t->keys));

@@ -136,7 +136,7 @@ static peri_status check_sequence(const char *f, const peri_group *g, const peri
     uint64_t unused = 0;
     int64_t received, n = s->batch_size_per_rank ? g->size : (int64_t)s->features * g->size;
     const int64_t *strides = s->batch_size_per_rank ? s->batch_size_per_rank : s->stride_per_key_per_rank;
-    if (s->features < 0 || s->stagger < 1 || g->size % s->stagger)
+    if (s->features < 0 || peri__stagger(s->stagger) < 1 || g->size % peri__stagger(s->stagger))
         return peri__fail(PERI_EINVAL,
                           "%s: %d features, stagger %d for %d ranks; wanted: 0 or more, and a divisor of the ranks", f,
                           s->features, s->stagger, g->size);

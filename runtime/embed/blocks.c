@@ -142,11 +142,11 @@ static peri_status check_block(const peri_tbe *tbe, const peri_k_tbe_block *b, i
                           b->feature, (long long)tbe->n_features - 1);
     int64_t most = INT64_MAX >> 8, cols = tbe->layout[b->table].cols, extent;
     if (b->first_bag < 0 || b->bags < 0 || b->first_bag > most || b->bags > most)
-        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: %lld bags from bag %lld on", (long long)k,
-                          (long long)b->bags, (long long)b->first_bag);
+        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: %lld bags from bag %lld on, allowed: 0..%lld",
+                          (long long)k, (long long)b->bags, (long long)b->first_bag, (long long)most);
     if (b->out_offset < 0 || b->out_offset > most)
-        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_offset %lld", (long long)k,
-                          (long long)b->out_offset);
+        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_offset %lld, allowed: 0..%lld",
+                          (long long)k, (long long)b->out_offset, (long long)most);
     bool none = tbe->layout[b->table].pooling == PERI_POOLING_NONE;
     if ((b->bags > 1 || none) && b->out_stride < cols)
         return peri__fail(

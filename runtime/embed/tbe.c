@@ -176,9 +176,11 @@ peri_status peri__tbe_check(const peri_tbe_config *c)
     if (c->bounds_check < PERI_BOUNDS_FATAL || c->bounds_check > PERI_BOUNDS_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: bounds_check %d, allowed: 0..3", c->bounds_check);
     if (c->n_tables < 0 || (c->n_tables && !c->tables))
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: %d tables", c->n_tables);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: n_tables is %d%s", c->n_tables,
+                          c->n_tables < 0 ? ", allowed: 0 and more" : ", but tables is missing");
     if (c->n_features < 0 || (c->n_features && !c->features))
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: %d features", c->n_features);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: n_features is %d%s", c->n_features,
+                          c->n_features < 0 ? ", allowed: 0 and more" : ", but features is missing");
     for (int64_t i = 0; i < c->n_features; i++)
         if (!c->features[i]) return peri__fail(PERI_EINVAL, "peri_tbe_new: feature %lld has no name", (long long)i);
     for (int64_t i = 0; i < c->n_tables; i++) {

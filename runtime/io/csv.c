@@ -273,7 +273,7 @@ static peri_status check_column(const peri_csv_column *c, int32_t i, int32_t del
                           "%s: column '%s': dense = %d, fallback = %g, allowed: PERI_DENSE_*, a finite number", f,
                           c->name, c->dense, c->fallback);
     if (c->kind != PERI_COLUMN_IDS) return PERI_OK;
-    if ((c->base != 10 && c->base != 16) || c->most < 0)
+    if ((c->base != 0 && c->base != 10 && c->base != 16) || c->most < 0)
         return peri__fail(PERI_EINVAL, "%s: column '%s': base = %d, most = %lld, allowed: 10 or 16, 0 or more", f,
                           c->name, c->base, (long long)c->most);
     if (c->separator && (!is_separator(c->separator) || c->separator == delimiter))
@@ -324,7 +324,7 @@ static peri_status set_column(csv *r, int32_t at, const peri_csv_column *given, 
     c->described = true;
     c->kind = given->kind;
     c->dense = given->dense;
-    c->base = given->base;
+    c->base = given->base ? given->base : 10;
     c->separator = given->separator;
     c->most = given->most;
     c->feature = feature;

@@ -399,7 +399,7 @@ static peri_status check_config(const char *f, const peri__lines_config *o)
         return peri__fail(PERI_EINVAL, "%s: %d dense and %d sparse features, allowed: 0..%d", f, o->dense_features,
                           o->sparse_features, IO_MAX_FEATURES);
     if (o->world < 1 || o->rank < 0 || o->rank >= o->world)
-        return peri__fail(PERI_EINVAL, "%s: rank %d of %d", f, o->rank, o->world);
+        return peri__fail(PERI_EINVAL, "%s: rank %d of %d, allowed: 0 to world - 1", f, o->rank, o->world);
     if (o->batch_rows < 1 || o->batch_rows > IO_MAX_ROWS)
         return peri__fail(PERI_EINVAL, "%s: a batch of %lld rows, allowed: 1..2^31", f, (long long)o->batch_rows);
     if (!(o->begin >= 0 && o->begin <= o->end && o->end <= 1))
@@ -428,9 +428,13 @@ static peri_status check_order(const peri__lines *r, const peri__lines_config *o
         r->window.name, first_path(r), o->begin, o->end);
 }
 
-peri_status peri__lines_open(peri__lines *r, const peri__lines_config *o)
+peri_status peri__lines_open(peri__lines *r, const peri__lines_config *given)
 {
     const char *name = r->window.name;
+    peri__lines_config now = *given;
+    const peri__lines_config *const o = &now;
+    if (now.world == 0) now.world = 1;
+    if (now.begin == 0 && now.end == 0) now.end = 1;
     PERI_TRY(check_config(name, o));
     r->window.fd = -1;
     r->dense_features = o->dense_features;

@@ -237,6 +237,8 @@ typedef struct peri__recat {
     bool in_order;         /* recat changes nothing */
 } peri__recat;
 
+/** The stagger that an argument says. */
+static inline int32_t peri__stagger(int32_t given) { return given ? given : 1; }
 /** Either @stride_per_rank[ranks] or @strides[ranks x keys] (host). Released with fini, also after a failure. */
 peri_status peri__recat_init(peri__recat *recat, peri_device *device, int32_t keys, int32_t ranks, int32_t stagger,
                              const int64_t *stride_per_rank, const int64_t *strides);

@@ -76,6 +76,7 @@ static int32_t rank_at(int32_t ranks, int32_t stagger, int32_t place)
 peri_status peri_kjt_recat(int32_t keys, int32_t ranks, int32_t stagger, int32_t *out)
 {
     PERI_NEED(out);
+    stagger = peri__stagger(stagger);
     if (keys < 0 || ranks < 1 || stagger < 1 || ranks % stagger)
         return peri__fail(PERI_EINVAL, "peri_kjt_recat: %d keys, %d ranks, stagger %d; wanted: stagger divides ranks",
                           keys, ranks, stagger);

@@ -66,6 +66,12 @@ local function share(func, what, value)
   end
 end
 
+--- [0, to); an empty one lies at the end, since [0, 0) means all to readers.
+local function from_start(to)
+  if to == 0 then return 1, 1 end
+  return 0, to
+end
+
 --- Share of all data that a part is, [from, to) of [0, 1): train and test (its tail of `holdout`), fit and validation
 --- (the two of train: its tail of `validation`).
 function Loader.bounds(func, part, holdout, validation)
@@ -73,9 +79,9 @@ function Loader.bounds(func, part, holdout, validation)
   share(func, "holdout", holdout)
   share(func, "validation", validation)
   local head = 1 - holdout
-  if part == "train" then return 0, head end
+  if part == "train" then return from_start(head) end
   if part == "test" then return head, 1 end
-  if part == "fit" then return 0, head * (1 - validation) end
+  if part == "fit" then return from_start(head * (1 - validation)) end
   if part == "validation" then return head * (1 - validation), head end
   return 0, 1
 end

@@ -197,7 +197,7 @@ PERI_API peri_status peri_tbe_table(const peri_tbe *tbe, int64_t table, peri_tab
 typedef struct peri_tbe_bytes {
     int64_t device; /* in the memory of the tables' device */
     int64_t host;   /* in the host's: rows that are mapped or behind a cache of a device with a memory of its own; what
-                       caches know of * rows */
+                       caches know of rows */
     int64_t files;  /* in files: rows behind a cache */
 } peri_tbe_bytes;
 

@@ -102,7 +102,7 @@ typedef struct peri_sequence_args {
     peri_tensor *lengths; /* [bags]: of the kjt that was looked up (i32 or i64): by feature, then rank, then row;
                              borrowed */
     int32_t features;     /* of this rank */
-    int32_t stagger;      /* of the ids' exchange, >= 1 */
+    int32_t stagger;      /* of the ids' exchange; 0: 1 */
     const int64_t *batch_size_per_rank; /* W, by rank; NULL for a variable batch */
     const int64_t *stride_per_key_per_rank; /* variable batch: [features x W], ranks in the order of the kjt; else
                                                NULL */
@@ -134,7 +134,7 @@ typedef struct peri_kjt_exchange_args {
     const int32_t *key_splits; /* W: the first key_splits[0] keys go to rank 0, the next key_splits[1] to rank 1, ... */
     peri_keys *keys;           /* the list of this rank's keys, if the caller has it, so that it need not be made; or
                                   NULL */
-    int32_t stagger;           /* order of the rows of a key in the result, see peri_kjt_recat; 1: by rank */
+    int32_t stagger;           /* order of the rows of a key in the result, see peri_kjt_recat; 1, or 0: by rank */
 } peri_kjt_exchange_args;
 
 /** Exchange the @n kjts of @args in two phases: one message announces the sizes of all of them, the tensors of each

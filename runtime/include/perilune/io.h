@@ -76,10 +76,10 @@ typedef struct peri_criteo_config {
     const int64_t *table_rows; /* [sparse_features], each > 0 (> 1 with PERI_MISSING_ZERO); copied */
     int32_t dense_features, sparse_features; /* 13 and 26; 0 is allowed for one of them */
     int32_t dense, ids, missing;             /* PERI_DENSE_*, PERI_IDS_*, PERI_MISSING_* */
-    int32_t rank, world;                     /* 0 <= rank < world */
+    int32_t rank, world;                     /* 0 <= rank < world; world 0: 1 */
     int64_t batch_rows;                      /* of the global batch, > 0 */
     double begin, end;                       /* part of the file by its bytes, 0 <= begin <= end <= 1: lines that start
-                                                in it */
+                                                in it; both 0: all */
     const char *const *more;                 /* [n_more] paths of files that follow `path`: all are read as one;
                                                 copied */
     int32_t n_more;
@@ -140,7 +140,7 @@ typedef struct peri_csv_column {
     int32_t dense;      /* DENSE: PERI_DENSE_* */
     double fallback;    /* DENSE: what an empty one has */
     int32_t ids;        /* IDS: PERI_IDS_* */
-    int32_t base;       /* IDS: 10 or 16: how numbers are written */
+    int32_t base;       /* IDS: 10 or 16: how numbers are written; 0: 10 */
     int64_t table_rows; /* IDS: > 0; 0 with PERI_IDS_EXACT: raw ids */
     int64_t most;       /* IDS: so many of a bag are kept, the first ones; 0: all */
     int32_t separator;  /* IDS: a character; 0: the column has one id at most */
@@ -155,7 +155,7 @@ typedef struct peri_csv_config {
     bool header;                    /* the first line of each file names its columns: those that are described are found
                                        by their names, in any order, and others are left out; else columns are described
                                        in the order of the file, all */
-    int32_t rank, world;            /* 0 <= rank < world */
+    int32_t rank, world;            /* 0 <= rank < world; world 0: 1 */
     int64_t batch_rows;             /* of the global batch, > 0 */
     double begin, end;              /* part of the text by its bytes, as peri_criteo_config's */
 } peri_csv_config;

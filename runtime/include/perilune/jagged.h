@@ -244,7 +244,7 @@ PERI_API peri_status peri_kjt_dist_splits(peri_kjt *kjt, const int32_t *key_spli
 PERI_API peri_status peri_kjt_dist_tensors(peri_kjt *kjt, peri_tensor **out);
 /** Order of the received (rank, key) segments in the result: @out[keys * ranks] = number rank * keys + key of the
  *  received segment, key after key, the ranks of a key in the order x + (ranks / stagger) * y for x = 0, 1, ..., and
- *  within it y = 0, 1, ... */
+ *  within it y = 0, 1, ...; @stagger 0: 1 */
 PERI_API peri_status peri_kjt_recat(int32_t keys, int32_t ranks, int32_t stagger, int32_t *out);
 
 typedef struct peri_kjt_dist_args {
@@ -254,7 +254,7 @@ typedef struct peri_kjt_dist_args {
     peri_tensor *weights; /* [n], or NULL */
     const int64_t *stride_per_rank; /* host [ranks]: rows of each rank; NULL for a variable batch */
     const int64_t *strides;         /* vbe: host [ranks x keys]: rows of each rank and key; else NULL */
-    int32_t ranks, stagger;         /* stagger divides ranks */
+    int32_t ranks, stagger;         /* stagger divides ranks; 0: 1 */
 } peri_kjt_dist_args;
 
 /** The received buffers as a kjt, rows of a key ordered by rank as peri_kjt_recat says. Lengths are checked like those
