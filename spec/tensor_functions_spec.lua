@@ -254,6 +254,7 @@ for _, device in ipairs(devices) do
         { function(x, y) return x:index_add(2, ids, y) end, { { 2, 3 }, { 2, 3 } } },
         { function(x) return (x * 3):sin() + x:cos() + x:erf() + x:expm1() + (x * x):log1p() end, { { 2, 3 } } },
         { function(x) return (x * x + 0.5):rsqrt() + x:elu(0.5) + (x * 0.4 + 0.5):logit() end, { { 2, 3 } } },
+        { function(x) return x:nansum(1):square() + x:nanmean(2, true) end, { { 2, 3 } } },
         { F.cdist, { { 2, 3 }, { 4, 3 } } }, { F.cdist, { { 27, 2 }, { 2, 2 } } },
         { function(x, w) return F.rms_norm(x, 1, w, 0.1) end, { { 2, 4 }, { 4 } } },
         { function(q, k, v) return F.scaled_dot_product_attention(q, k, v, nil, true) end,

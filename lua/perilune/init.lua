@@ -28,6 +28,7 @@ local names = {
   Error = "ffi", scope = "ffi", keep = "ffi", no_grad = "ffi",
   tensor = "Tensor", empty = "Tensor", zeros = "Tensor", ones = "Tensor", full = "Tensor", arange = "Tensor",
   rand = "Tensor", randn = "Tensor", backward = "Tensor", linspace = "Tensor", eye = "Tensor", randint = "Tensor",
+  triu_indices = "Tensor", tril_indices = "Tensor",
   randperm = "Tensor", zeros_like = "Tensor", ones_like = "Tensor", full_like = "Tensor", rand_like = "Tensor",
   randn_like = "Tensor",
   autocast = "Tensor", set_float32_matmul_precision = "Tensor", get_float32_matmul_precision = "Tensor",

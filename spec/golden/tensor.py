@@ -383,6 +383,22 @@ for dtype in (torch.float32, torch.float64): # gradients of infinities where a f
     steep = torch.tensor([inf, -inf, 2.0, inf] * 3, dtype=dtype).reshape(3, 4)
     case("= a:relu() * b", lambda t, w: t.relu() * w.detach(), x.to(dtype), steep)
     case("= a:clamp(-0.5, 0.5) * b", lambda t, w: t.clamp(-0.5, 0.5) * w.detach(), x.to(dtype), steep)
+holes_of = torch.tensor([[1.0, nan, 2.5], [nan, nan, nan], [-1.0, 0.0, inf]])
+for call, f in (("nansum()", torch.nansum), ("nansum(1, true)", lambda t: torch.nansum(t, 0, True)), ("nanmean(2)", lambda t: torch.nanmean(t, 1)),
+                ("nanmean()", torch.nanmean)):
+    case("= a:" + call, lambda t, f=f: f(t.detach()), holes_of)  # of a line of NaN its gradients are NaN, ours 0
+    case("= a:" + call, f, torch.where(mask, x, nan))
+case("= a:nansum(2)", lambda t: torch.nansum(t, 1), whole)
+for k in (0, 1, -2, 9):
+    case("= peri.triu_indices(3, 4, %d, device)" % k, lambda k=k: torch.triu_indices(3, 4, k))
+    case("= peri.tril_indices(4, nil, %d, device)" % k, lambda k=k: torch.tril_indices(4, 4, k))
+classes = torch.tensor([2, 0, 3])
+for reduction in ("mean", "sum", "none"):
+    for ignore, smoothing in ((0, 0.0), (-100, 0.1), (3, 0.25), (7, 1.0)):
+        case("= F.cross_entropy(a, b, '%s', %d, %s)" % (reduction, ignore, smoothing),
+             lambda t, c, r=reduction, i=ignore, s=smoothing: F.cross_entropy(t, c, reduction=r, ignore_index=i, label_smoothing=s), x, classes)
+case("= F.cross_entropy(a, b, nil, nil, 0.2)", lambda t, c: F.cross_entropy(t, c, label_smoothing=0.2), x, classes)
+case("= F.cross_entropy(a, b, nil, 1)", lambda t, c: F.cross_entropy(t.detach(), c, ignore_index=1), x, torch.tensor([1, 1, 1]))
 case("= F.lerp(a, b, 1)", lambda a, b: torch.lerp(a, b, 1), torch.tensor([1.0, -inf, 1e30]), torch.tensor([2.0, 3.0, 0.1]))
 case("= F.kl_div(a, b, false, 'none')", lambda a, b: F.kl_div(a, b.detach(), reduction="none"), x[0], torch.tensor([-0.5, 0.0, nan, 0.3]))
 case("= F.kl_div(a, b, false, 'batchmean')", lambda a, b: F.kl_div(a, b.detach(), reduction="batchmean"), torch.tensor(-0.3), torch.tensor(0.5))

@@ -159,7 +159,7 @@ function functional.mse_loss(t, target, reduction) end
 
 ---Softmax cross entropy of logits and the numbers of the right classes.
 ---
----Errors: labels that are not i64, or outside of the classes; an unknown reduction.
+---Errors: labels that are not i64, or outside of the classes; an unknown reduction; a label_smoothing outside of 0..1.
 ---
 ---```lua
 ---print(("%.4f"):format(nn.functional.cross_entropy(peri.zeros { 1, 2 }, peri.tensor({ 1 }, "i64")):item())) --> 0.6931
@@ -167,8 +167,10 @@ function functional.mse_loss(t, target, reduction) end
 ---@param t peri.Tensor Logits: `[B, C]`.
 ---@param labels peri.Tensor Classes from 0, i64: `[B]`.
 ---@param reduction? string `"mean"`, `"sum"` or `"none"` (default: mean).
+---@param ignore_index? integer Rows with this label, of padding, have the loss 0 and do not count (default: none).
+---@param label_smoothing? number The share of the target that all classes have in equal parts (default: 0).
 ---@return peri.Tensor # A scalar; with `"none"` `[B]`.
-function functional.cross_entropy(t, labels, reduction) end
+function functional.cross_entropy(t, labels, reduction, ignore_index, label_smoothing) end
 
 ---`functional.binary_cross_entropy_with_logits` as a module: called with logits and targets.
 ---

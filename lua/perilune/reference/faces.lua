@@ -26,6 +26,8 @@
 ---@field shard peri.shard
 ---@field sparse peri.sparse
 ---@field stream peri.stream
+---@field tril_indices fun(rows: integer, columns?: integer, k?: integer, device?: string): peri.Tensor
+---@field triu_indices fun(rows: integer, columns?: integer, k?: integer, device?: string): peri.Tensor
 ---@field zeros_like fun(t: peri.Tensor, dtype?: string): peri.Tensor
 
 ---@class peri.Tensor
@@ -118,6 +120,8 @@
 ---@field mul fun(self: peri.Tensor, b: peri.Tensor|number): peri.Tensor
 ---@field multinomial fun(self: peri.Tensor, n: integer, replacement?: boolean): peri.Tensor
 ---@field nan_to_num fun(self: peri.Tensor, nan?: number, posinf?: number, neginf?: number): peri.Tensor
+---@field nanmean fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean): peri.Tensor
+---@field nansum fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean): peri.Tensor
 ---@field ne fun(self: peri.Tensor, x: peri.Tensor|number): peri.Tensor
 ---@field neg fun(self: peri.Tensor): peri.Tensor
 ---@field nonzero fun(self: peri.Tensor): peri.Tensor

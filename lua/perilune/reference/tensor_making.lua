@@ -40,6 +40,36 @@ function Tensor.linspace(start, stop, steps, dtype, device) end
 ---@return peri.Tensor # `[rows, columns]`.
 function Tensor.eye(rows, columns, dtype, device) end
 
+---The places of a matrix on its diagonal and above it, row by row: pairs of features, with `k = 1`. Waits. Everyday
+---name: `peri.triu_indices`.
+---
+---Errors: sizes below 0.
+---
+---```lua
+---local pairs_ = peri.triu_indices(3, 3, 1)
+---print(table.concat(pairs_:to_list(), " ")) --> 0 0 1 1 2 2
+---```
+---@param rows integer Rows.
+---@param columns? integer Columns (default: as many as rows).
+---@param k? integer The diagonal, so many places right of the main one; negative: left (default: 0).
+---@param device? string The device (default: that of the rank).
+---@return peri.Tensor # Rows and columns, from 0: i64 `[2, number of places]`.
+function Tensor.triu_indices(rows, columns, k, device) end
+
+---The places of a matrix on its diagonal and below it, row by row. Waits. Everyday name: `peri.tril_indices`.
+---
+---Errors: sizes below 0.
+---
+---```lua
+---print(peri.tril_indices(3):size(2)) --> 6
+---```
+---@param rows integer Rows.
+---@param columns? integer Columns (default: as many as rows).
+---@param k? integer The diagonal, so many places right of the main one; negative: left (default: 0).
+---@param device? string The device (default: that of the rank).
+---@return peri.Tensor # Rows and columns, from 0: i64 `[2, number of places]`.
+function Tensor.tril_indices(rows, columns, k, device) end
+
 ---One number in another tensor's shape. Everyday name: `peri.full_like`.
 ---
 ---Errors: numbers that the dtype cannot hold.

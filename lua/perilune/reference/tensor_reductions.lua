@@ -63,9 +63,36 @@ function functional.any(t, dim, keepdim) end
 ---@return peri.Tensor # The shape of t without the dimensions, bool.
 function functional.all(t, dim, keepdim) end
 
----The logarithm of the sum of `exp(t)`, which neither large nor small numbers take out of range.
+---The sum of the numbers that are not NaN, as of labels that are not known.
 ---
----Errors: a dimension that t does not have, or without elements; dtypes that are no floats.
+---Errors: a dimension that t does not have, or named twice.
+---
+---```lua
+---print(peri.tensor({ 1, 0 / 0, 2 }):nansum():item()) --> 3
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim? integer|integer[] A dimension, or a list of them (default: all).
+---@param keepdim? boolean Leave them with size 1 (default: false).
+---@return peri.Tensor # The shape of t without the dimensions.
+function functional.nansum(t, dim, keepdim) end
+
+---The mean of the numbers that are not NaN; NaN where all are.
+---
+---Errors: a dimension that t does not have, or named twice.
+---
+---```lua
+---print(peri.tensor({ 1, 0 / 0, 2 }):nanmean():item()) --> 1.5
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim? integer|integer[] A dimension, or a list of them (default: all).
+---@param keepdim? boolean Leave them with size 1 (default: false).
+---@return peri.Tensor # The shape of t without the dimensions.
+function functional.nanmean(t, dim, keepdim) end
+
+---The logarithm of the sum of `exp(t)`, which neither large nor small numbers take out of range. Integers and bool in
+---f32.
+---
+---Errors: a dimension that t does not have; complex numbers.
 ---
 ---```lua
 ---print(("%.4f"):format(peri.tensor({ 1000, 1000 }):logsumexp():item())) --> 1000.6932

@@ -24,6 +24,16 @@ function F.logsumexp(t, dim, keepdim)
   return (F.add(sum, most:reshape(sum:shape())))
 end
 
+--- The sum over dim (as in sum) of what is not NaN.
+function F.nansum(t, dim, keepdim)
+  if Tensor._is_float(t) then t = F.masked_fill(t, F.isnan(t), 0) end
+  return (F.sum(t, dim, keepdim))
+end
+--- The mean of what is not NaN; NaN where nothing is left.
+function F.nanmean(t, dim, keepdim)
+  return (F.div(F.nansum(t, dim, keepdim), F.sum(F.eq(t, t), dim, keepdim)))
+end
+
 --- Whether any element over dim (as in sum) is true, or not 0: bool.
 function F.any(t, dim, keepdim) return (F.gt(F.sum(F.ne(t, 0), dim, keepdim), 0)) end
 --- Whether all of them are.
@@ -291,11 +301,13 @@ signature.check_one("", F, {
 
 signature.check_one("", F, {
   normalize = "t: tensor, p: number?, dim: dims?, eps: number?", logsumexp = "t: tensor, dim: dims?, keepdim: boolean?",
+  nansum = "t: tensor, dim: dims?, keepdim: boolean?", nanmean = "t: tensor, dim: dims?, keepdim: boolean?",
   any = "t: tensor, dim: dims?, keepdim: boolean?", all = "t: tensor, dim: dims?, keepdim: boolean?",
   chunk = "t: tensor, n: count, dim: dim?", flatten = "t: tensor, first: dim?, last: dim?",
   one_hot = "ids: tensor, classes: count",
 })
-for _, name in ipairs { "normalize", "logsumexp", "any", "all", "chunk", "flatten", "one_hot", "isinf", "nan_to_num",
+for _, name in ipairs { "nansum", "nanmean", "normalize", "logsumexp",
+  "any", "all", "chunk", "flatten", "one_hot", "isinf", "nan_to_num",
   "logit", "elu", "logical_not", "logical_and", "logical_or", "logical_xor", "isclose", "allclose", "equal", "lerp",
   "addmm", "baddbmm", "diff" } do
   Tensor.methods[name] = F[name]

@@ -25,6 +25,20 @@ function Tensor.eye(rows, columns, dtype, device)
   return (F.eq(F.unsqueeze(at, 2), along):to(dtype or "f32"))
 end
 
+local function places_where(compare, rows, columns, k, device)
+  local at, along = Tensor.arange(0, rows, 1, "i64", device), Tensor.arange(0, columns or rows, 1, "i64", device)
+  return F.nonzero(compare(F.sub(along, F.unsqueeze(at, 2)), k or 0)):transpose(1, 2):contiguous()
+end
+--- The places (row, column) of a matrix from its diagonal k (0) on upwards, row by row: i64 [2, n]. columns: rows if
+--- not given. Waits.
+function Tensor.triu_indices(rows, columns, k, device)
+  return (places_where(F.ge, rows, columns, k, device))
+end
+--- Those from the diagonal on downwards.
+function Tensor.tril_indices(rows, columns, k, device)
+  return (places_where(F.le, rows, columns, k, device))
+end
+
 function Tensor.full_like(t, value, dtype) return (Tensor.full(t:shape(), value, dtype or t:dtype(), t:device())) end
 function Tensor.zeros_like(t, dtype) return (Tensor.full_like(t, 0, dtype)) end
 function Tensor.ones_like(t, dtype) return (Tensor.full_like(t, 1, dtype)) end
@@ -130,6 +144,8 @@ signature.check_one("", Tensor, {
   randint = "low: integer, high: integer, shape: list, dtype: dtype?, device: device?",
   randperm = "n: count, device: device?",
 })
+signature.check_each_one("", Tensor, { "triu_indices", "tril_indices" },
+  "rows: count, columns: count?, k: integer?, device: device?")
 signature.check_each_one("", Tensor, { "zeros_like", "ones_like", "rand_like", "randn_like" },
   "t: tensor, dtype: dtype?")
 signature.check("", F, { meshgrid = "tensors: list" })

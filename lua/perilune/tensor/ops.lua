@@ -346,8 +346,36 @@ function M.mse_loss(t, target, reduction)
   check(C.peri_op_mse(ptr(t), ptr(target), reduction_code(reduction), out))
   return (wrap(out[0]))
 end
---- Softmax cross entropy of logits [B, C] and class numbers (i64 [B], from 0).
-function M.cross_entropy(t, labels, reduction)
+--- cross_entropy of rows whose label is not `ignore` (nil: none is), against targets of which each class has a share of
+--- `smoothing`.
+local function smoothed(t, labels, reduction, ignore, smoothing)
+  if t:dim() ~= 2 or labels:dim() ~= 1 then
+    P.fail(("cross_entropy: %s and labels %s, wanted two dimensions and one"):format(Tensor._text(t),
+      Tensor._text(labels)))
+  end
+  if not (smoothing >= 0 and smoothing <= 1) then
+    P.fail(("cross_entropy: label_smoothing is %g, allowed: 0..1"):format(smoothing))
+  end
+  reduction_code(reduction) -- an error for other names
+  local logs, left_out = M.log_softmax(t, 2), ignore and M.eq(labels, ignore)
+  if left_out then labels = M.masked_fill(labels, left_out, 0) end
+  local loss = M.neg(M.squeeze(M.gather(logs, 2, M.unsqueeze(labels, 2)), 2))
+  if smoothing > 0 then
+    loss = M.add(M.affine(loss, 1 - smoothing, 0), M.affine(M.mean(logs, 2), -smoothing, 0))
+  end
+  if left_out then loss = M.masked_fill(loss, left_out, 0) end
+  if reduction == "none" then return loss end
+  if reduction == "sum" or not left_out then return (reduction == "sum" and M.sum(loss) or M.mean(loss)) end
+  return (M.div(M.sum(loss), M.sum(M.eq(left_out, 0))))
+end
+
+--- Softmax cross entropy of logits [B, C] and class numbers (i64 [B], from 0). Rows with the label ignore_index
+--- (default: none) have the loss 0, and do not count in the mean. label_smoothing (0): the share of the target that all
+--- classes have in equal parts.
+function M.cross_entropy(t, labels, reduction, ignore_index, label_smoothing)
+  if ignore_index or label_smoothing then
+    return (smoothed(t, labels, reduction, ignore_index, label_smoothing or 0))
+  end
   check(C.peri_op_cross_entropy(ptr(t), ptr(labels), reduction_code(reduction), out))
   return (wrap(out[0]))
 end
@@ -382,7 +410,7 @@ signature.check_one("", M, {
   "t: tensor, target: tensor, weight: tensor?, pos_weight: tensor?, reduction: string?",
   binary_cross_entropy = "t: tensor, target: tensor, weight: tensor?, reduction: string?",
   mse_loss = "t: tensor, target: tensor, reduction: string?",
-  cross_entropy = "t: tensor, labels: tensor, reduction: string?",
+  cross_entropy = "t: tensor, labels: tensor, reduction: string?, ignore_index: integer?, label_smoothing: number?",
 })
 
 -- -- methods ----------------------------------------------------------------------------------------------------------
