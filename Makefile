@@ -750,7 +750,8 @@ bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data ben
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------
 
-# Everything that is installed, below $(DESTDIR). Documents keep their places relative to each other; headers name files among them.
+# Everything that is installed, below $(DESTDIR). Documents keep their places relative to each other and
+# to the examples, so that links lead there; headers name files among them.
 LUADIR := $(PREFIX)/share/lua/5.1
 SHARE := $(PREFIX)/share/perilune
 DOCS := README.md LICENSE $(sort $(shell find docs -type f)) $(sort $(wildcard kernels/*.h))
@@ -761,7 +762,7 @@ BUILT_PLUGINS := $(PLUGINS) $(LUA_SO) $(wildcard $(CUDA_SO) $(NCCL_SO))
 INSTALLED := $(HEADERS:runtime/include/%=$(PREFIX)/include/%) $(LIBDIR)/libperilune.a $(LIBDIR)/libperilune.so.$(VERSION) \
 	$(LIBDIR)/libperilune.so.$(SOVERSION) $(LIBDIR)/libperilune.so $(LIBDIR)/pkgconfig/perilune.pc \
 	$(BUILT_PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(DEFINITIONS:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%) $(if $(LAUNCHER),$(COMPLETIONS)) \
-	$(DOCS:%=$(DOCDIR)/%) $(EXAMPLES:%=$(SHARE)/%)
+	$(DOCS:%=$(DOCDIR)/%) $(EXAMPLES:%=$(SHARE)/%) $(DOCDIR)/examples
 INSTALLED += $(if $(LAUNCHER),$(SERVER:$B/%=$(PREFIX)/bin/%))
 
 $B/perilune.pc: $(CONFIG) Makefile
@@ -786,6 +787,7 @@ install: all $B/perilune.pc
 	@$(if $(LAUNCHER),$(LAUNCHER) completion bash >$(DESTDIR)$(word 1,$(COMPLETIONS)) && $(LAUNCHER) completion zsh >$(DESTDIR)$(word 2,$(COMPLETIONS)))
 	@for file in $(DOCS); do install -m 644 $$file $(DESTDIR)$(DOCDIR)/$$file; done
 	@for file in $(EXAMPLES); do install -m 644 $$file $(DESTDIR)$(SHARE)/$$file; done
+	@ln -sfn ../../perilune/examples $(DESTDIR)$(DOCDIR)/examples
 	@$(if $(DESTDIR),:,ldconfig 2>/dev/null || true)
 	@echo 'perilune $(VERSION) is installed in $(DESTDIR)$(PREFIX)'
 	@echo '  examples: $(SHARE)/examples   documents: $(DOCDIR)'

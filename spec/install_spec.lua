@@ -228,6 +228,17 @@ describe("an installation", function()
     there "doc/perilune/LICENSE"
     for path in shell.run("find docs -type f; ls kernels/*.h"):gmatch "[^\n]+" do there("doc/perilune/" .. path) end
     for path in shell.run("find examples -type f"):gmatch "[^\n]+" do there("perilune/" .. path) end
+    local links, dead = 0, {} -- links of documents lead to what is installed
+    for page in shell.run(("cd %s/share/doc/perilune && find . -name '*.md'"):format(prefix)):gmatch "[^\n]+" do
+      local text = shell.read(("%s/share/doc/perilune/%s"):format(prefix, page)):gsub("\n```.-\n```", "")
+      for target in text:gmatch "%]%(([^)#%s]+)" do
+        local path = ("%s/share/doc/perilune/%s/%s"):format(prefix, page:match "^(.*)/", target)
+        links = links + 1
+        if not (target:match "^https?:" or io.open(path)) then dead[#dead + 1] = page .. ": " .. target end
+      end
+    end
+    assert.same({}, dead)
+    assert.is_true(links > 500)
     if shell.no_launcher() then return end
     local out, status = shell.run(("cd %s && bin/perilune run share/perilune/examples/dlrm.lua --help"):format(prefix))
     assert.equal(0, status, out)
