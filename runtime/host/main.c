@@ -170,9 +170,9 @@ static int add_traceback(lua_State *L)
 }
 
 /** A step makes thousands of small blocks and frees them all at its end. glibc would give their pages back to the
- *  system each time, and the next step would take them anew: a third of what functions of few numbers cost. It keeps
- *  twice as much as the largest block that it has mapped and freed (mallopt(3), M_MMAP_THRESHOLD), which is this one: no
- *  page of it is touched. */
+ *  system each time, and the next step would take them anew: a third of what functions of few numbers cost. It
+ *  keeps twice as much as the largest block that it has mapped and freed (mallopt(3), M_MMAP_THRESHOLD), which is
+ *  this one: no page of it is touched. */
 static void keep_small_pages(void)
 {
     enum { BLOCK = 4 << 20 };
