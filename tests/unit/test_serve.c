@@ -729,6 +729,12 @@ static void swaps(void **state)
     (void)state;
     begin(&(peri__server_options){.workers = 2});
     model->closed_models = &closed;
+    known *late = new_known(5000); /* for which there is no memory: the old one serves on */
+    assert_ok(peri_fault_arm("alloc", 1));
+    assert_int_equal(peri__server_swap(server, &late->model), PERI_ENOMEM);
+    assert_ok(peri_fault_arm("alloc", 0));
+    peri__serve_model_release(&late->model);
+    has(post(PREDICT, ONE), "{\"score\":330,");
     for (int i = 0; i < N; i++)
         followers[i].stop = &stop, pthread_create(&threads[i], NULL, run_follower, &followers[i]);
     for (int i = 1; i <= STATES; i++) {
