@@ -484,7 +484,8 @@ checkpoint.Saver = {}
 function checkpoint.Saver:resume() end
 
 ---After each step: saves if it is time, or if the run was asked to stop; where gradients of micro-batches wait for
----their update, after the last one of their group, and of replicas after their next average. Collective.
+---their update, after the last one of their group, of replicas after their next average, and where a pipeline has maps
+---of raw ids learn ahead, when it has trained what they have learned from. Collective.
 ---
 ---Errors: what the save meets; a step that is not after the last one.
 ---@param step integer Steps so far.
@@ -500,9 +501,10 @@ function checkpoint.Saver:step(step, values) end
 ---@return string|nil # The path; nil: there is no folder.
 function checkpoint.Saver:save(step, values) end
 
----The end of the run: the last state is saved if it was not. Then another job may save into the folder. Collective.
+---The end of the run: the last state is saved if it was not; where the run was asked to stop and the state is not whole
+---(see `step`), nothing is saved, which is said. Then another job may save into the folder. Collective.
 ---
----Errors: what the save meets.
+---Errors: what the save meets; a state that is not whole, where nobody asked to stop.
 ---@param step? integer Steps so far (default: nothing is saved).
 ---@param values? any Plain values, or a function that returns them (default: none).
 function checkpoint.Saver:close(step, values) end
