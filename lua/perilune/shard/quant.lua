@@ -114,8 +114,6 @@ local function class_of(class_name, base)
     util.one_of(name, "output_dtype", a.output_dtype, util.keys(embed_config.data_types))
     util.one_of(name, "bounds_check_mode", a.bounds_check_mode, util.keys(embed_config.bounds_checks))
     local group, places = ranks_of(name, a)
-    self._args = setmetatable(util.copy(a), {}) -- for copies; a metatable: no place to look for sub-modules
-    self._args.env, self._args.group, self._args.places = nil, group, places
     self.places, self.output_dtype, self.bounds_check_mode = places, a.output_dtype, a.bounds_check_mode
     self.configs = a.tables
     signature.value(name, "tables", a.tables, "embedding_configs")
@@ -136,6 +134,7 @@ local function class_of(class_name, base)
       own.need_indices = a.need_indices
     end
     base.init(self, own)
+    self:_keep_arguments(a)
     self:_register()
   end
 
@@ -304,10 +303,8 @@ end
 --- A module with the same rows and ranks on another device (nil: the same one), which shares nothing with this one.
 --- Collective, over ranks.
 local function copy(self, device)
-  local a = util.copy(self._args)
-  local places = a.places
-  a.device, a.plan, a.places = device or a.device, self.plan, nil
-  if places > 1 then a.env, a.group = ShardingEnv.from_local(places), nil end
+  local a = util.copy(self._made_of)
+  a.device, a.plan = device or a.device, self.plan
   if self._feature_processors then a.feature_processors = copies.copy_to_device(self._feature_processors, device) end
   local other = getmetatable(self)(a)
   local to = other:local_shards()
@@ -333,7 +330,7 @@ function Processed:init(args)
   end
   own.feature_processors, own.is_weighted = nil, true
   Bags.init(self, own)
-  self._feature_processors = processors
+  self._feature_processors, self._made_of.feature_processors = processors, processors
 end
 
 function Processed:input_dist(features)
