@@ -12,10 +12,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/** Whole numbers up to it are printed without an exponent, as readers of the numbers of items want them. */
+enum { MOST_WHOLE = 1 << 24 };
+
 int peri__serve_print(char *to, float x)
 {
     int n = 0;
     if (x == 0 && signbit(x)) return snprintf(to, 32, "-0.0"); /* some readers take -0 for the whole number 0 */
+    if (fabsf(x) <= MOST_WHOLE && x == (float)(int32_t)x) return snprintf(to, 32, "%d", (int)x);
     /* texts of 6 digits survive, but for the smallest numbers */
     for (int digits = fabsf(x) < FLT_MIN ? 1 : 6; digits <= 9; digits++) {
         n = snprintf(to, 32, "%.*g", digits, (double)x);

@@ -69,7 +69,8 @@ peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_
                               float *const *outputs, int64_t *const *offsets, char **out, int64_t *bytes,
                               int64_t *json_bytes);
 
-/** The shortest decimal text that is read as @x again; returns its length, below 32. */
+/** The decimal text of the fewest digits that is read as @x again, whole numbers up to 2^24 without an exponent;
+ *  returns its length, below 32. */
 int peri__serve_print(char *to, float x);
 
 /** What GET /v2/models/NAME says: names, kinds, ranges. @out new (peri__free). */
