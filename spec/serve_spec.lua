@@ -335,7 +335,7 @@ describe("perilune serve", function()
     for words, part in pairs { ["--timeout 0"] = "--timeout: '0', allowed: times", ["--port 70000"] = "--port: '70000'",
       ["--name ''"] = "--name: it is empty",
       ["--body 1X"] = "--body: '1X', allowed: sizes", ["--workers 0"] = "--workers: '0'",
-      ["--delay -1ms"] = "--delay" } do
+      ["--delay -1ms"] = "--delay", ["--delay 11s"] = "'11s', allowed: times from 0 to 10s" } do
       out, code = run(("%s serve %s %s"):format(PERILUNE, path, words))
       assert.matches(part, out, 1, true)
       assert.equal(2, code)

@@ -137,7 +137,7 @@ static int serve(const settings *s, const sigset_t *set)
     printf("perilune serve: model '%s', version %s, on http://%s%s%s:%d/ (%d workers, process %d)\n", name, version,
            bracket ? "[" : "", s->server.http.address, bracket ? "]" : "", peri__server_port(server), s->server.workers,
            (int)getpid());
-    printf("perilune serve: the model's file has %.1f MB; %s\n", (double)bytes * 1e-6,
+    printf("perilune serve: the model's file has %lld bytes; %s\n", (long long)bytes,
            s->source.folder ? "what a trainer changes of it takes memory twice"
                             : "a new one takes as much memory beside it, until it serves");
     fflush(stdout);

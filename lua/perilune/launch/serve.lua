@@ -11,11 +11,13 @@ local function between(option, text, n, least, most, words)
 end
 
 --- Converters of the text of an option: to what perilune-serve takes (nanoseconds, bytes).
-local function time(option, least)
+local function time(option, least, most)
+  local words = ("times from %s to %s, such as 500us, 2ms, 1.5s"):format(least > 0 and "1ms" or "0",
+    most and "10s" or "24h")
   return function(text)
     local number, unit = text:match "^(%d+%.?%d*)(%a*)$"
     local n = number and (TIMES[unit] or number + 0 == 0 and unit == "" and 1) and number * (TIMES[unit] or 1)
-    return between(option, text, n, least, 86400e9, "times up to 24h, such as 500us, 2ms, 10s, 1m")
+    return between(option, text, n, least, most or 86400e9, words)
   end
 end
 
@@ -64,7 +66,7 @@ function M.add(parser)
   option("-t --workers", "Threads that predict (default: as many as processors).", "N", whole("--workers", 1, 256))
   option("--batch", "A batch with so many samples takes no further request (256).", "N", whole("--batch", 1, 2 ^ 20))
   option("--delay", "How long a request may wait for others to make a batch with (0: only those that wait already go "
-    .. "together).", "TIME", time("--delay", 0))
+    .. "together).", "TIME", time("--delay", 0, 10e9))
   option("--queue", "Requests that may wait for a worker; another one is refused at once, with 503 (1000).", "N",
     whole("--queue", 1, 2 ^ 20))
   option("--timeout", "From the first byte of a request to its turn: later ones are not computed (504), and those "
