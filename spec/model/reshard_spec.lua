@@ -232,8 +232,10 @@ describe("a model that is resharded", function()
   it("leaves quantized collections what they were made of, and their rows", function()
     local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 49, 3 }, lengths = { 2, 1 } }
     local function answers(model)
-      local rows, pooled = peri.util.resolve(model.module.rows(kjt)).f:values(), model.module.bags(kjt):values()
-      return pooled:dtype() .. rows:dtype() .. text { pooled, rows }
+      local m = model.module
+      local rows = peri.util.resolve(m.rows(kjt)).f:values()
+      local pooled, processed = m.bags(kjt):values(), m.processed(kjt):values()
+      return pooled:dtype() .. processed:dtype() .. rows:dtype() .. text { pooled, processed, rows }
     end
     sim.run(2, function(_, world)
       local function config(of) return of { name = "t", num_embeddings = 50, embedding_dim = 8,
@@ -241,15 +243,20 @@ describe("a model that is resharded", function()
       local net = nn.Module()
       net.bags = peri.EmbeddingBagCollection { seed = 1, tables = { config(peri.EmbeddingBagConfig) } }
       net.rows = peri.EmbeddingCollection { seed = 2, tables = { config(peri.EmbeddingConfig) } }
+      net.processed = peri.embed.FeatureProcessedEmbeddingBagCollection {
+        embedding_bag_collection = peri.EmbeddingBagCollection { seed = 3, is_weighted = true,
+          tables = { config(peri.EmbeddingBagConfig) } },
+        feature_processors = peri.embed.PositionWeightedModuleCollection { max_feature_lengths = { f = 2 } } }
       local model = peri.DistributedModelParallel { group = world, plan = { bags = { t = plan.row_wise() },
-        rows = { t = plan.table_wise(1) } }, module = peri.quantize_embeddings { dtype = "INT8", output_dtype = "FP16",
+        rows = { t = plan.table_wise(1) }, processed = { t = plan.row_wise() } }, module = peri.quantize_embeddings { dtype = "INT8", output_dtype = "FP16",
         module = net } }
       local before = answers(model)
-      model:reshard({ bags = { t = plan.table_wise(1) }, rows = { t = plan.row_wise() } }, { folder = folder })
+      model:reshard({ bags = { t = plan.table_wise(1) }, rows = { t = plan.row_wise() },
+        processed = { t = plan.table_wise(0) } }, { folder = folder })
       assert.equal(before, answers(model))
       assert.error_matches(function() -- rows of another format
-        model:reshard({ bags = { t = plan.column_wise { ranks = { 0, 1 } } }, rows = { t = plan.row_wise() } },
-          { folder = folder })
+        model:reshard({ bags = { t = plan.column_wise { ranks = { 0, 1 } } }, rows = { t = plan.row_wise() },
+          processed = { t = plan.row_wise() } }, { folder = folder })
       end, "has shape %[50, %d+%] here, and %[50, %d+%] in the checkpoint")
       assert.equal(before, answers(model))
       assert.equal(before, answers(model:copy()))

@@ -354,6 +354,7 @@ for _, class in ipairs { Bags, Rows, Processed } do
   class:_check_arguments "features: KeyedJaggedTensor"
   signature.check(class.class_name .. ":", class, { copy = "self: table, device: device?" })
 end
+Processed.copy_from = copy_rows_from -- it takes what is behind processors with them, too, and looks at it itself
 
 -- -- sharders ---------------------------------------------------------------------------------------------------------
 
