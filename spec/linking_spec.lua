@@ -49,6 +49,13 @@ describe("linking", function()
     local path = compile("use", "static", "-DPROGRAM", static())
     assert.not_matches("libperilune", (shell.run("ldd " .. path)))
     runs(path)
+    -- Lua looks for all functions, of which a linker takes those that the program calls.
+    if shell.no_launcher() then return end
+    local out, status = shell.run(("${CC:-cc} examples/hosts/threads.c -rdynamic %s %s -lpthread -o %s/part")
+      :format(flags "--cflags", static(), root))
+    assert.equal(0, status, out)
+    out = shell.run(root .. "/part examples/hosts/score.lua 1", { PERI_PLUGIN_PATH = prefix .. "/lib/perilune" })
+    assert.matches("this program holds the library and does not export all of its functions.*whole%-archive", out)
   end)
 
   it("goes fully static, with the OpenBLAS that the program was linked with", function()

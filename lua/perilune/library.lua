@@ -17,14 +17,25 @@ end
 -- lib/libperilune.so) has it, or wherever the system finds it.
 -- in a C program that runs Lua: { path = of the library, or nil: the program holds it }
 local core = package.loaded["perilune.core"]
+
+--- Whether all functions can be found in `lib`. Of an archive a linker takes what C calls, so not the second one.
+local function exports_all(lib)
+  return (pcall(function() return lib.peri_abi_version, lib.peri_op_pow end))
+end
+
+--- The library that a C program brings.
+local function library_of_program()
+  local lib = core.path and ffi.load(core.path) or ffi.C
+  if exports_all(lib) then return lib end
+  error(("perilune: %s holds the library and does not export all of its functions, so Lua cannot call them. Link it "
+    .. "with %s, or with the shared library"):format(core.path and ("'%s'"):format(core.path) or "this program",
+      core.path and "-Wl,--whole-archive -lperilune, and without -Wl,--exclude-libs"
+        or "-rdynamic and -Wl,--whole-archive -lperilune"), 0)
+end
+
 local function load_library()
   if package.preload["perilune.launcher"] then return ffi.C end
-  if core then
-    if core.path then return ffi.load(core.path) end
-    if pcall(function() return ffi.C.peri_abi_version end) then return ffi.C end
-    error("perilune: this program holds the library and does not export its functions, so Lua cannot call them. Link "
-      .. "it with -rdynamic and -Wl,--whole-archive -lperilune, or with the shared library", 0)
-  end
+  if core then return library_of_program() end
   local name = getenv "PERI_LIBRARY"
   if name then return ffi.load(name) end
   local own = debug.getinfo(1, "S").source
