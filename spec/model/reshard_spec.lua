@@ -248,8 +248,8 @@ describe("a model that is resharded", function()
           tables = { config(peri.EmbeddingBagConfig) } },
         feature_processors = peri.embed.PositionWeightedModuleCollection { max_feature_lengths = { f = 2 } } }
       local model = peri.DistributedModelParallel { group = world, plan = { bags = { t = plan.row_wise() },
-        rows = { t = plan.table_wise(1) }, processed = { t = plan.row_wise() } }, module = peri.quantize_embeddings { dtype = "INT8", output_dtype = "FP16",
-        module = net } }
+        rows = { t = plan.table_wise(1) }, processed = { t = plan.row_wise() } },
+        module = peri.quantize_embeddings { dtype = "INT8", output_dtype = "FP16", module = net } }
       local before = answers(model)
       model:reshard({ bags = { t = plan.table_wise(1) }, rows = { t = plan.row_wise() },
         processed = { t = plan.table_wise(0) } }, { folder = folder })
