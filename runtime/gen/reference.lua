@@ -399,7 +399,10 @@ function M.manual()
     end
     add_page(page.name .. ".h", "perilune/" .. page.name .. ".h", "C", names)
   end
-  M.each_word(function(word, text) out[#out + 1] = ("M.words[%q] = %q"):format(word, (text:gsub("[`*]", ""))) end)
+  M.each_word(function(word, text)
+    text = text:gsub("%[[^%]]*%]%(([^)#]*)[^)]*%)", "docs/%1"):gsub("[`*]", "") -- links, as a terminal shows them
+    out[#out + 1] = ("M.words[%q] = %q"):format(word, text)
+  end)
   out[#out + 1] = "return M"
   return table.concat(out, "\n") .. "\n"
 end
