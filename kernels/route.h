@@ -52,6 +52,18 @@ K_INLINE const peri_k_partition *peri_k_route_find(const peri_k_partition *p, in
     return p + low;
 }
 
+/** The ids of an input, and how they are cut: what each kernel is told that follows ids to their strands. */
+typedef struct peri_k_routed {
+    const void *ids;        /* i64 or i32, the input's values */
+    const int64_t *offsets; /* the input's bags */
+    const peri_k_partition *partitions;
+    const int64_t *bounds;
+    const int64_t *wire_bag; /* by strand */
+    int64_t bags;            /* sum over partitions */
+    int32_t n_partitions;
+    bool ids_i32;
+} peri_k_routed;
+
 /** What a check found, in device memory, zeroed before. */
 typedef struct peri_k_route_report {
     int64_t bad;     /* number of ids out of range */
@@ -66,16 +78,9 @@ typedef struct peri_k_route_report {
  *  split. range: blocks of bags over all partitions. */
 enum { PERI_ROUTE_BLOCK = 4096, PERI_ROUTE_REPORTS = 3 };
 typedef struct peri_k_route_count_args {
-    const void *ids;        /* i64 or i32, the input's values */
-    const int64_t *offsets; /* the input's bags */
-    const peri_k_partition *partitions;
-    const int64_t *bounds;
-    const int64_t *wire_bag; /* by strand */
+    peri_k_routed in;
     int32_t *lengths;
     peri_k_route_report *reports; /* PERI_ROUTE_REPORTS a block */
-    int64_t bags; /* sum over partitions */
-    int32_t n_partitions;
-    bool ids_i32;
 } peri_k_route_count_args;
 
 /** totals[i] = positions[at[i]]: how many ids lie before each place of the wire. range: i. */
@@ -88,11 +93,8 @@ typedef struct peri_k_route_totals_args {
  *  every strand of every partition: an owner sees only those of its ids that are its own. range: bags over all
  *  partitions. */
 typedef struct peri_k_route_mean_args {
+    peri_k_routed in; /* without ids */
     float *scale;
-    const int64_t *offsets;
-    const peri_k_partition *partitions;
-    const int64_t *wire_bag;
-    int32_t n_partitions;
 } peri_k_route_mean_args;
 
 /** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of
@@ -101,36 +103,26 @@ typedef struct peri_k_route_mean_args {
  *  first id of its first bag. `cursor` starts as the exclusive cumulative sum of `lengths`. range: bags over
  *  all partitions. */
 typedef struct peri_k_route_pack_args {
-    const void *ids;
+    peri_k_routed in;
     const float *weights; /* NULL: none */
-    const int64_t *offsets;
-    const peri_k_partition *partitions;
-    const int64_t *bounds, *wire_bag;
     int64_t *cursor;
     void *out; /* i64 or i32 */
     float *out_weights;
     int64_t *places;            /* NULL: not kept */
     const int64_t *place_first; /* by partition */
     int32_t *origins;           /* NULL: not wanted */
-    int64_t bags;
-    int32_t n_partitions;
-    bool ids_i32, out_i32;
+    bool out_i32;
 } peri_k_route_pack_args;
 
 /** The way back of one number an id: for each partition in order, each of its bags and each id of it in order that is
  *  in a strand: place = cursor[slot]++ as in route_pack; out[i] += factor * back[place] (f32, each rounded). range:
  *  bags of the *input*, so that the partitions of a feature add up in their order. */
 typedef struct peri_k_route_return_args {
-    const void *ids;
-    const int64_t *offsets;
-    const peri_k_partition *partitions;
-    const int64_t *bounds, *wire_bag;
+    peri_k_routed in;
     int64_t *cursor;   /* starts as that of route_pack */
     const float *back; /* in wire order */
     float *out;        /* as ids; starts as the caller likes */
     float factor;
-    int32_t n_partitions;
-    bool ids_i32;
 } peri_k_route_return_args;
 
 /** One block of output columns: the sum over pieces, in order, of the pooled rows that ranks made of it. */
@@ -196,19 +188,16 @@ typedef struct peri_k_rows {
  *  piece[place][c] = values[row][column + c] / divisor (f32), / sent_divisor for a piece that is not own; ids that are
  *  in no strand have none. range: rows of the values. */
 typedef struct peri_k_route_rows_args {
+    peri_k_routed in;
     float *values;
     int64_t stride; /* elements from one row of the values to the next */
     float *received, *own;
-    const void *ids;       /* i64 or i32 */
     const int64_t *places; /* of route_pack */
     const int32_t *origins; /* of route_pack, or NULL: the way back from a place, in which the rows of a piece can be
                                taken as they lie */
-    const peri_k_partition *partitions;
-    const int64_t *bounds;
     const peri_k_rows *outputs;
     const peri_k_piece *pieces;
     int32_t n_outputs;
-    bool ids_i32;
     bool past; /* they do not fit the caches: may be written past them */
     bool placed; /* rows of own pieces, but of replicas, are where they belong: they are left out */
     bool direct; /* so are those of pieces that are not own (route_lines moves them) */
@@ -247,7 +236,6 @@ typedef struct peri_k_pool {
 typedef struct peri_k_route_pool_args {
     peri_k_route_rows_args rows; /* where rows are, and where they go; without its outputs */
     const peri_k_pool *pools;
-    const int64_t *offsets;
     const int64_t *inverse; /* NULL: none */
     const float *weights;   /* NULL: none */
     const float *grad;      /* route_pool_weights */

@@ -85,7 +85,7 @@ static void cpu_route_report(const peri_k_route_count_args *a, const peri_k_part
 {
     peri_k_route_report *report = &a->reports[block * PERI_ROUTE_REPORTS + p->check];
     for (int64_t at = from; at < to && p->check < PERI_ROUTE_REPORTS; at++) {
-        const int64_t id = cpu_route_id(a->ids, at, a->ids_i32), key = peri_k_route_key(p, id);
+        const int64_t id = cpu_route_id(a->in.ids, at, a->in.ids_i32), key = peri_k_route_key(p, id);
         if (key >= -1 && key < p->rows) continue;
         report->bad++;
         if (!report->where) report->where = i + 1, report->id = id, report->position = at - from;
@@ -96,12 +96,12 @@ static void cpu_route_report(const peri_k_route_count_args *a, const peri_k_part
 static void cpu_route_count_many(const peri_k_route_count_args *a, const peri_k_partition *p, int64_t block, int64_t i,
                                  int64_t bag, int64_t n, const int64_t *offsets)
 {
-    const int64_t *wire = a->wire_bag + p->first_strand;
+    const int64_t *wire = a->in.wire_bag + p->first_strand;
     int64_t x[ROUTE_CHUNK], parts[ROUTE_CHUNK], k = 0;
     int32_t counts[ROUTE_PARTS + 1] = {0};
     for (int64_t at = offsets[0], many; k < n; at += many) {
         many = offsets[n] - at < ROUTE_CHUNK ? offsets[n] - at : ROUTE_CHUNK;
-        cpu_route_parts(p, a->bounds, a->ids, a->ids_i32, at, many, x, parts);
+        cpu_route_parts(p, a->in.bounds, a->in.ids, a->in.ids_i32, at, many, x, parts);
         for (int64_t here = at; k < n; k++) {
             const int64_t stop = offsets[k + 1] < at + many ? offsets[k + 1] : at + many;
             for (; here < stop; here++) counts[parts[here - at]]++;
@@ -117,14 +117,16 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_count_args *a = args;
     for (int64_t block = begin; block < end; block++) {
-        int64_t i = block * PERI_ROUTE_BLOCK, stop = i + PERI_ROUTE_BLOCK < a->bags ? i + PERI_ROUTE_BLOCK : a->bags;
+        int64_t i = block * PERI_ROUTE_BLOCK,
+                stop = i + PERI_ROUTE_BLOCK < a->in.bags ? i + PERI_ROUTE_BLOCK : a->in.bags;
         while (i < stop) {
-            const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
+            const peri_k_partition *p = peri_k_route_find(a->in.partitions, a->in.n_partitions, i);
             int64_t bag = i - p->bag_start, n = p->bags - bag < stop - i ? p->bags - bag : stop - i;
-            const int64_t *offsets = a->offsets + p->first_bag + bag;
-            int64_t pruned = p->n_parts <= 1 ? cpu_route_pruned(p, a->ids, a->ids_i32, offsets[0], offsets[n]) : -1;
+            const int64_t *offsets = a->in.offsets + p->first_bag + bag;
+            int64_t pruned =
+                p->n_parts <= 1 ? cpu_route_pruned(p, a->in.ids, a->in.ids_i32, offsets[0], offsets[n]) : -1;
             if (pruned == 0) { /* every id goes to the one strand */
-                int32_t *lengths = p->n_parts ? a->lengths + a->wire_bag[p->first_strand] + bag : NULL;
+                int32_t *lengths = p->n_parts ? a->lengths + a->in.wire_bag[p->first_strand] + bag : NULL;
                 for (int64_t k = 0; k < n && lengths; k++) lengths[k] = (int32_t)(offsets[k + 1] - offsets[k]);
                 i += n;
                 continue;
@@ -135,12 +137,12 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
                 continue;
             }
             double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
-            const int64_t *wire = a->wire_bag + p->first_strand;
+            const int64_t *wire = a->in.wire_bag + p->first_strand;
             for (int32_t s = 0; s < p->n_parts; s++)
                 memset(a->lengths + wire[s] + bag, 0, sizeof *a->lengths * (size_t)n);
             for (int64_t k = 0; k < n; k++, i++)
                 for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
-                    const int64_t id = cpu_route_id(a->ids, at, a->ids_i32), key = peri_k_route_key(p, id);
+                    const int64_t id = cpu_route_id(a->in.ids, at, a->in.ids_i32), key = peri_k_route_key(p, id);
                     if (key < -1 || key >= p->rows) {
                         if (p->check >= PERI_ROUTE_REPORTS) continue;
                         peri_k_route_report *report = &a->reports[block * PERI_ROUTE_REPORTS + p->check];
@@ -149,7 +151,7 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
                         continue;
                     }
                     if (key >= 0 && p->n_parts > 0)
-                        a->lengths[wire[cpu_route_part(p, a->bounds, inverse_block, key)] + bag + k]++;
+                        a->lengths[wire[cpu_route_part(p, a->in.bounds, inverse_block, key)] + bag + k]++;
                 }
         }
     }
@@ -167,14 +169,14 @@ static inline void cpu_route_put(const peri_k_route_pack_args *a, int64_t place,
 static void cpu_route_pack_many(const peri_k_route_pack_args *a, const peri_k_partition *p, const int64_t *offsets,
                                 int64_t bag, int64_t n, int64_t *kept)
 {
-    const int64_t *wire = a->wire_bag + p->first_strand, *b = a->bounds + p->first_bound,
-                  first = a->offsets[p->first_bag];
+    const int64_t *wire = a->in.wire_bag + p->first_strand, *b = a->in.bounds + p->first_bound,
+                  first = a->in.offsets[p->first_bag];
     int64_t x[ROUTE_CHUNK], parts[ROUTE_CHUNK], cursor[ROUTE_PARTS + 1];
     int32_t *origins = a->origins;
     for (int32_t s = 0; s < p->n_parts; s++) cursor[s] = a->cursor[wire[s] + bag];
     for (int64_t at = offsets[0], many; at < offsets[n]; at += many) {
         many = offsets[n] - at < ROUTE_CHUNK ? offsets[n] - at : ROUTE_CHUNK;
-        cpu_route_parts(p, a->bounds, a->ids, a->ids_i32, at, many, x, parts);
+        cpu_route_parts(p, a->in.bounds, a->in.ids, a->in.ids_i32, at, many, x, parts);
         for (int64_t k = 0; k < many; k++) {
             const int64_t s = parts[k], place = s < p->n_parts ? cursor[s]++ : -1;
             if (kept) kept[at + k] = place;
@@ -189,24 +191,25 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_pack_args *a = args;
     for (int64_t i = begin; i < end;) {
-        const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
+        const peri_k_partition *p = peri_k_route_find(a->in.partitions, a->in.n_partitions, i);
         int64_t bag = i - p->bag_start, n = p->bags - bag < end - i ? p->bags - bag : end - i;
-        const int64_t *offsets = a->offsets + p->first_bag + bag, *wire = a->wire_bag + p->first_strand;
+        const int64_t *offsets = a->in.offsets + p->first_bag + bag, *wire = a->in.wire_bag + p->first_strand;
         if (p->n_parts == 0) {
             i += n;
             continue;
         }
-        int64_t *kept = a->places ? a->places + a->place_first[p - a->partitions] - a->offsets[p->first_bag] : NULL;
-        if (p->n_parts == 1 && cpu_route_pruned(p, a->ids, a->ids_i32, offsets[0], offsets[n]) == 0) {
+        int64_t *kept =
+            a->places ? a->places + a->place_first[p - a->in.partitions] - a->in.offsets[p->first_bag] : NULL;
+        if (p->n_parts == 1 && cpu_route_pruned(p, a->in.ids, a->in.ids_i32, offsets[0], offsets[n]) == 0) {
             /* The bags of one strand follow each other on the wire as they do here. */
             int64_t from = offsets[0], count = offsets[n] - from, place = a->cursor[wire[0] + bag];
-            if (!a->ids_i32 && a->out_i32) {
-                const int64_t *ids = (const int64_t *)a->ids + from;
+            if (!a->in.ids_i32 && a->out_i32) {
+                const int64_t *ids = (const int64_t *)a->in.ids + from;
                 int32_t *out = (int32_t *)a->out + place;
                 for (int64_t k = 0; k < count; k++) out[k] = (int32_t)ids[k];
             } else {
                 for (int64_t k = 0; k < count; k++) {
-                    int64_t id = cpu_route_id(a->ids, from + k, a->ids_i32);
+                    int64_t id = cpu_route_id(a->in.ids, from + k, a->in.ids_i32);
                     if (a->out_i32) ((int32_t *)a->out)[place + k] = (int32_t)id;
                     else ((int64_t *)a->out)[place + k] = id;
                 }
@@ -215,21 +218,21 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
                 memcpy(a->out_weights + place, a->weights + from, sizeof *a->weights * (size_t)count);
             for (int64_t k = 0; k < count && kept; k++) kept[from + k] = place + k;
             for (int64_t k = 0; k < count && a->origins; k++)
-                a->origins[place + k] = (int32_t)(from - a->offsets[p->first_bag] + k);
+                a->origins[place + k] = (int32_t)(from - a->in.offsets[p->first_bag] + k);
         } else if (cpu_route_many(p)) {
             cpu_route_pack_many(a, p, offsets, bag, n, kept);
         } else {
             double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
             for (int64_t k = 0; k < n; k++)
                 for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
-                    const int64_t id = cpu_route_id(a->ids, at, a->ids_i32), key = peri_k_route_key(p, id);
+                    const int64_t id = cpu_route_id(a->in.ids, at, a->in.ids_i32), key = peri_k_route_key(p, id);
                     if (kept) kept[at] = -1;
                     if (key < 0 || key >= p->rows) continue;
-                    int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, key);
+                    int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->in.bounds, inverse_block, key);
                     int64_t place = a->cursor[wire[part] + bag + k]++;
                     if (kept) kept[at] = place;
-                    if (a->origins) a->origins[place] = (int32_t)(at - a->offsets[p->first_bag]);
-                    cpu_route_put(a, place, p->raw ? id : id - a->bounds[p->first_bound + part], at);
+                    if (a->origins) a->origins[place] = (int32_t)(at - a->in.offsets[p->first_bag]);
+                    cpu_route_put(a, place, p->raw ? id : id - a->in.bounds[p->first_bound + part], at);
                 }
         }
         i += n;
@@ -239,22 +242,23 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
 static void cpu_route_return(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_return_args *a = args;
-    for (const peri_k_partition *p = a->partitions; p < a->partitions + a->n_partitions && begin < end; p++) {
+    for (const peri_k_partition *p = a->in.partitions; p < a->in.partitions + a->in.n_partitions && begin < end; p++) {
         int64_t from = begin > p->first_bag ? begin : p->first_bag,
                 to = end < p->first_bag + p->bags ? end : p->first_bag + p->bags;
         double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
         for (int64_t b = from; b < to && p->n_parts > 0; b++)
-            for (int64_t k = a->offsets[b]; k < a->offsets[b + 1]; k++) {
-                const int64_t key = peri_k_route_key(p, cpu_route_id(a->ids, k, a->ids_i32));
+            for (int64_t k = a->in.offsets[b]; k < a->in.offsets[b + 1]; k++) {
+                const int64_t key = peri_k_route_key(p, cpu_route_id(a->in.ids, k, a->in.ids_i32));
                 if (key < 0 || key >= p->rows) continue;
-                int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, key);
-                int64_t *at = &a->cursor[a->wire_bag[p->first_strand + part] + b - p->first_bag];
+                int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->in.bounds, inverse_block, key);
+                int64_t *at = &a->cursor[a->in.wire_bag[p->first_strand + part] + b - p->first_bag];
                 float x = a->factor * a->back[(*at)++];
                 a->out[k] += x;
             }
     }
 }
 
+/* A vector is stored past the caches, to an address that it fills a whole number of times. */
 #ifdef __AVX512F__
 static inline void cpu_route_stream(float *p, k_vec v) { _mm512_stream_ps(p, (__m512)v); }
 #else
@@ -487,12 +491,12 @@ static inline float *cpu_route_row(const peri_k_route_rows_args *a, const peri_k
 {
     const peri_k_piece *piece = a->pieces + out->first_piece;
     if (out->place_first >= 0) {
-        const peri_k_partition *p = &a->partitions[out->partition];
+        const peri_k_partition *p = &a->in.partitions[out->partition];
         int64_t place = a->places[out->place_first + k];
         if (place < 0) return NULL;
         if (p->n_parts > 1) {
-            int64_t key = peri_k_route_key(p, ref_route_id(a->ids, out->first_id + k, a->ids_i32));
-            piece += cpu_route_part(p, a->bounds, inverse_block, key);
+            int64_t key = peri_k_route_key(p, ref_route_id(a->in.ids, out->first_id + k, a->in.ids_i32));
+            piece += cpu_route_part(p, a->in.bounds, inverse_block, key);
         }
         k = place;
     }
@@ -530,7 +534,7 @@ ROUTE_INLINE void cpu_route_move(const route_mover *m, float *restrict to, const
 static inline void cpu_route_rows_any(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t begin,
                                       int64_t end, bool back)
 {
-    const int64_t block = out->place_first >= 0 ? a->partitions[out->partition].block : 0;
+    const int64_t block = out->place_first >= 0 ? a->in.partitions[out->partition].block : 0;
     const double inverse_block = block > 0 ? 1.0 / (double)block : 0;
     const route_mover mine = cpu_route_mover(a, out, true, back), sent = cpu_route_mover(a, out, false, back);
     for (int64_t row = begin; row < end; row++) {
@@ -627,7 +631,7 @@ static void cpu_route_rows_one(const peri_k_route_rows_args *a, const peri_k_row
                                bool back)
 {
     const peri_k_piece *pieces = a->pieces + out->first_piece;
-    const int32_t n = out->place_first < 0 || out->all ? 1 : a->partitions[out->partition].n_parts;
+    const int32_t n = out->place_first < 0 || out->all ? 1 : a->in.partitions[out->partition].n_parts;
     int64_t ids = 0;
     if (out->place_first >= 0 && !out->all && !a->origins) {
         cpu_route_rows_any(a, out, begin, end, back);
@@ -694,17 +698,17 @@ static void cpu_route_pool(const void *args, int64_t begin, int64_t end)
     const peri_k_route_pool_args *a = args;
     for (const peri_k_pool *pool = a->pools; pool < a->pools + a->n_pools; pool++) {
         const int64_t cols = pool->rows.cols, whole = cols / K_LANES * K_LANES;
-        const peri_k_partition *p = &a->rows.partitions[pool->rows.partition];
+        const peri_k_partition *p = &a->rows.in.partitions[pool->rows.partition];
         const double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
         for (int64_t b = begin; b < end; b++) {
             int64_t bag = pool->first_bag + (pool->inverse >= 0 ? a->inverse[pool->inverse + b] : b);
-            int64_t from = a->offsets[bag], to = a->offsets[bag + 1];
+            int64_t from = a->rows.in.offsets[bag], to = a->rows.in.offsets[bag + 1];
             float *out = a->rows.values + b * a->rows.stride + pool->rows.column,
                   factor = ref_route_factor(pool, to - from);
             memset(out, 0, sizeof *out * (size_t)cols);
             for (int64_t i = from; i < to; i++) {
                 bool own = false;
-                int64_t key = peri_k_route_key(p, ref_route_id(a->rows.ids, i, a->rows.ids_i32));
+                int64_t key = peri_k_route_key(p, ref_route_id(a->rows.in.ids, i, a->rows.in.ids_i32));
                 if (key < 0 || key >= p->rows) continue;
                 const float *row = cpu_route_row(&a->rows, &pool->rows, inverse_block, i - pool->rows.first_id, &own);
                 const k_vec w = k_set(a->weights ? a->weights[i] : 1);

@@ -13,9 +13,9 @@ enum { IDS = 8 }; /* lanes of a bag */
 struct bag_of {
     const peri_k_partition *p;
     int64_t bag, from, to; /* its number in the partition; its ids */
-    __device__ bag_of(const peri_k_partition *partitions, int32_t n, const int64_t *offsets, int64_t i)
-        : p(peri_k_route_find(partitions, n, i)), bag(i - p->bag_start), from(offsets[p->first_bag + bag]),
-          to(offsets[p->first_bag + bag + 1])
+    __device__ bag_of(const peri_k_routed &in, int64_t i)
+        : p(peri_k_route_find(in.partitions, in.n_partitions, i)), bag(i - p->bag_start),
+          from(in.offsets[p->first_bag + bag]), to(in.offsets[p->first_bag + bag + 1])
     {
     }
 };
@@ -25,18 +25,18 @@ struct count_bag {
     peri_k_route_count_args a;
     __device__ void operator()(int64_t i, int lane, unsigned mask) const
     {
-        const bag_of b(a.partitions, a.n_partitions, a.offsets, i);
-        const int64_t *wire = a.wire_bag + b.p->first_strand;
+        const bag_of b(a.in, i);
+        const int64_t *wire = a.in.wire_bag + b.p->first_strand;
         int64_t bad = 0, mine = 0;
         if (b.p->n_parts > 1) {
             for (int32_t s = lane; s < b.p->n_parts; s += IDS) a.lengths[wire[s] + b.bag] = 0;
             __syncwarp(mask);
         }
         for (int64_t k = b.from + lane; k < b.to; k += IDS) {
-            const int64_t key = peri_k_route_key(b.p, peri_index(a.ids, k, a.ids_i32 ? PERI_I32 : PERI_I64));
+            const int64_t key = peri_k_route_key(b.p, peri_routed_id(a.in, k));
             if (key < -1 || key >= b.p->rows) bad++;
             else if (key >= 0 && b.p->n_parts > 1)
-                atomicAdd(&a.lengths[wire[peri_route_part(b.p, a.bounds, key)] + b.bag], 1);
+                atomicAdd(&a.lengths[wire[peri_route_part(b.p, a.in.bounds, key)] + b.bag], 1);
             else mine += key >= 0;
         }
         if (b.p->n_parts == 1) {
@@ -59,9 +59,9 @@ struct tell_report {
         peri_k_route_report *report = &a.reports[r];
         if (report->bad == 0) return;
         const int64_t i = INT64_MAX - report->where;
-        const bag_of b(a.partitions, a.n_partitions, a.offsets, i);
+        const bag_of b(a.in, i);
         for (int64_t k = b.from; k < b.to; k++) {
-            const int64_t id = peri_index(a.ids, k, a.ids_i32 ? PERI_I32 : PERI_I64), key = peri_k_route_key(b.p, id);
+            const int64_t id = peri_routed_id(a.in, k), key = peri_k_route_key(b.p, id);
             if (key >= -1 && key < b.p->rows) continue;
             report->where = i + 1;
             report->id = id;
@@ -80,10 +80,10 @@ struct mean_bag {
     peri_k_route_mean_args a;
     __device__ void operator()(int64_t i) const
     {
-        const bag_of b(a.partitions, a.n_partitions, a.offsets, i);
+        const bag_of b(a.in, i);
         const int64_t n = b.to - b.from;
         const float scale = 1.0f / (float)(n > 1 ? n : 1);
-        for (int32_t s = 0; s < b.p->n_parts; s++) a.scale[a.wire_bag[b.p->first_strand + s] + b.bag] = scale;
+        for (int32_t s = 0; s < b.p->n_parts; s++) a.scale[a.in.wire_bag[b.p->first_strand + s] + b.bag] = scale;
     }
 };
 
@@ -106,20 +106,21 @@ struct pack_bag {
     peri_k_route_pack_args a;
     __device__ void operator()(int64_t i, int lane, unsigned mask) const
     {
-        const bag_of b(a.partitions, a.n_partitions, a.offsets, i);
+        const bag_of b(a.in, i);
         if (b.p->n_parts == 0) return;
-        const int64_t *wire = a.wire_bag + b.p->first_strand;
-        int64_t *kept = a.places ? a.places + a.place_first[b.p - a.partitions] - a.offsets[b.p->first_bag] : nullptr;
+        const int64_t *wire = a.in.wire_bag + b.p->first_strand;
+        int64_t *kept =
+            a.places ? a.places + a.place_first[b.p - a.in.partitions] - a.in.offsets[b.p->first_bag] : nullptr;
         for (int64_t first = b.from; first < b.to; first += IDS) {
-            const int64_t k = first + lane, id = k < b.to ? peri_index(a.ids, k, a.ids_i32 ? PERI_I32 : PERI_I64) : 0;
-            const int32_t part = k < b.to ? peri_route_strand(b.p, a.bounds, id) : -1;
+            const int64_t k = first + lane, id = k < b.to ? peri_routed_id(a.in, k) : 0;
+            const int32_t part = k < b.to ? peri_route_strand(b.p, a.in.bounds, id) : -1;
             const int64_t place = next_place(a.cursor, wire, b.bag, part, b.p->n_parts, mask);
             if (k < b.to && kept) kept[k] = place;
             if (place < 0) continue;
             peri_set_index(a.out, place, a.out_i32 ? PERI_I32 : PERI_I64,
-                           b.p->raw ? id : id - a.bounds[b.p->first_bound + part]);
+                           b.p->raw ? id : id - a.in.bounds[b.p->first_bound + part]);
             if (a.weights) a.out_weights[place] = a.weights[k];
-            if (a.origins) a.origins[place] = (int32_t)(k - a.offsets[b.p->first_bag]);
+            if (a.origins) a.origins[place] = (int32_t)(k - a.in.offsets[b.p->first_bag]);
         }
     }
 };
@@ -129,10 +130,10 @@ struct return_bag {
     peri_k_route_return_args a;
     __device__ void add(const peri_k_partition *p, int64_t i, int lane, unsigned mask) const
     {
-        const int64_t *wire = a.wire_bag + p->first_strand, from = a.offsets[i], to = a.offsets[i + 1];
+        const int64_t *wire = a.in.wire_bag + p->first_strand, from = a.in.offsets[i], to = a.in.offsets[i + 1];
         for (int64_t first = from; first < to; first += IDS) {
-            const int64_t k = first + lane, id = k < to ? peri_index(a.ids, k, a.ids_i32 ? PERI_I32 : PERI_I64) : 0;
-            const int32_t part = k < to ? peri_route_strand(p, a.bounds, id) : -1;
+            const int64_t k = first + lane, id = k < to ? peri_routed_id(a.in, k) : 0;
+            const int32_t part = k < to ? peri_route_strand(p, a.in.bounds, id) : -1;
             const int64_t place = next_place(a.cursor, wire, i - p->first_bag, part, p->n_parts, mask);
             if (place >= 0) a.out[k] += a.factor * a.back[place];
         }
@@ -140,12 +141,12 @@ struct return_bag {
     __device__ void operator()(int64_t i, int lane, unsigned mask) const
     {
         const int shift = __ffs((int)mask) - 1;
-        for (int32_t first = 0; first < a.n_partitions; first += IDS) {
-            const peri_k_partition *p = a.partitions + first + lane;
+        for (int32_t first = 0; first < a.in.n_partitions; first += IDS) {
+            const peri_k_partition *p = a.in.partitions + first + lane;
             const bool mine =
-                first + lane < a.n_partitions && p->n_parts > 0 && i >= p->first_bag && i < p->first_bag + p->bags;
+                first + lane < a.in.n_partitions && p->n_parts > 0 && i >= p->first_bag && i < p->first_bag + p->bags;
             for (unsigned those = __ballot_sync(mask, mine) >> shift; those; those &= those - 1)
-                add(a.partitions + first + __ffs((int)those) - 1, i, lane, mask);
+                add(a.in.partitions + first + __ffs((int)those) - 1, i, lane, mask);
         }
     }
 };
@@ -154,7 +155,7 @@ struct return_bag {
 
 PERI_CUDA_KERNEL(route_count)
 {
-    const int64_t last = end * PERI_ROUTE_BLOCK < a->bags ? end * PERI_ROUTE_BLOCK : a->bags;
+    const int64_t last = end * PERI_ROUTE_BLOCK < a->in.bags ? end * PERI_ROUTE_BLOCK : a->in.bags;
     PERI_CUDA_TRY(each_group<IDS>(begin * PERI_ROUTE_BLOCK, last, c, count_bag{*a}));
     return each(begin * PERI_ROUTE_REPORTS, end * PERI_ROUTE_REPORTS, c, tell_report{*a});
 }

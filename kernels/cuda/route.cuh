@@ -9,6 +9,12 @@
 
 #include "../route.h"
 
+/** Id @i of the input. */
+static __device__ __forceinline__ int64_t peri_routed_id(const peri_k_routed &in, int64_t i)
+{
+    return peri_index(in.ids, i, in.ids_i32 ? PERI_I32 : PERI_I64);
+}
+
 /** Which part of @p has row (or bucket) @key. */
 static __device__ __forceinline__ int32_t peri_route_part(const peri_k_partition *p, const int64_t *bounds, int64_t key)
 {

@@ -172,12 +172,11 @@ __device__ __forceinline__ float *row_of(const peri_k_route_rows_args &a, const 
     int32_t part = 0;
     int64_t place = k;
     if (out.place_first >= 0) {
-        const peri_k_partition *p = &a.partitions[out.partition];
+        const peri_k_partition *p = &a.in.partitions[out.partition];
         place = a.places[out.place_first + k];
         if (place < 0) return nullptr;
         if (p->n_parts > 1)
-            part = peri_route_part(
-                p, a.bounds, peri_k_route_key(p, peri_index(a.ids, out.first_id + k, a.ids_i32 ? PERI_I32 : PERI_I64)));
+            part = peri_route_part(p, a.in.bounds, peri_k_route_key(p, peri_routed_id(a.in, out.first_id + k)));
     }
     const peri_k_piece piece = a.pieces[out.first_piece + part];
     *divisor = (float)(piece.own ? out.divisor : out.sent_divisor);
@@ -247,8 +246,8 @@ cudaError_t rows_moved(const peri_k_route_rows_args *a, int64_t begin, int64_t e
 /** The row of id @i of the input in a pool; NULL: it has none. */
 __device__ __forceinline__ const float *pooled_row(const peri_k_route_pool_args &a, const peri_k_pool &pool, int64_t i)
 {
-    const peri_k_partition *p = &a.rows.partitions[pool.rows.partition];
-    const int64_t key = peri_k_route_key(p, peri_index(a.rows.ids, i, a.rows.ids_i32 ? PERI_I32 : PERI_I64));
+    const peri_k_partition *p = &a.rows.in.partitions[pool.rows.partition];
+    const int64_t key = peri_k_route_key(p, peri_routed_id(a.rows.in, i));
     float divisor;
     bool placed;
     return key < 0 || key >= p->rows ? nullptr : row_of(a.rows, pool.rows, i - pool.rows.first_id, &divisor, &placed);
@@ -269,7 +268,7 @@ struct pool_cell {
         const peri_k_pool &pool = a.pools[o];
         const int64_t bag = pool.first_bag + (pool.inverse >= 0 ? a.inverse[pool.inverse + b] : b),
                       cols = pool.rows.cols;
-        const int64_t from = a.offsets[bag], to = a.offsets[bag + 1];
+        const int64_t from = a.rows.in.offsets[bag], to = a.rows.in.offsets[bag + 1];
         const float factor = pool_factor(pool, to - from);
         float *out = a.rows.values + b * a.rows.stride + pool.rows.column;
         for (int64_t c = lane; c - lane < cols; c += WIDE * LANES) {
@@ -304,7 +303,8 @@ struct pool_weights_cell {
     }
     __device__ void table(const peri_k_pool *first, int64_t bag, int lane, unsigned mask) const
     {
-        const int64_t from = a.offsets[first->first_bag + bag], to = a.offsets[first->first_bag + bag + 1];
+        const int64_t from = a.rows.in.offsets[first->first_bag + bag],
+                      to = a.rows.in.offsets[first->first_bag + bag + 1];
         for (int64_t i = from; i < to; i++) {
             bool any = false, last = false;
             float s = 0;
@@ -333,7 +333,7 @@ struct pool_weights_cell {
 
 /* -- rows together and apart --------------------------------------------------------------------------------------- */
 
-/** Row i by a warp. */
+/** route_lines: copy row i, by a warp. */
 struct line {
     peri_k_route_lines_args a;
     __device__ void operator()(int64_t i, int lane, unsigned) const
@@ -370,6 +370,7 @@ __device__ __forceinline__ void copy_words(char *to, const char *from, int64_t n
     for (int64_t i = tail + thread; i < n; i += threads) to[i] = from[i];
 }
 
+/** Copy line @i of the runs (kernels/route.h, route_place) by @threads threads, of which this is @thread. */
 __device__ void place_line(const peri_k_route_place_args &a, int64_t i, int64_t thread, int64_t threads)
 {
     const int64_t lines = a.lines > 0 ? a.lines : 1, run = lines > 1 ? i / lines : i, k = i - run * lines;
@@ -383,13 +384,14 @@ __device__ void place_line(const peri_k_route_place_args &a, int64_t i, int64_t 
     else copy_words<char>(to, from, r.n * a.width, thread, threads);
 }
 
-/** Lines side by side are rows of a matrix: a warp each. */
+/** Copy line i of the runs, where runs are of several lines (columns of a matrix): a warp a line. */
 struct place_row {
     peri_k_route_place_args a;
     __device__ void operator()(int64_t i, int lane, unsigned) const { place_line(a, i, lane, 32); }
 };
 
-/** Runs may be long: the blocks (x, y) share run y, y + gridDim.y, ... */
+/** Copy runs [begin, end), each of which may be long: all blocks of one y copy run y together, then run y + gridDim.y,
+ *  and so on. */
 __global__ void __launch_bounds__(PERI_BLOCK) place_runs(peri_k_route_place_args a, int64_t begin, int64_t end)
 {
     for (int64_t i = begin + blockIdx.y; i < end; i += gridDim.y)

@@ -22,19 +22,19 @@ static void ref_route_count(const void *args, int64_t begin, int64_t end)
     for (int64_t block = begin; block < end; block++) {
         peri_k_route_report *reports = &a->reports[block * PERI_ROUTE_REPORTS];
         int64_t first = block * PERI_ROUTE_BLOCK;
-        for (int64_t i = first; i < first + PERI_ROUTE_BLOCK && i < a->bags; i++) {
-            const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
-            int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag],
-                    to = a->offsets[p->first_bag + bag + 1];
-            for (int32_t s = 0; s < p->n_parts; s++) a->lengths[a->wire_bag[p->first_strand + s] + bag] = 0;
+        for (int64_t i = first; i < first + PERI_ROUTE_BLOCK && i < a->in.bags; i++) {
+            const peri_k_partition *p = peri_k_route_find(a->in.partitions, a->in.n_partitions, i);
+            int64_t bag = i - p->bag_start, from = a->in.offsets[p->first_bag + bag],
+                    to = a->in.offsets[p->first_bag + bag + 1];
+            for (int32_t s = 0; s < p->n_parts; s++) a->lengths[a->in.wire_bag[p->first_strand + s] + bag] = 0;
             for (int64_t k = from; k < to; k++) {
-                int64_t id = ref_route_id(a->ids, k, a->ids_i32);
+                int64_t id = ref_route_id(a->in.ids, k, a->in.ids_i32);
                 int64_t key = peri_k_route_key(p, id);
                 bool bad = key < -1 || key >= p->rows;
                 peri_k_route_report *report = bad && p->check < PERI_ROUTE_REPORTS ? &reports[p->check] : NULL;
                 if (report && report->bad++ == 0) report->where = i + 1, report->id = id, report->position = k - from;
                 if (key >= 0 && !bad && p->n_parts)
-                    a->lengths[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, key)] + bag]++;
+                    a->lengths[a->in.wire_bag[p->first_strand + ref_route_part(p, a->in.bounds, key)] + bag]++;
             }
         }
     }
@@ -50,10 +50,10 @@ static void ref_route_mean(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_mean_args *a = args;
     for (int64_t i = begin; i < end; i++) {
-        const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
-        int64_t bag = i - p->bag_start, n = a->offsets[p->first_bag + bag + 1] - a->offsets[p->first_bag + bag];
+        const peri_k_partition *p = peri_k_route_find(a->in.partitions, a->in.n_partitions, i);
+        int64_t bag = i - p->bag_start, n = a->in.offsets[p->first_bag + bag + 1] - a->in.offsets[p->first_bag + bag];
         for (int32_t s = 0; s < p->n_parts; s++)
-            a->scale[a->wire_bag[p->first_strand + s] + bag] = 1.0f / (float)(n > 1 ? n : 1);
+            a->scale[a->in.wire_bag[p->first_strand + s] + bag] = 1.0f / (float)(n > 1 ? n : 1);
     }
 }
 
@@ -61,24 +61,25 @@ static void ref_route_pack(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_pack_args *a = args;
     for (int64_t i = begin; i < end; i++) {
-        const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
-        int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag], to = a->offsets[p->first_bag + bag + 1];
+        const peri_k_partition *p = peri_k_route_find(a->in.partitions, a->in.n_partitions, i);
+        int64_t bag = i - p->bag_start, from = a->in.offsets[p->first_bag + bag],
+                to = a->in.offsets[p->first_bag + bag + 1];
         int64_t *kept = a->places && p->n_parts > 0
-                            ? a->places + a->place_first[p - a->partitions] - a->offsets[p->first_bag]
+                            ? a->places + a->place_first[p - a->in.partitions] - a->in.offsets[p->first_bag]
                             : NULL;
         for (int64_t k = from; k < to && p->n_parts > 0; k++) {
-            int64_t id = ref_route_id(a->ids, k, a->ids_i32);
+            int64_t id = ref_route_id(a->in.ids, k, a->in.ids_i32);
             if (kept) kept[k] = -1;
             int64_t key = peri_k_route_key(p, id);
             if (key < 0 || key >= p->rows) continue;
-            int32_t part = ref_route_part(p, a->bounds, key), strand = p->first_strand + part;
-            int64_t place = a->cursor[a->wire_bag[strand] + bag]++,
-                    local = p->raw ? id : id - a->bounds[p->first_bound + part];
+            int32_t part = ref_route_part(p, a->in.bounds, key), strand = p->first_strand + part;
+            int64_t place = a->cursor[a->in.wire_bag[strand] + bag]++,
+                    local = p->raw ? id : id - a->in.bounds[p->first_bound + part];
             if (a->out_i32) ((int32_t *)a->out)[place] = (int32_t)local;
             else ((int64_t *)a->out)[place] = local;
             if (a->weights) a->out_weights[place] = a->weights[k];
             if (kept) kept[k] = place;
-            if (a->origins) a->origins[place] = (int32_t)(k - a->offsets[p->first_bag]);
+            if (a->origins) a->origins[place] = (int32_t)(k - a->in.offsets[p->first_bag]);
         }
     }
 }
@@ -86,16 +87,16 @@ static void ref_route_pack(const void *args, int64_t begin, int64_t end)
 static void ref_route_return(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_return_args *a = args;
-    for (const peri_k_partition *p = a->partitions; p < a->partitions + a->n_partitions && begin < end; p++) {
+    for (const peri_k_partition *p = a->in.partitions; p < a->in.partitions + a->in.n_partitions && begin < end; p++) {
         int64_t from = begin > p->first_bag ? begin : p->first_bag,
                 to = end < p->first_bag + p->bags ? end : p->first_bag + p->bags;
         for (int64_t b = from; b < to && p->n_parts > 0; b++)
-            for (int64_t k = a->offsets[b]; k < a->offsets[b + 1]; k++) {
-                int64_t id = ref_route_id(a->ids, k, a->ids_i32);
+            for (int64_t k = a->in.offsets[b]; k < a->in.offsets[b + 1]; k++) {
+                int64_t id = ref_route_id(a->in.ids, k, a->in.ids_i32);
                 int64_t key = peri_k_route_key(p, id);
                 if (key < 0 || key >= p->rows) continue;
-                int64_t *at =
-                    &a->cursor[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, key)] + b - p->first_bag];
+                int64_t *at = &a->cursor[a->in.wire_bag[p->first_strand + ref_route_part(p, a->in.bounds, key)] + b -
+                                         p->first_bag];
                 float x = a->factor * a->back[(*at)++];
                 a->out[k] += x;
             }
@@ -161,8 +162,9 @@ static int64_t ref_route_row(const peri_k_route_rows_args *a, const peri_k_rows 
     if (out->place_first >= 0) {
         place = a->places[out->place_first + k];
         if (place < 0) return -1;
-        const peri_k_partition *p = &a->partitions[out->partition];
-        part = ref_route_part(p, a->bounds, peri_k_route_key(p, ref_route_id(a->ids, out->first_id + k, a->ids_i32)));
+        const peri_k_partition *p = &a->in.partitions[out->partition];
+        part = ref_route_part(p, a->in.bounds,
+                              peri_k_route_key(p, ref_route_id(a->in.ids, out->first_id + k, a->in.ids_i32)));
     }
     *piece = &a->pieces[out->first_piece + part];
     return (*piece)->offset + place * out->cols;
@@ -199,8 +201,8 @@ static void ref_route_rows_back(const void *args, int64_t begin, int64_t end)
 static const float *ref_route_pooled(const peri_k_route_pool_args *a, const peri_k_pool *pool, int64_t i)
 {
     const peri_k_piece *piece = NULL;
-    const peri_k_partition *p = &a->rows.partitions[pool->rows.partition];
-    int64_t key = peri_k_route_key(p, ref_route_id(a->rows.ids, i, a->rows.ids_i32));
+    const peri_k_partition *p = &a->rows.in.partitions[pool->rows.partition];
+    int64_t key = peri_k_route_key(p, ref_route_id(a->rows.in.ids, i, a->rows.in.ids_i32));
     if (key < 0 || key >= p->rows) return NULL;
     int64_t at = ref_route_row(&a->rows, &pool->rows, i - pool->rows.first_id, &piece);
     return at < 0 ? NULL : (piece->own ? a->rows.own : a->rows.received) + at;
@@ -217,7 +219,7 @@ static void ref_route_pool(const void *args, int64_t begin, int64_t end)
     for (const peri_k_pool *pool = a->pools; pool < a->pools + a->n_pools; pool++)
         for (int64_t b = begin; b < end; b++) {
             int64_t bag = pool->first_bag + (pool->inverse >= 0 ? a->inverse[pool->inverse + b] : b);
-            int64_t from = a->offsets[bag], to = a->offsets[bag + 1];
+            int64_t from = a->rows.in.offsets[bag], to = a->rows.in.offsets[bag + 1];
             float *out = a->rows.values + b * a->rows.stride + pool->rows.column,
                   factor = ref_route_factor(pool, to - from);
             for (int64_t c = 0; c < pool->rows.cols; c++) out[c] = 0;
@@ -253,7 +255,8 @@ static void ref_route_pool_weights(const void *args, int64_t begin, int64_t end)
     const peri_k_route_pool_args *a = args;
     for (const peri_k_pool *pool = a->pools; pool < a->pools + a->n_pools; pool++)
         for (int64_t bag = begin; pool->from == 0 && bag < end && bag < pool->bags; bag++) {
-            int64_t from = a->offsets[pool->first_bag + bag], to = a->offsets[pool->first_bag + bag + 1];
+            int64_t from = a->rows.in.offsets[pool->first_bag + bag],
+                    to = a->rows.in.offsets[pool->first_bag + bag + 1];
             for (int64_t i = from; i < to; i++) {
                 bool any;
                 float dot = ref_route_pool_dot(a, pool, bag, i, &any);

@@ -17,14 +17,8 @@
 
 static peri_status mean_factors(const peri__routing *r, peri_tensor *out)
 {
-    const peri__router *o = r->router;
-    const peri__outbound *h = r->outbound;
-    peri_k_route_mean_args args = {.scale = peri__data(out),
-                                   .offsets = peri__data(r->offsets_in),
-                                   .partitions = peri__upload_at(&h->up, h->partitions),
-                                   .wire_bag = peri__upload_at(&h->up, h->wire_bag),
-                                   .n_partitions = o->routes->n_partitions};
-    return PERI_LAUNCH(o->device, route_mean, &args, h->bags, 1 << 13);
+    peri_k_route_mean_args args = {.in = peri__routing_ids(r), .scale = peri__data(out)};
+    return PERI_LAUNCH(r->router->device, route_mean, &args, args.in.bags, 1 << 13);
 }
 
 /** Write element @i of an array of the layout. */
@@ -134,18 +128,13 @@ static peri_k_route_pool_args pool_args(const peri__rows *rows)
     const peri__home *h = rows->layout->home;
     const peri__input_dist *d = rows->input;
     const peri__routing *r = &d->routing;
-    const peri__outbound *o = h->outbound;
-    return (peri_k_route_pool_args){.rows = {.stride = rows->e->cols,
+    return (peri_k_route_pool_args){.rows = {.in = peri__routing_ids(r),
+                                             .stride = rows->e->cols,
                                              .received = peri__data(rows->away),
                                              .own = peri__data(rows->own),
-                                             .ids = peri__data(r->values),
                                              .places = r->places ? peri__data(r->places) : NULL,
-                                             .partitions = peri__upload_at(&o->up, o->partitions),
-                                             .bounds = peri__upload_at(&o->up, o->bounds),
-                                             .pieces = peri__upload_at(&h->up, h->pieces),
-                                             .ids_i32 = r->values->dtype == PERI_I32},
+                                             .pieces = peri__upload_at(&h->up, h->pieces)},
                                     .pools = peri__upload_at(&h->up, h->pools),
-                                    .offsets = peri__data(r->offsets_in),
                                     .inverse = d->inverse ? peri__data(d->inverse) : NULL,
                                     .weights = r->weights ? peri__data(r->weights) : NULL,
                                     .n_pools = h->n_pools};

@@ -75,6 +75,19 @@ static peri_status new_1d(peri_device *device, int32_t dtype, int64_t n, peri_te
     return peri_tensor_new(device, dtype, 1, &n, out);
 }
 
+peri_k_routed peri__routing_ids(const peri__routing *r)
+{
+    const peri__outbound *h = r->outbound;
+    return (peri_k_routed){.ids = peri__data(r->values),
+                           .offsets = peri__data(r->offsets_in),
+                           .partitions = peri__upload_at(&h->up, h->partitions),
+                           .bounds = peri__upload_at(&h->up, h->bounds),
+                           .wire_bag = peri__upload_at(&h->up, h->wire_bag),
+                           .bags = h->bags,
+                           .n_partitions = r->router->routes->n_partitions,
+                           .ids_i32 = r->values->dtype == PERI_I32};
+}
+
 /** Count ids by strand, sum the counts along the wire, and send totals and reports to the host. */
 static peri_status count(peri__routing *r)
 {
@@ -89,16 +102,9 @@ static peri_status count(peri__routing *r)
     PERI_TRY_GOTO(new_1d(o->device, PERI_I32, h->wire_bags, &r->send[PERI__LENGTHS]), out);
     PERI_TRY_GOTO(new_1d(o->device, PERI_I64, h->wire_bags + 1, &r->cursor), out);
     int64_t *totals = peri__data(findings);
-    peri_k_route_count_args args = {.ids = peri__data(r->values),
-                                    .offsets = peri__data(r->offsets_in),
-                                    .partitions = peri__upload_at(&h->up, h->partitions),
-                                    .bounds = peri__upload_at(&h->up, h->bounds),
-                                    .wire_bag = peri__upload_at(&h->up, h->wire_bag),
+    peri_k_route_count_args args = {.in = peri__routing_ids(r),
                                     .lengths = peri__data(r->send[PERI__LENGTHS]),
-                                    .reports = (peri_k_route_report *)(totals + places),
-                                    .bags = h->bags,
-                                    .n_partitions = o->routes->n_partitions,
-                                    .ids_i32 = r->values->dtype == PERI_I32};
+                                    .reports = (peri_k_route_report *)(totals + places)};
     PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_count, &args, blocks, 1), out);
     PERI_TRY_GOTO(peri__complete_sum(r->send[PERI__LENGTHS], -1, r->cursor), out);
     peri_k_route_totals_args gather = {
@@ -143,21 +149,14 @@ static peri_status pack(peri__routing *r)
     if (r->weights) PERI_TRY_GOTO(new_1d(o->device, PERI_F32, n, &r->send[PERI__WEIGHTS]), out);
     if (r->args.keep_origins && peri__numel(r->values) <= INT32_MAX)
         PERI_TRY_GOTO(new_1d(o->device, PERI_I32, n, &r->origins), out);
-    peri_k_route_pack_args args = {.ids = peri__data(r->values),
+    peri_k_route_pack_args args = {.in = peri__routing_ids(r),
                                    .weights = r->weights ? peri__data(r->weights) : NULL,
-                                   .offsets = peri__data(r->offsets_in),
-                                   .partitions = peri__upload_at(&h->up, h->partitions),
-                                   .bounds = peri__upload_at(&h->up, h->bounds),
-                                   .wire_bag = peri__upload_at(&h->up, h->wire_bag),
                                    .cursor = peri__data(r->cursor),
                                    .out = peri__data(r->send[PERI__IDS]),
                                    .out_weights = r->weights ? peri__data(r->send[PERI__WEIGHTS]) : NULL,
                                    .places = r->places ? peri__data(r->places) : NULL,
                                    .place_first = first ? peri__data(first) : NULL,
                                    .origins = r->origins ? peri__data(r->origins) : NULL,
-                                   .bags = h->bags,
-                                   .n_partitions = o->routes->n_partitions,
-                                   .ids_i32 = r->values->dtype == PERI_I32,
                                    .out_i32 = o->wire_i32};
     PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_pack, &args, h->bags, 512), out);
     if (r->args.keep_lengths) {

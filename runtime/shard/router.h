@@ -10,6 +10,7 @@
 #include "../comm/announce.h"
 #include "../comm/transfer.h"
 #include "routes.h"
+#include "../../kernels/route.h"
 
 /* -- small arrays for kernels -------------------------------------------------------------------------------------- */
 
@@ -155,6 +156,8 @@ peri_status peri__routing_test(peri__routing *r);
 /** Post a number for each id that was received (@numbers: contiguous, as the ids lie) back to the rank that has sent
  *  it, on the channel of rows. Those that arrive lie as this rank's ids did when it sent them. */
 peri_status peri__routing_return(const peri__routing *r, peri_tensor *numbers, peri__transfer *back);
+/** The input and how it is cut, as kernels are told. */
+peri_k_routed peri__routing_ids(const peri__routing *r);
 /** Nobody will ask for the input again: give it up. What was made of it stays. */
 void peri__routing_drop_input(peri__routing *r);
 void peri__routing_fini(peri__routing *r);

@@ -72,19 +72,16 @@ static peri_k_route_rows_args rows_args(const peri__rows *rows, const peri_k_row
     const peri__home *h = rows->layout->home;
     const peri__routing *r = &rows->input->routing;
     const int64_t past = peri__tune(PERI__TUNE_lookup_past);
-    return (peri_k_route_rows_args){.values = peri__data(rows->ends[0]),
+    return (peri_k_route_rows_args){.in = peri__routing_ids(r),
+                                    .values = peri__data(rows->ends[0]),
                                     .stride = e->cols,
                                     .received = peri__data(rows->away),
                                     .own = peri__data(rows->own),
-                                    .ids = peri__data(r->values),
                                     .places = r->places ? peri__data(r->places) : NULL,
                                     .origins = r->origins ? peri__data(r->origins) : NULL,
-                                    .partitions = peri__upload_at(&h->outbound->up, h->outbound->partitions),
-                                    .bounds = peri__upload_at(&h->outbound->up, h->outbound->bounds),
                                     .outputs = outputs,
                                     .pieces = peri__upload_at(&h->up, h->pieces),
                                     .n_outputs = n,
-                                    .ids_i32 = r->values->dtype == PERI_I32,
                                     .past = past > 0 && h->rows * e->cols * (int64_t)sizeof(float) >= past,
                                     .placed = rows->in_place >> PERI__OWN_ROWS & 1,
                                     /* of rows of ids it is all lanes, or none */

@@ -86,9 +86,8 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
 {
     const peri_sharded *e = w->input->ebc;
     const peri__routing *r = &w->input->routing;
-    const peri__outbound *h = r->outbound;
     const peri_tensor *back = e->world_size == 1 ? w->owner : w->back.numbers;
-    int64_t n = h->wire_bags + 1;
+    int64_t n = r->outbound->wire_bags + 1;
     peri_tensor *cursor;
     if (w->at_home) {
         *out = w->replicas;
@@ -97,17 +96,11 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
     }
     if (!w->replicas) PERI_TRY(zeros(w, true, &w->replicas));
     PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &cursor));
-    peri_k_route_return_args args = {.ids = peri__data(r->values),
-                                     .offsets = peri__data(r->offsets_in),
-                                     .partitions = peri__upload_at(&h->up, h->partitions),
-                                     .bounds = peri__upload_at(&h->up, h->bounds),
-                                     .wire_bag = peri__upload_at(&h->up, h->wire_bag),
+    peri_k_route_return_args args = {.in = peri__routing_ids(r),
                                      .cursor = peri__data(cursor),
                                      .back = peri__data(back),
                                      .out = peri__data(w->replicas),
-                                     .factor = (float)e->division,
-                                     .n_partitions = e->routes->n_partitions,
-                                     .ids_i32 = r->values->dtype == PERI_I32};
+                                     .factor = (float)e->division};
     peri_status status = peri__complete_sum(r->wire_lengths, -1, cursor);
     if (status >= 0) status = PERI_LAUNCH(e->device, route_return, &args, peri__numel(r->offsets_in) - 1, 512);
     peri_tensor_release(cursor);

@@ -139,38 +139,34 @@ typedef struct result {
     int64_t cursor[MOST_PARTITIONS * MOST_BAGS * MOST_PARTS + 1];
 } result;
 
+static peri_k_routed routed(const problem *p, bool ids_i32)
+{
+    return (peri_k_routed){.ids = ids_i32 ? (const void *)p->ids32 : p->ids,
+                           .offsets = p->offsets,
+                           .partitions = p->partitions,
+                           .bounds = p->bounds,
+                           .wire_bag = p->wire_bag,
+                           .bags = p->bags,
+                           .n_partitions = p->n_partitions,
+                           .ids_i32 = ids_i32};
+}
+
 static void route(const peri_kernels *k, const problem *p, bool ids_i32, bool out_i32, bool weighted, result *r)
 {
     memset(r, 0, sizeof *r);
-    peri_k_route_count_args count = {.ids = ids_i32 ? (const void *)p->ids32 : p->ids,
-                                     .offsets = p->offsets,
-                                     .partitions = p->partitions,
-                                     .bounds = p->bounds,
-                                     .wire_bag = p->wire_bag,
-                                     .lengths = r->lengths,
-                                     .reports = r->reports,
-                                     .bags = p->bags,
-                                     .n_partitions = p->n_partitions,
-                                     .ids_i32 = ids_i32};
+    peri_k_route_count_args count = {.in = routed(p, ids_i32), .lengths = r->lengths, .reports = r->reports};
     run(k->fn[PERI_K_route_count], &count, (p->bags + PERI_ROUTE_BLOCK - 1) / PERI_ROUTE_BLOCK);
     for (int64_t i = 0; i < p->wire_bags; i++) r->cursor[i + 1] = r->cursor[i] + r->lengths[i];
     int64_t place_first[MOST_PARTITIONS]; /* as the ids lie: each partition has bags of its own here */
     for (int32_t i = 0; i < p->n_partitions; i++) place_first[i] = p->offsets[p->partitions[i].first_bag];
-    peri_k_route_pack_args pack = {.ids = count.ids,
+    peri_k_route_pack_args pack = {.in = count.in,
                                    .weights = weighted ? p->weights : NULL,
-                                   .offsets = p->offsets,
-                                   .partitions = p->partitions,
-                                   .bounds = p->bounds,
-                                   .wire_bag = p->wire_bag,
                                    .cursor = r->cursor,
                                    .out = r->out,
                                    .out_weights = r->weights,
                                    .places = weighted ? NULL : r->places,
                                    .origins = weighted ? NULL : r->origins,
                                    .place_first = place_first,
-                                   .bags = p->bags,
-                                   .n_partitions = p->n_partitions,
-                                   .ids_i32 = ids_i32,
                                    .out_i32 = out_i32};
     run(k->fn[PERI_K_route_pack], &pack, p->bags);
     memset(r->cursor, 0, sizeof r->cursor); /* scratch: what is left in it is nobody's business */
@@ -284,11 +280,7 @@ static void test_means(void **unused)
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k) continue;
             for (size_t e = 0; e < sizeof scale / sizeof *scale; e++) scale[e] = -1;
-            peri_k_route_mean_args mean = {.scale = scale,
-                                           .offsets = p.offsets,
-                                           .partitions = p.partitions,
-                                           .wire_bag = p.wire_bag,
-                                           .n_partitions = p.n_partitions};
+            peri_k_route_mean_args mean = {.in = routed(&p, false), .scale = scale};
             run(k->fn[PERI_K_route_mean], &mean, p.bags);
             for (int32_t q = 0; q < p.n_partitions; q++)
                 for (int64_t b = 0; b < p.partitions[q].bags; b++) {
@@ -335,16 +327,8 @@ static void test_return(void **unused)
             for (int64_t b = 0; b < p.wire_bags; b++) cursor[b + 1] = cursor[b] + sent.lengths[b];
             int64_t n = cursor[p.wire_bags];
             memset(back[i > 0], 0, sizeof *back);
-            peri_k_route_return_args args = {.ids = p.ids,
-                                             .offsets = p.offsets,
-                                             .partitions = p.partitions,
-                                             .bounds = p.bounds,
-                                             .wire_bag = p.wire_bag,
-                                             .cursor = cursor,
-                                             .back = y,
-                                             .out = back[i > 0],
-                                             .factor = 2,
-                                             .n_partitions = p.n_partitions};
+            peri_k_route_return_args args = {
+                .in = routed(&p, false), .cursor = cursor, .back = y, .out = back[i > 0], .factor = 2};
             int64_t last = 0;
             for (int32_t q = 0; q < p.n_partitions; q++)
                 if (p.partitions[q].first_bag + p.partitions[q].bags > last)
@@ -577,18 +561,15 @@ static void test_sequences(void **unused)
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k || (i >= ISAS_CPU && round % 3)) continue;
             bool i32 = below(2), placed = below(2), direct = below(2);
-            peri_k_route_rows_args a = {.values = values,
+            peri_k_route_rows_args a = {.in = routed(&p, i32),
+                                        .values = values,
                                         .stride = ID_COLS,
                                         .received = buffer[0],
                                         .own = buffer[1],
-                                        .ids = i32 ? (const void *)p.ids32 : p.ids,
                                         .places = r.places,
-                                        .partitions = p.partitions,
-                                        .bounds = p.bounds,
                                         .outputs = s.outputs,
                                         .pieces = s.pieces,
                                         .n_outputs = s.n,
-                                        .ids_i32 = i32,
                                         .origins = below(2) ? r.origins : NULL,
                                         .past = below(2),
                                         .placed = placed,
@@ -718,14 +699,12 @@ static void test_pools(void **unused)
         random_rows(grad, POOL_GRAD);
         const int32_t n = make_pools(&p, &s, pools, inverse);
         const float *weights = round % 3 ? p.weights : NULL;
-        peri_k_route_rows_args from = {.values = rows,
+        peri_k_route_rows_args from = {.in = routed(&p, false),
+                                       .values = rows,
                                        .stride = ID_COLS,
                                        .received = buffer[0],
                                        .own = buffer[1],
-                                       .ids = p.ids,
                                        .places = r.places,
-                                       .partitions = p.partitions,
-                                       .bounds = p.bounds,
                                        .outputs = s.outputs,
                                        .pieces = s.pieces,
                                        .n_outputs = s.n};
@@ -737,7 +716,6 @@ static void test_pools(void **unused)
             from.stride = MOST_PARTITIONS * ID_COLS;
             peri_k_route_pool_args a = {.rows = from,
                                         .pools = pools,
-                                        .offsets = p.offsets,
                                         .inverse = inverse,
                                         .weights = weights,
                                         .grad = grad,
