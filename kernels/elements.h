@@ -13,34 +13,34 @@
 #include "work.h"
 
 /** For each index in row-major order of shape: dst[i] = a[..] op b[..], 0 or 1. b NULL: the number `value` (floats) or
- *  `whole` (integers and bool) stands for each b. Any dtype that is not complex, the same for a and b; with a NaN only
- *  NE is true. range: elements. */
+ *  `integer` (integers and bool) stands for each b. Any dtype that is not complex, the same for a and b; with a NaN
+ *  only NE is true. range: elements. */
 typedef struct peri_k_compare_args {
     uint8_t *dst;
     const void *a, *b;
     int32_t dtype, op, ndim; /* op: PERI_COMPARE_* (perilune/base.h) */
     double value;
-    int64_t whole;
+    int64_t integer;
     int64_t shape[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
 } peri_k_compare_args;
 
 /** Arithmetic of integers, which wraps around. FLOOR and REMAINDER are those of Python: the quotient is rounded down,
  *  and what is left has the sign of the divisor; by 0 they are 0 (who calls them has refused it). */
 enum {
-    PERI_WHOLE_ADD = 0,
-    PERI_WHOLE_SUB = 1,
-    PERI_WHOLE_MUL = 2,
-    PERI_WHOLE_MAX = 3,
-    PERI_WHOLE_MIN = 4,
-    PERI_WHOLE_FLOOR = 5,
-    PERI_WHOLE_REMAINDER = 6,
-    PERI_WHOLE_FMOD = 7, /* what C's % leaves, with the sign of the dividend */
-    PERI_WHOLE_POW = 8,  /* by a negative exponent: the power's part before the point, 0 for a base of 0 */
-    PERI_WHOLE_COUNT = 9
+    PERI_INTEGER_ADD = 0,
+    PERI_INTEGER_SUB = 1,
+    PERI_INTEGER_MUL = 2,
+    PERI_INTEGER_MAX = 3,
+    PERI_INTEGER_MIN = 4,
+    PERI_INTEGER_FLOOR = 5,
+    PERI_INTEGER_REMAINDER = 6,
+    PERI_INTEGER_FMOD = 7, /* what C's % leaves, with the sign of the dividend */
+    PERI_INTEGER_POW = 8,  /* by a negative exponent: the power's part before the point, 0 for a base of 0 */
+    PERI_INTEGER_COUNT = 9
 };
 
 /** x to the power y, by squares: the bits of y from the lowest. */
-K_INLINE int64_t peri_whole_power(int64_t x, int64_t y)
+K_INLINE int64_t peri_integer_power(int64_t x, int64_t y)
 {
     if (y < 0) return x == 1 ? 1 : x != -1 ? 0 : y % 2 ? -1 : 1;
     uint64_t power = 1;
@@ -50,44 +50,44 @@ K_INLINE int64_t peri_whole_power(int64_t x, int64_t y)
 }
 
 /** x op y of 64 bits; of narrower integers it is what is left of it in their bits. */
-K_INLINE int64_t peri_whole(int32_t op, int64_t x, int64_t y)
+K_INLINE int64_t peri_integer(int32_t op, int64_t x, int64_t y)
 {
     switch (op) {
-    case PERI_WHOLE_ADD: return (int64_t)((uint64_t)x + (uint64_t)y);
-    case PERI_WHOLE_SUB: return (int64_t)((uint64_t)x - (uint64_t)y);
-    case PERI_WHOLE_MUL: return (int64_t)((uint64_t)x * (uint64_t)y);
-    case PERI_WHOLE_MAX: return x > y ? x : y;
-    case PERI_WHOLE_MIN: return x < y ? x : y;
-    case PERI_WHOLE_POW: return peri_whole_power(x, y);
+    case PERI_INTEGER_ADD: return (int64_t)((uint64_t)x + (uint64_t)y);
+    case PERI_INTEGER_SUB: return (int64_t)((uint64_t)x - (uint64_t)y);
+    case PERI_INTEGER_MUL: return (int64_t)((uint64_t)x * (uint64_t)y);
+    case PERI_INTEGER_MAX: return x > y ? x : y;
+    case PERI_INTEGER_MIN: return x < y ? x : y;
+    case PERI_INTEGER_POW: return peri_integer_power(x, y);
     default: break;
     }
     if (y == 0) return 0;
     /* the least number by -1 does not fit, and the processor would stop at it */
-    if (y == -1) return op == PERI_WHOLE_FLOOR ? (int64_t)(0 - (uint64_t)x) : 0;
+    if (y == -1) return op == PERI_INTEGER_FLOOR ? (int64_t)(0 - (uint64_t)x) : 0;
     const int64_t left = x % y;
-    if (op == PERI_WHOLE_FMOD) return left;
+    if (op == PERI_INTEGER_FMOD) return left;
     const bool apart = left != 0 && (left < 0) != (y < 0);
-    return op == PERI_WHOLE_FLOOR ? x / y - apart : left + (apart ? y : 0);
+    return op == PERI_INTEGER_FLOOR ? x / y - apart : left + (apart ? y : 0);
 }
 
-/** dst[i] = a[..] op b[..] of integers (PERI_WHOLE_*); all three of one dtype, an integer or bool. range: elements. */
-typedef struct peri_k_whole_args {
+/** dst[i] = a[..] op b[..] of integers (PERI_INTEGER_*); all three of one dtype, integers or bool. range: elements. */
+typedef struct peri_k_integer_args {
     void *dst;
     const void *a, *b;
     int32_t dtype, op, ndim;
     int64_t shape[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
-} peri_k_whole_args;
+} peri_k_integer_args;
 
 /** Products of matrices of integers, a batch of them: dst[..][r][c] = the sum of a[..][r][i] * b[..][i][c] over i < k,
  *  which wraps around. shape and the strides of a and b are those of the batch (ndim may be 0); dst is contiguous, [..]
  *  [rows][cols]. All three of one integer dtype. range: rows of dst, shape[0] * .. * shape[ndim - 1] * rows. */
-typedef struct peri_k_whole_product_args {
+typedef struct peri_k_integer_product_args {
     void *dst;
     const void *a, *b;
     int32_t dtype, ndim;
     int64_t rows, cols, k, a_row, a_col, b_row, b_col; /* a_row .. b_col: strides within a matrix */
     int64_t shape[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
-} peri_k_whole_product_args;
+} peri_k_integer_product_args;
 
 /** dst[i] = condition[..] ? a[..] : b[..], elements of `width` (1, 2, 4, 8 or 16) bytes. A NULL a or b stands for zeros
  *  everywhere. range: elements. */
@@ -167,7 +167,7 @@ typedef struct peri_k_iota_args {
     void *dst;
     int32_t dtype;
     double start, step;
-    int64_t whole_start, whole_step;
+    int64_t integer_start, integer_step;
 } peri_k_iota_args;
 
 /** Operation sort_lines: of each line of x [lines][n] k elements in rising (`descending`: falling) order, from rank

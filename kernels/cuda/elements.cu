@@ -41,25 +41,25 @@ struct compare_one {
     __device__ void operator()(int64_t i) const
     {
         const peri_value x = peri_load(a.a, place_of(i, a.ndim, a.shape, a.a_stride), a.dtype);
-        peri_value y = {x.integer, a.whole, a.value, 0};
+        peri_value y = {x.integer, a.integer, a.value, 0};
         if (a.b) y = peri_load(a.b, place_of(i, a.ndim, a.shape, a.b_stride), a.dtype);
         a.dst[i] = x.integer ? holds(a.op, x.i, y.i) : holds(a.op, x.re, y.re);
     }
 };
 
-template <class T> struct whole_one {
-    peri_k_whole_args a;
+template <class T> struct integer_one {
+    peri_k_integer_args a;
     __device__ void operator()(int64_t i) const
     {
         const int64_t x = ((const T *)a.a)[place_of(i, a.ndim, a.shape, a.a_stride)],
                       y = ((const T *)a.b)[place_of(i, a.ndim, a.shape, a.b_stride)];
-        ((T *)a.dst)[i] = (T)peri_whole(a.op, x, y);
+        ((T *)a.dst)[i] = (T)peri_integer(a.op, x, y);
     }
 };
 
 /** i: an element of dst. */
-template <class T> struct whole_product_one {
-    peri_k_whole_product_args a;
+template <class T> struct integer_product_one {
+    peri_k_integer_product_args a;
     __device__ void operator()(int64_t i) const
     {
         int64_t row = i / a.cols, rest = row / a.rows;
@@ -283,11 +283,11 @@ struct iota_one {
     __device__ void operator()(int64_t i) const
     {
         const double x = a.start + (double)i * a.step;
-        const int64_t whole = a.whole_start + i * a.whole_step;
+        const int64_t integer = a.integer_start + i * a.integer_step;
         switch (a.dtype) {
         case PERI_F64: ((double *)a.dst)[i] = x; break;
-        case PERI_I64: ((int64_t *)a.dst)[i] = whole; break;
-        case PERI_I32: ((int32_t *)a.dst)[i] = (int32_t)whole; break;
+        case PERI_I64: ((int64_t *)a.dst)[i] = integer; break;
+        case PERI_I32: ((int32_t *)a.dst)[i] = (int32_t)integer; break;
         default: ((float *)a.dst)[i] = (float)x; break;
         }
     }
@@ -355,14 +355,14 @@ PERI_CUDA_KERNEL(take) { return PERI_BY_WORD(a->width, TAKE); }
 PERI_CUDA_KERNEL(running_sum) { return a->inner < 8 ? running<32>(a, begin, end, c) : running<1>(a, begin, end, c); }
 
 /** The same functor for elements of each integer dtype. */
-#define BY_WHOLE(name, begin, end) \
+#define BY_INTEGER(name, begin, end) \
     (a->dtype == PERI_I64   ? each(begin, end, c, name<int64_t>{*a}) \
      : a->dtype == PERI_I32 ? each(begin, end, c, name<int32_t>{*a}) \
      : a->dtype == PERI_I16 ? each(begin, end, c, name<int16_t>{*a}) \
      : a->dtype == PERI_I8  ? each(begin, end, c, name<int8_t>{*a}) \
                             : each(begin, end, c, name<uint8_t>{*a}))
-PERI_CUDA_KERNEL(whole) { return BY_WHOLE(whole_one, begin, end); }
-PERI_CUDA_KERNEL(whole_product) { return BY_WHOLE(whole_product_one, begin * a->cols, end * a->cols); }
+PERI_CUDA_KERNEL(integer) { return BY_INTEGER(integer_one, begin, end); }
+PERI_CUDA_KERNEL(integer_product) { return BY_INTEGER(integer_product_one, begin * a->cols, end * a->cols); }
 PERI_CUDA_KERNEL(running_product)
 {
     switch (a->dtype) {

@@ -64,27 +64,27 @@ static void ref_compare(const void *args, int64_t begin, int64_t end)
         case PERI_F64: REF_COMPARE(double, REF_SAME, a->value); break;
         case PERI_F16: REF_COMPARE(uint16_t, k_f16_to_f32, k_f32_to_f16((float)a->value)); break;
         case PERI_BF16: REF_COMPARE(uint16_t, k_bf16_to_f32, k_f32_to_bf16((float)a->value)); break;
-        case PERI_I64: REF_COMPARE(int64_t, REF_SAME, a->whole); break;
-        case PERI_I32: REF_COMPARE(int32_t, REF_SAME, a->whole); break;
-        case PERI_I16: REF_COMPARE(int16_t, REF_SAME, a->whole); break;
-        case PERI_I8: REF_COMPARE(int8_t, REF_SAME, a->whole); break;
+        case PERI_I64: REF_COMPARE(int64_t, REF_SAME, a->integer); break;
+        case PERI_I32: REF_COMPARE(int32_t, REF_SAME, a->integer); break;
+        case PERI_I16: REF_COMPARE(int16_t, REF_SAME, a->integer); break;
+        case PERI_I8: REF_COMPARE(int8_t, REF_SAME, a->integer); break;
         case PERI_U8:
-        case PERI_BOOL: REF_COMPARE(uint8_t, REF_SAME, a->whole); break;
+        case PERI_BOOL: REF_COMPARE(uint8_t, REF_SAME, a->integer); break;
         default: REF_COMPARE(float, REF_SAME, a->value); break;
         }
     }
 }
 
-#define REF_WHOLE(T)                                                                                                   \
+#define REF_INTEGER(T)                                                                                                 \
     do {                                                                                                               \
         const T *x = (const T *)a->a + at_a, *y = (const T *)a->b + at_b;                                              \
         T *dst = (T *)a->dst + i;                                                                                      \
-        for (int64_t c = 0; c < n; c++) dst[c] = (T)peri_whole(a->op, x[c * sa], y[c * sb]);                           \
+        for (int64_t c = 0; c < n; c++) dst[c] = (T)peri_integer(a->op, x[c * sa], y[c * sb]);                         \
     } while (0)
 
-static void ref_whole(const void *args, int64_t begin, int64_t end)
+static void ref_integer(const void *args, int64_t begin, int64_t end)
 {
-    const peri_k_whole_args *a = args;
+    const peri_k_integer_args *a = args;
     const int64_t cols = ref_cols(a->ndim, a->shape), sa = ref_step(a->ndim, a->a_stride),
                   sb = ref_step(a->ndim, a->b_stride);
     REF_ROWS(cols)
@@ -92,11 +92,11 @@ static void ref_whole(const void *args, int64_t begin, int64_t end)
         const int64_t n = last - first, at_a = ref_row_place(row, a->ndim, a->shape, a->a_stride) + first * sa;
         const int64_t at_b = ref_row_place(row, a->ndim, a->shape, a->b_stride) + first * sb;
         switch (a->dtype) {
-        case PERI_I64: REF_WHOLE(int64_t); break;
-        case PERI_I32: REF_WHOLE(int32_t); break;
-        case PERI_I16: REF_WHOLE(int16_t); break;
-        case PERI_I8: REF_WHOLE(int8_t); break;
-        default: REF_WHOLE(uint8_t); break;
+        case PERI_I64: REF_INTEGER(int64_t); break;
+        case PERI_I32: REF_INTEGER(int32_t); break;
+        case PERI_I16: REF_INTEGER(int16_t); break;
+        case PERI_I8: REF_INTEGER(int8_t); break;
+        default: REF_INTEGER(uint8_t); break;
         }
     }
 }
@@ -111,9 +111,9 @@ static void ref_whole(const void *args, int64_t begin, int64_t end)
                 dst[c] = (T)((uint64_t)dst[c] + (uint64_t)x[i * a->a_col] * (uint64_t)y[i * a->b_row + c * a->b_col]); \
     } while (0)
 
-static void ref_whole_product(const void *args, int64_t begin, int64_t end)
+static void ref_integer_product(const void *args, int64_t begin, int64_t end)
 {
-    const peri_k_whole_product_args *a = args;
+    const peri_k_integer_product_args *a = args;
     for (int64_t r = begin; r < end; r++) {
         int64_t rest = r / a->rows, at_a = r % a->rows * a->a_row, at_b = 0;
         for (int32_t d = a->ndim - 1; d >= 0; d--) {
@@ -311,11 +311,11 @@ static void ref_iota(const void *args, int64_t begin, int64_t end)
     const peri_k_iota_args *a = args;
     for (int64_t i = begin; i < end; i++) {
         const double x = a->start + (double)i * a->step;
-        const int64_t whole = a->whole_start + i * a->whole_step;
+        const int64_t integer = a->integer_start + i * a->integer_step;
         switch (a->dtype) {
         case PERI_F64: ((double *)a->dst)[i] = x; break;
-        case PERI_I64: ((int64_t *)a->dst)[i] = whole; break;
-        case PERI_I32: ((int32_t *)a->dst)[i] = (int32_t)whole; break;
+        case PERI_I64: ((int64_t *)a->dst)[i] = integer; break;
+        case PERI_I32: ((int32_t *)a->dst)[i] = (int32_t)integer; break;
         default: ((float *)a->dst)[i] = (float)x; break;
         }
     }

@@ -244,7 +244,7 @@ static peri_status promote(peri__operands *o, peri_tensor *const *in, int32_t n)
     const int32_t common = peri__common_dtype(in, n);
     int32_t dtype = common;
     for (int32_t i = 0; i < n && peri__is_16(common); i++)
-        if (in[i] && in[i]->dtype != common && !peri__is_whole(in[i]->dtype)) dtype = PERI_F32;
+        if (in[i] && in[i]->dtype != common && !peri__is_integer(in[i]->dtype)) dtype = PERI_F32;
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < n && status >= 0; i++) {
         if (in[i] && common >= 0 && in[i]->dtype != dtype) status = peri_tensor_to(in[i], dtype, NULL, &o->in[i]);

@@ -5,7 +5,7 @@
 #include "tensor_internal.h"
 
 /** What counts first where dtypes meet. */
-typedef enum category { BOOL, WHOLE, REAL, COMPLEX } category;
+typedef enum category { BOOL, INTEGER, REAL, COMPLEX } category;
 
 static category category_of(int32_t dtype)
 {
@@ -15,14 +15,14 @@ static category category_of(int32_t dtype)
     case PERI_I32:
     case PERI_I16:
     case PERI_I8:
-    case PERI_U8: return WHOLE;
+    case PERI_U8: return INTEGER;
     case PERI_C64:
     case PERI_C128: return COMPLEX;
     default: return REAL;
     }
 }
 
-bool peri__is_whole(int32_t dtype) { return category_of(dtype) <= WHOLE; }
+bool peri__is_integer(int32_t dtype) { return category_of(dtype) <= INTEGER; }
 
 /** The dtype that holds what both hold; -1: there is none, or it is none of ours. */
 static int32_t both(int32_t a, int32_t b)

@@ -29,11 +29,11 @@ static peri_status check_divisors(const char *function, peri_tensor *b)
 /** A division that has a whole quotient, by its name among integers and among floats. */
 typedef struct division {
     const char *function;
-    int32_t whole, real;
+    int32_t integer, real;
 } division;
-static const division floor_divide = {"peri_op_floor_divide", PERI_WHOLE_FLOOR, PERI_BINARY_FLOOR},
-                      remainder_of = {"peri_op_remainder", PERI_WHOLE_REMAINDER, PERI_BINARY_REMAINDER},
-                      fmod_of = {"peri_op_fmod", PERI_WHOLE_FMOD, PERI_BINARY_FMOD};
+static const division floor_divide = {"peri_op_floor_divide", PERI_INTEGER_FLOOR, PERI_BINARY_FLOOR},
+                      remainder_of = {"peri_op_remainder", PERI_INTEGER_REMAINDER, PERI_BINARY_REMAINDER},
+                      fmod_of = {"peri_op_fmod", PERI_INTEGER_FMOD, PERI_BINARY_FMOD};
 
 static peri_status check_bool(const division *d, const peri_tensor *a, const peri_tensor *b, int32_t common)
 {
@@ -53,10 +53,10 @@ static peri_status divide(const division *d, peri_tensor *a, peri_tensor *b, per
     PERI_TRY(peri__check_same_device(d->function, a, b));
     const int32_t common = peri__common_dtype(in, 2);
     PERI_TRY(check_bool(d, a, b, common));
-    if (!peri__is_whole(common)) return peri__float_binary(d->function, d->real, a, b, out);
+    if (!peri__is_integer(common)) return peri__float_binary(d->function, d->real, a, b, out);
     PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
     peri_status status = check_divisors(d->function, o.in[1]);
-    if (status >= 0) status = peri__whole(d->function, d->whole, o.in[0], o.in[1], &o.out);
+    if (status >= 0) status = peri__integer(d->function, d->integer, o.in[0], o.in[1], &o.out);
     return peri__narrow(&o, status, out);
 }
 
@@ -78,10 +78,10 @@ static peri_status divide_by(const division *d, peri_tensor *x, double divisor, 
 {
     PERI_NEED(out);
     PERI_TRY(peri__check_tensor(d->function, "a", x, -1, -1));
-    const bool whole = peri__is_whole(x->dtype), fraction = divisor != floor(divisor) || !isfinite(divisor);
+    const bool integer = peri__is_integer(x->dtype), fraction = divisor != floor(divisor) || !isfinite(divisor);
     peri_tensor *wide, *number;
-    if (!whole || fraction) {
-        const int32_t dtype = whole ? PERI_F32 : x->dtype;
+    if (!integer || fraction) {
+        const int32_t dtype = integer ? PERI_F32 : x->dtype;
         PERI_TRY(peri_tensor_full(peri__device(x), dtype, 0, NULL, divisor, &number));
         peri_status status = peri__float_binary(d->function, d->real, x, number, out);
         peri_tensor_release(number);
@@ -89,7 +89,7 @@ static peri_status divide_by(const division *d, peri_tensor *x, double divisor, 
     }
     if (divisor == 0) return peri__fail(PERI_ERANGE, "%s: the divisor is 0", d->function);
     PERI_TRY(peri__cast(x, x->dtype == PERI_BOOL ? PERI_I64 : x->dtype, &wide));
-    peri_status status = peri__whole_by(d->function, d->whole, wide, divisor, out);
+    peri_status status = peri__integer_by(d->function, d->integer, wide, divisor, out);
     peri_tensor_release(wide);
     return status;
 }

@@ -32,10 +32,10 @@ static peri_status check_alike(const char *function, const peri_tensor *a, const
 
 /* -- comparing ----------------------------------------------------------------------------------------------------- */
 
-peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, double value, int64_t whole,
-                          peri_tensor **out)
+peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, double value,
+                          int64_t integer, peri_tensor **out)
 {
-    peri_k_compare_args k = {.dtype = a->dtype, .op = op, .value = value, .whole = whole};
+    peri_k_compare_args k = {.dtype = a->dtype, .op = op, .value = value, .integer = integer};
     int32_t ndim = a->ndim;
     peri_tensor *y;
     memcpy(k.shape, a->shape, sizeof k.shape);
@@ -55,10 +55,10 @@ peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri
     return status;
 }
 
-/** Comparing integers with @x, which need be neither whole nor in their range: the same as comparing them with *whole,
+/** Comparing integers with @x, which need be no integer nor in their range: the same as comparing them with *integer,
  *  or, where it is the same for all of them, as comparing each with itself. Returns whether it is the former; *op may
  *  change in the latter case. */
-static bool whole_comparison(int32_t dtype, int32_t *op, double x, int64_t *whole)
+static bool integer_comparison(int32_t dtype, int32_t *op, double x, int64_t *integer)
 {
     const bool up = *op == PERI_COMPARE_LT || *op == PERI_COMPARE_GE,
                equality = *op == PERI_COMPARE_EQ || *op == PERI_COMPARE_NE;
@@ -66,7 +66,7 @@ static bool whole_comparison(int32_t dtype, int32_t *op, double x, int64_t *whol
     double least, past;
     peri__range_of(dtype, &least, &past);
     if (rounded >= least && rounded < past && (!equality || rounded == x)) {
-        *whole = (int64_t)rounded;
+        *integer = (int64_t)rounded;
         return true;
     }
     /* where all integers of the dtype are; neither with NaN */
@@ -79,10 +79,11 @@ static bool whole_comparison(int32_t dtype, int32_t *op, double x, int64_t *whol
 
 static peri_status compare_number(const char *function, peri_tensor *a, int32_t op, double number, peri_tensor **out)
 {
-    int64_t whole = 0;
+    int64_t integer = 0;
     if (!is_float(a->dtype))
-        return whole_comparison(a->dtype, &op, number, &whole) ? peri__compare(function, op, a, NULL, 0, whole, out)
-                                                               : peri__compare(function, op, a, a, 0, 0, out);
+        return integer_comparison(a->dtype, &op, number, &integer)
+                   ? peri__compare(function, op, a, NULL, 0, integer, out)
+                   : peri__compare(function, op, a, a, 0, 0, out);
     /* what rounds to infinity */
     const double past = a->dtype == PERI_F16 ? 65520 : a->dtype == PERI_F64 ? INFINITY : 0x1.ffffffp127;
     return peri__compare(function, op, a, NULL,
@@ -697,8 +698,8 @@ peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start,
                              .dtype = dtype,
                              .start = start,
                              .step = step,
-                             .whole_start = real ? 0 : (int64_t)start,
-                             .whole_step = real ? 0 : (int64_t)step};
+                             .integer_start = real ? 0 : (int64_t)start,
+                             .integer_step = real ? 0 : (int64_t)step};
     peri_status status = PERI_LAUNCH(device, iota, &args, n, PERI_ELEMENT_GRAIN);
     if (status < 0) peri_tensor_release(t);
     else *out = t;

@@ -74,9 +74,9 @@ static bool in_f32(int32_t op)
 static peri_status unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
 {
     peri__operands o;
-    if (x && peri__is_whole(x->dtype)) {
+    if (x && peri__is_integer(x->dtype)) {
         PERI_NEED(out);
-        if (!peri__becomes_float(op, a, b)) return peri__whole_unary(function, op, x, a, b, out);
+        if (!peri__becomes_float(op, a, b)) return peri__integer_unary(function, op, x, a, b, out);
         PERI_TRY(peri_tensor_to(x, PERI_F32, NULL, &x));
         peri_status status = unary(function, op, x, a, b, out);
         peri_tensor_release(x);
@@ -263,11 +263,11 @@ static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri
 {
     peri__operands o;
     peri_tensor *in[2] = {a, b};
-    const bool whole = a && b && peri__is_whole(a->dtype) && peri__is_whole(b->dtype);
-    if (whole && op == PERI_BINARY_DIV) return quotient(function, a, b, out);
-    if (!whole || !out) return peri__float_binary(function, op, a, b, out);
+    const bool integer = a && b && peri__is_integer(a->dtype) && peri__is_integer(b->dtype);
+    if (integer && op == PERI_BINARY_DIV) return quotient(function, a, b, out);
+    if (!integer || !out) return peri__float_binary(function, op, a, b, out);
     PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
-    return peri__narrow(&o, peri__whole_binary(function, op, o.in[0], o.in[1], &o.out), out);
+    return peri__narrow(&o, peri__integer_binary(function, op, o.in[0], o.in[1], &o.out), out);
 }
 
 peri_status peri_op_add(peri_tensor *a, peri_tensor *b, peri_tensor **out)

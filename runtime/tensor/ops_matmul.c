@@ -446,13 +446,20 @@ out:
 }
 
 /** The same of integers, as they are. */
-static peri_status multiply_whole(peri_tensor *a, peri_tensor *b, int32_t n, const int64_t *batch, peri_tensor **out)
+static peri_status multiply_integers(peri_tensor *a, peri_tensor *b, int32_t n, const int64_t *batch, peri_tensor **out)
 {
     const int64_t *const sa = a->stride + a->ndim - 2, *const sb = b->stride + b->ndim - 2;
-    peri_k_whole_product_args k = {.a = peri__data(a), .b = peri__data(b), .dtype = a->dtype, .ndim = n,
-                                   .rows = a->shape[a->ndim - 2], .cols = b->shape[b->ndim - 1],
-                                   .k = b->shape[b->ndim - 2],
-                                   .a_row = sa[0], .a_col = sa[1], .b_row = sb[0], .b_col = sb[1]};
+    peri_k_integer_product_args k = {.a = peri__data(a),
+                                     .b = peri__data(b),
+                                     .dtype = a->dtype,
+                                     .ndim = n,
+                                     .rows = a->shape[a->ndim - 2],
+                                     .cols = b->shape[b->ndim - 1],
+                                     .k = b->shape[b->ndim - 2],
+                                     .a_row = sa[0],
+                                     .a_col = sa[1],
+                                     .b_row = sb[0],
+                                     .b_col = sb[1]};
     peri_tensor *wide_a = NULL, *wide_b = NULL, *c = NULL;
     int64_t shape[PERI_MAX_DIMS];
     peri_status status;
@@ -467,7 +474,7 @@ static peri_status multiply_whole(peri_tensor *a, peri_tensor *b, int32_t n, con
     PERI_TRY_GOTO(peri__tensor_like(a, n + 2, shape, &c), out);
     k.dst = peri__data(c);
     if (k.cols > 0)
-        status = PERI_LAUNCH(peri__device(a), whole_product, &k, peri__numel(c) / k.cols,
+        status = PERI_LAUNCH(peri__device(a), integer_product, &k, peri__numel(c) / k.cols,
                              peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(k.cols * k.k, 1)));
 out:
     peri_tensor_release(wide_a);
@@ -539,7 +546,7 @@ static peri_status matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out)
     }
     peri_tensor *in[2] = {a, b}, *y;
     peri__node *node;
-    if (peri__is_whole(a->dtype)) return multiply_whole(a, b, n, batch, out);
+    if (peri__is_integer(a->dtype)) return multiply_integers(a, b, n, batch, out);
     PERI_TRY(multiply(a, false, b, false, n, batch, &y));
     peri_status status = peri__attach(&matmul_vtab, in, 2, &y, 1, &node);
     if (status < 0) {
@@ -560,7 +567,7 @@ static peri_status multiplied(peri_tensor *a, peri_tensor *b, peri_tensor **out)
     static const char *const function = "peri_op_matmul";
     char text[300];
     PERI_TRY(peri__check_tensor(function, "a", a, -1, -1));
-    if (!peri__is_whole(a->dtype) || a->dtype == PERI_BOOL) PERI_TRY(peri__check_real(function, "a", a));
+    if (!peri__is_integer(a->dtype) || a->dtype == PERI_BOOL) PERI_TRY(peri__check_real(function, "a", a));
     PERI_TRY(peri__check_tensor(function, "b", b, a->dtype, -1));
     PERI_TRY(peri__check_same_device(function, a, b));
     if (a->ndim < 1 || b->ndim < 1)
@@ -588,7 +595,7 @@ peri_status peri_op_matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
     PERI_NEED(out);
     const int32_t low = a && b ? peri__autocast(peri__device(a)) : -1;
-    const bool whole = low >= 0 && peri__is_whole(a->dtype) && peri__is_whole(b->dtype);
+    const bool whole = low >= 0 && peri__is_integer(a->dtype) && peri__is_integer(b->dtype);
     if (low < 0 || whole || a->dtype == PERI_F64 || b->dtype == PERI_F64) return multiplied(a, b, out);
     peri_tensor *x = NULL, *y = NULL;
     peri_status status;

@@ -591,8 +591,8 @@ out:
     return status;
 }
 
-static peri_status sum_whole(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim,
-                             peri_tensor **out)
+static peri_status sum_integers(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim,
+                                peri_tensor **out)
 {
     uint32_t mask;
     int64_t shape[PERI_MAX_DIMS];
@@ -619,5 +619,5 @@ peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool kee
     static const char *const function = "peri_op_sum";
     PERI_TRY(peri__check_tensor(function, "x", x, -1, -1));
     const bool whole = x->dtype != PERI_F32 && x->dtype != PERI_F64 && !peri__is_16(x->dtype) && x->dtype < PERI_C64;
-    return whole ? sum_whole(function, x, dims, n, keepdim, out) : sum(function, x, dims, n, keepdim, false, out);
+    return whole ? sum_integers(function, x, dims, n, keepdim, out) : sum(function, x, dims, n, keepdim, false, out);
 }

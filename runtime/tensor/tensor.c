@@ -61,7 +61,7 @@ peri_status peri__check_float(const char *function, const char *what, const peri
     PERI_TRY(peri__check_tensor(function, what, t, -1, -1));
     if (t->dtype == PERI_F32 || t->dtype == PERI_F64) return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64%s", function, what, peri_dtype_name(t->dtype),
-                      peri__is_whole(t->dtype) ? "; cast it (in Lua t:to \"f32\")" : "");
+                      peri__is_integer(t->dtype) ? "; cast it (in Lua t:to \"f32\")" : "");
 }
 
 peri_status peri__check_real(const char *function, const char *what, const peri_tensor *t)
@@ -69,7 +69,7 @@ peri_status peri__check_real(const char *function, const char *what, const peri_
     PERI_TRY(peri__check_tensor(function, what, t, -1, -1));
     if (t->dtype == PERI_F32 || t->dtype == PERI_F64 || peri__is_16(t->dtype)) return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64, f16, bf16%s", function, what,
-                      peri_dtype_name(t->dtype), peri__is_whole(t->dtype) ? "; cast it (in Lua t:to \"f32\")" : "");
+                      peri_dtype_name(t->dtype), peri__is_integer(t->dtype) ? "; cast it (in Lua t:to \"f32\")" : "");
 }
 
 peri_status peri__check_same_device(const char *function, const peri_tensor *a, const peri_tensor *b)

@@ -467,9 +467,9 @@ peri_status peri__widen(peri__operands *o, peri__dtype_rule rule, peri_tensor *c
 /** Release the inputs; @status is that of the operation. @out: the result, unless it failed. */
 peri_status peri__narrow(peri__operands *o, peri_status status, peri_tensor **out);
 
-/* -- dtypes (dtypes.c), integers and bool (ops_whole.c) ------------------------------------------------------------ */
+/* -- dtypes (dtypes.c), integers and bool (ops_integer.c) ---------------------------------------------------------- */
 
-bool peri__is_whole(int32_t dtype);
+bool peri__is_integer(int32_t dtype);
 /** Least number of an integer dtype or bool, and the one behind its largest. */
 void peri__range_of(int32_t dtype, double *least, double *past);
 /** An error if @value is no number that an element of @dtype can be (rounded, for floats). Of bool every number is
@@ -481,16 +481,17 @@ peri_status peri__check_fits(const char *function, int32_t dtype, double value);
 int32_t peri__common_dtype(peri_tensor *const *in, int32_t n);
 /** out = a op b (PERI_BINARY_*), recorded, where at least one of them is a float. */
 peri_status peri__float_binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
-/** out = a op b (PERI_WHOLE_* of kernels/elements.h), both of one dtype of integers or bool; of x and a number, which
+/** out = a op b (PERI_INTEGER_* of kernels/elements.h), both of one dtype of integers or bool; of x and a number, which
  *  fits its dtype. */
-peri_status peri__whole(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
-peri_status peri__whole_by(const char *function, int32_t op, peri_tensor *x, double value, peri_tensor **out);
+peri_status peri__integer(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
+peri_status peri__integer_by(const char *function, int32_t op, peri_tensor *x, double value, peri_tensor **out);
 /** out = a op b (ADD to MIN without DIV, and POW), both of one dtype of integers or bool. */
-peri_status peri__whole_binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
+peri_status peri__integer_binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
 /** Whether the function of one number (PERI_UNARY_*) has f32 for integers. */
 bool peri__becomes_float(int32_t op, double a, double b);
 /** out = f(x) of integers or bool, where peri__becomes_float says no. */
-peri_status peri__whole_unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out);
+peri_status peri__integer_unary(const char *function, int32_t op, peri_tensor *x, double a, double b,
+                                peri_tensor **out);
 
 /* -- parts that dense operations share; nothing here is recorded --------------------------------------------------- */
 
@@ -515,10 +516,10 @@ peri_status peri__broadcast_shape(const char *function, const peri_tensor *a, co
 /** Join dimensions of @shape[ndim] that lie behind each other in all of @operands arrays of strides, so that the
  *  kernel's rows are long. Returns how many are left. */
 int32_t peri__fold(int32_t ndim, int64_t *shape, int64_t *const *stride, int32_t operands);
-/** out = a op b (PERI_COMPARE_*), broadcast; @b NULL: the number @value, of integers @whole. Of one dtype and
+/** out = a op b (PERI_COMPARE_*), broadcast; @b NULL: the number @value, of integers @integer. Of one dtype and
  *  device. */
-peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, double value, int64_t whole,
-                          peri_tensor **out);
+peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, double value,
+                          int64_t integer, peri_tensor **out);
 /** out = condition (bool) ? a : b, broadcast; NULL stands for zeros; not both. */
 peri_status peri__where(const char *function, peri_tensor *condition, peri_tensor *a, peri_tensor *b,
                         peri_tensor **out);

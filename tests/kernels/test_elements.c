@@ -64,7 +64,7 @@ static void comparisons(void **unused)
     for (int variant = 0; variant < 240; variant++) {
         const int32_t ndim = (int32_t)draw(4), which = variant % 10;
         peri_k_compare_args a = {
-            .dtype = real_dtypes[which], .op = variant % PERI_COMPARE_COUNT, .ndim = ndim, .value = 0.5, .whole = 1};
+            .dtype = real_dtypes[which], .op = variant % PERI_COMPARE_COUNT, .ndim = ndim, .value = 0.5, .integer = 1};
         const int64_t n = any_shape(a.shape, ndim);
         a.a = elements(lay(a.shape, ndim, draw(3), a.a_stride), a.dtype);
         if (variant % 4) a.b = elements(lay(a.shape, ndim, draw(3), a.b_stride), a.dtype);
@@ -77,16 +77,16 @@ static void comparisons(void **unused)
 static void whole_numbers(void **unused)
 {
     (void)unused;
-    static const int32_t whole_dtypes[] = {PERI_I64, PERI_I32, PERI_I16, PERI_I8, PERI_U8, PERI_BOOL};
+    static const int32_t integer_dtypes[] = {PERI_I64, PERI_I32, PERI_I16, PERI_I8, PERI_U8, PERI_BOOL};
     static const int64_t sizes[] = {8, 4, 2, 1, 1, 1};
     for (int variant = 0; variant < 252; variant++) {
         const int32_t ndim = (int32_t)draw(4), which = variant % 6;
-        peri_k_whole_args a = {.dtype = whole_dtypes[which], .op = variant / 6 % PERI_WHOLE_COUNT, .ndim = ndim};
+        peri_k_integer_args a = {.dtype = integer_dtypes[which], .op = variant / 6 % PERI_INTEGER_COUNT, .ndim = ndim};
         const int64_t n = any_shape(a.shape, ndim);
         a.a = elements(lay(a.shape, ndim, draw(3), a.a_stride), a.dtype);
         a.b = elements(lay(a.shape, ndim, draw(3), a.b_stride), a.dtype);
         a.dst = room(n * sizes[which]);
-        compare("whole", PERI_K_whole, &a, n, (output[]){OUTPUT(a.dst, n * sizes[which])}, 1);
+        compare("integer", PERI_K_integer, &a, n, (output[]){OUTPUT(a.dst, n * sizes[which])}, 1);
         drop_all(NULL);
     }
 }
@@ -98,8 +98,8 @@ static void whole_division(void **unused)
     static const int64_t some[] = {INT64_MIN, INT64_MIN + 1, -7, -2, -1, 0, 1, 2, 7, INT64_MAX};
     for (int i = 0; i < 10; i++)
         for (int j = 0; j < 10; j++) {
-            const int64_t x = some[i], y = some[j], q = peri_whole(PERI_WHOLE_FLOOR, x, y),
-                          r = peri_whole(PERI_WHOLE_REMAINDER, x, y), c = peri_whole(PERI_WHOLE_FMOD, x, y);
+            const int64_t x = some[i], y = some[j], q = peri_integer(PERI_INTEGER_FLOOR, x, y),
+                          r = peri_integer(PERI_INTEGER_REMAINDER, x, y), c = peri_integer(PERI_INTEGER_FMOD, x, y);
             if (y == 0) {
                 assert_true(q == 0 && r == 0 && c == 0);
                 continue;
@@ -112,37 +112,46 @@ static void whole_division(void **unused)
 }
 
 /** Powers against repeated products, which wrap around as they do. */
-static void whole_powers(void **unused)
+static void integer_powers(void **unused)
 {
     (void)unused;
     for (int64_t x = -5; x <= 5; x++) {
         uint64_t power = 1;
         for (int64_t y = 0; y < 70; y++, power *= (uint64_t)x)
-            assert_true((uint64_t)peri_whole(PERI_WHOLE_POW, x, y) == power);
+            assert_true((uint64_t)peri_integer(PERI_INTEGER_POW, x, y) == power);
         for (int64_t y = -4; y < 0; y++) {
             const int64_t inverse = x == 1 ? 1 : x == -1 ? (y % 2 ? -1 : 1) : 0;
-            assert_int_equal(peri_whole(PERI_WHOLE_POW, x, y), inverse);
+            assert_int_equal(peri_integer(PERI_INTEGER_POW, x, y), inverse);
         }
     }
 }
 
 /** Products of integers against sums written down. */
-static void whole_products(void **unused)
+static void integer_products(void **unused)
 {
     (void)unused;
     for (int variant = 0; variant < 60; variant++) {
         const int64_t rows = 1 + (int64_t)draw(5), cols = 1 + (int64_t)draw(5), n = (int64_t)draw(6), batch = 3;
         const bool turned = variant & 1, shared = variant & 2;
-        peri_k_whole_product_args a = {.dtype = PERI_I64, .ndim = 1, .rows = rows, .cols = cols, .k = n,
-                                       .a_row = turned ? 1 : n, .a_col = turned ? rows : 1, .b_row = cols, .b_col = 1,
-                                       .shape = {batch}, .a_stride = {rows * n}, .b_stride = {shared ? 0 : n * cols}};
+        peri_k_integer_product_args a = {.dtype = PERI_I64,
+                                         .ndim = 1,
+                                         .rows = rows,
+                                         .cols = cols,
+                                         .k = n,
+                                         .a_row = turned ? 1 : n,
+                                         .a_col = turned ? rows : 1,
+                                         .b_row = cols,
+                                         .b_col = 1,
+                                         .shape = {batch},
+                                         .a_stride = {rows * n},
+                                         .b_stride = {shared ? 0 : n * cols}};
         const int64_t *x = a.a = numbers(batch * rows * n + 1, 1000, -500), *y = a.b = numbers(batch * n * cols + 1,
                                                                                                1000, -500);
         int64_t *dst = a.dst = room(8 * batch * rows * cols);
-        compare("whole product", PERI_K_whole_product, &a, batch * rows,
+        compare("integer product", PERI_K_integer_product, &a, batch * rows,
                 (output[]){OUTPUT(a.dst, 8 * batch * rows * cols)}, 1);
         a.dst = dst;
-        peri_kernels_ref.fn[PERI_K_whole_product](&a, 0, batch * rows);
+        peri_kernels_ref.fn[PERI_K_integer_product](&a, 0, batch * rows);
         for (int64_t o = 0; o < batch * rows * cols; o++) {
             const int64_t c = o % cols, r = o / cols % rows, m = o / cols / rows;
             int64_t sum = 0;
@@ -311,7 +320,7 @@ static void rows_of_numbers(void **unused)
     static const int32_t some[] = {PERI_F32, PERI_F64, PERI_I64, PERI_I32};
     for (int i = 0; i < 4; i++) {
         const int64_t n = 100, size = some[i] == PERI_F32 || some[i] == PERI_I32 ? 4 : 8;
-        peri_k_iota_args a = {.dtype = some[i], .start = 0.3, .step = -0.1, .whole_start = 7, .whole_step = -3};
+        peri_k_iota_args a = {.dtype = some[i], .start = 0.3, .step = -0.1, .integer_start = 7, .integer_step = -3};
         a.dst = room(n * size);
         compare("iota", PERI_K_iota, &a, n, (output[]){OUTPUT(a.dst, n * size)}, 1);
         drop_all(NULL);
@@ -381,12 +390,18 @@ int main(void)
 {
     seed(NULL);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(comparisons, drop_all), cmocka_unit_test_teardown(choices, drop_all),
-        cmocka_unit_test_teardown(whole_numbers, drop_all), cmocka_unit_test_teardown(whole_division, drop_all),
-        cmocka_unit_test(whole_powers),                   cmocka_unit_test_teardown(whole_products, drop_all),
-        cmocka_unit_test_teardown(picks, drop_all),       cmocka_unit_test_teardown(running_sums, drop_all),
-        cmocka_unit_test_teardown(running_products, drop_all), cmocka_unit_test_teardown(searches, drop_all),
-        cmocka_unit_test_teardown(rows_of_numbers, drop_all), cmocka_unit_test_teardown(sorts, drop_all),
+        cmocka_unit_test_teardown(comparisons, drop_all),
+        cmocka_unit_test_teardown(choices, drop_all),
+        cmocka_unit_test_teardown(whole_numbers, drop_all),
+        cmocka_unit_test_teardown(whole_division, drop_all),
+        cmocka_unit_test(integer_powers),
+        cmocka_unit_test_teardown(integer_products, drop_all),
+        cmocka_unit_test_teardown(picks, drop_all),
+        cmocka_unit_test_teardown(running_sums, drop_all),
+        cmocka_unit_test_teardown(running_products, drop_all),
+        cmocka_unit_test_teardown(searches, drop_all),
+        cmocka_unit_test_teardown(rows_of_numbers, drop_all),
+        cmocka_unit_test_teardown(sorts, drop_all),
         cmocka_unit_test_teardown(keys, drop_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

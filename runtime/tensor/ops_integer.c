@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ops_whole.c: arithmetic of integers and bool. Nothing here has a gradient.
+ * ops_integer.c: arithmetic of integers and bool. Nothing here has a gradient.
  */
 #include "tensor_internal.h"
 #include "../../kernels/dense.h"
@@ -12,9 +12,9 @@
 
 /* -- two operands -------------------------------------------------------------------------------------------------- */
 
-peri_status peri__whole(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+peri_status peri__integer(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
-    peri_k_whole_args k = {.dtype = a->dtype, .op = op};
+    peri_k_integer_args k = {.dtype = a->dtype, .op = op};
     int32_t ndim;
     peri_tensor *y;
     PERI_TRY(peri__broadcast_shape(function, a, b, &ndim, k.shape));
@@ -25,7 +25,7 @@ peri_status peri__whole(const char *function, int32_t op, peri_tensor *a, peri_t
     k.a = peri__data(a);
     k.b = peri__data(b);
     k.ndim = peri__fold(ndim, k.shape, (int64_t *[]){k.a_stride, k.b_stride}, 2);
-    peri_status status = PERI_LAUNCH(peri__device(a), whole, &k, peri__numel(y), PERI_ELEMENT_GRAIN);
+    peri_status status = PERI_LAUNCH(peri__device(a), integer, &k, peri__numel(y), PERI_ELEMENT_GRAIN);
     if (status < 0) peri_tensor_release(y);
     else *out = y;
     return status;
@@ -37,19 +37,19 @@ static peri_status refuse_bool(const char *function, const peri_tensor *x)
     return peri__fail(PERI_EINVAL, "%s: x is bool, which has no numbers; cast it (in Lua t:to \"i64\")", function);
 }
 
-peri_status peri__whole_binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+peri_status peri__integer_binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
-    static const int32_t ops[] = {[PERI_BINARY_ADD] = PERI_WHOLE_ADD, [PERI_BINARY_SUB] = PERI_WHOLE_SUB,
-                                  [PERI_BINARY_MUL] = PERI_WHOLE_MUL, [PERI_BINARY_MAX] = PERI_WHOLE_MAX,
-                                  [PERI_BINARY_MIN] = PERI_WHOLE_MIN, [PERI_BINARY_POW] = PERI_WHOLE_POW};
-    int32_t whole = ops[op];
+    static const int32_t ops[] = {[PERI_BINARY_ADD] = PERI_INTEGER_ADD, [PERI_BINARY_SUB] = PERI_INTEGER_SUB,
+                                  [PERI_BINARY_MUL] = PERI_INTEGER_MUL, [PERI_BINARY_MAX] = PERI_INTEGER_MAX,
+                                  [PERI_BINARY_MIN] = PERI_INTEGER_MIN, [PERI_BINARY_POW] = PERI_INTEGER_POW};
+    int32_t integer = ops[op];
     PERI_TRY(peri__check_same_device(function, a, b));
     if (a->dtype == PERI_BOOL) { /* "or" and "and", as in PyTorch */
         if (op == PERI_BINARY_SUB || op == PERI_BINARY_POW) return refuse_bool(function, a);
-        if (op == PERI_BINARY_ADD) whole = PERI_WHOLE_MAX;
-        if (op == PERI_BINARY_MUL) whole = PERI_WHOLE_MIN;
+        if (op == PERI_BINARY_ADD) integer = PERI_INTEGER_MAX;
+        if (op == PERI_BINARY_MUL) integer = PERI_INTEGER_MIN;
     }
-    return peri__whole(function, whole, a, b, out);
+    return peri__integer(function, integer, a, b, out);
 }
 
 /* -- one operand and numbers --------------------------------------------------------------------------------------- */
@@ -87,11 +87,11 @@ static peri_status number_of(const char *function, const peri_tensor *x, double 
     return peri_tensor_full(peri__device(x), x->dtype, 0, NULL, value, out);
 }
 
-peri_status peri__whole_by(const char *function, int32_t op, peri_tensor *x, double value, peri_tensor **out)
+peri_status peri__integer_by(const char *function, int32_t op, peri_tensor *x, double value, peri_tensor **out)
 {
     peri_tensor *number;
     PERI_TRY(number_of(function, x, value, &number));
-    peri_status status = peri__whole(function, op, x, number, out);
+    peri_status status = peri__integer(function, op, x, number, out);
     peri_tensor_release(number);
     return status;
 }
@@ -100,13 +100,13 @@ peri_status peri__whole_by(const char *function, int32_t op, peri_tensor *x, dou
 static peri_status affine(const char *function, peri_tensor *x, double scale, double shift, peri_tensor **out)
 {
     peri_tensor *scaled;
-    if (scale == 1 && shift != 0) return peri__whole_by(function, PERI_WHOLE_ADD, x, shift, out);
-    PERI_TRY(peri__whole_by(function, PERI_WHOLE_MUL, x, scale, &scaled));
+    if (scale == 1 && shift != 0) return peri__integer_by(function, PERI_INTEGER_ADD, x, shift, out);
+    PERI_TRY(peri__integer_by(function, PERI_INTEGER_MUL, x, scale, &scaled));
     if (shift == 0) {
         *out = scaled;
         return PERI_OK;
     }
-    peri_status status = peri__whole_by(function, PERI_WHOLE_ADD, scaled, shift, out);
+    peri_status status = peri__integer_by(function, PERI_INTEGER_ADD, scaled, shift, out);
     peri_tensor_release(scaled);
     return status;
 }
@@ -114,8 +114,8 @@ static peri_status affine(const char *function, peri_tensor *x, double scale, do
 static peri_status magnitude(const char *function, peri_tensor *x, peri_tensor **out)
 {
     peri_tensor *negative;
-    PERI_TRY(peri__whole_by(function, PERI_WHOLE_MUL, x, x->dtype == PERI_U8 ? 1 : -1, &negative));
-    peri_status status = peri__whole(function, PERI_WHOLE_MAX, x, negative, out);
+    PERI_TRY(peri__integer_by(function, PERI_INTEGER_MUL, x, x->dtype == PERI_U8 ? 1 : -1, &negative));
+    peri_status status = peri__integer(function, PERI_INTEGER_MAX, x, negative, out);
     peri_tensor_release(negative);
     return status;
 }
@@ -126,10 +126,10 @@ static peri_status clamp(const char *function, peri_tensor *x, double low, doubl
     double least, past;
     peri_tensor *raised;
     peri__range_of(x->dtype, &least, &past);
-    if (!(high < past - 1)) return peri__whole_by(function, PERI_WHOLE_MAX, x, fmax(low, least), out);
-    if (!(low > least)) return peri__whole_by(function, PERI_WHOLE_MIN, x, high, out);
-    PERI_TRY(peri__whole_by(function, PERI_WHOLE_MAX, x, low, &raised));
-    peri_status status = peri__whole_by(function, PERI_WHOLE_MIN, raised, high, out);
+    if (!(high < past - 1)) return peri__integer_by(function, PERI_INTEGER_MAX, x, fmax(low, least), out);
+    if (!(low > least)) return peri__integer_by(function, PERI_INTEGER_MIN, x, high, out);
+    PERI_TRY(peri__integer_by(function, PERI_INTEGER_MAX, x, low, &raised));
+    peri_status status = peri__integer_by(function, PERI_INTEGER_MIN, raised, high, out);
     peri_tensor_release(raised);
     return status;
 }
@@ -138,7 +138,7 @@ static peri_status clamp(const char *function, peri_tensor *x, double low, doubl
 static peri_status multiply(const char *function, peri_tensor **x, peri_tensor *y)
 {
     peri_tensor *product;
-    PERI_TRY(peri__whole(function, PERI_WHOLE_MUL, *x, y, &product));
+    PERI_TRY(peri__integer(function, PERI_INTEGER_MUL, *x, y, &product));
     peri_tensor_release(*x);
     *x = product;
     return PERI_OK;
@@ -171,25 +171,25 @@ static peri_status one_operand(const char *function, int32_t op, peri_tensor *x,
 {
     switch (op) {
     case PERI_UNARY_AFFINE: return affine(function, x, a, b, out);
-    case PERI_UNARY_SQUARE: return peri__whole(function, PERI_WHOLE_MUL, x, x, out);
+    case PERI_UNARY_SQUARE: return peri__integer(function, PERI_INTEGER_MUL, x, x, out);
     case PERI_UNARY_POW: return power(function, x, a, out);
     default: break;
     }
     PERI_TRY(refuse_bool(function, x));
     switch (op) {
     case PERI_UNARY_ABS: return magnitude(function, x, out);
-    case PERI_UNARY_RELU: return peri__whole_by(function, PERI_WHOLE_MAX, x, 0, out);
+    case PERI_UNARY_RELU: return peri__integer_by(function, PERI_INTEGER_MAX, x, 0, out);
     case PERI_UNARY_CLAMP: return clamp(function, x, a, b, out);
     case PERI_UNARY_SIGN: return clamp(function, x, -1, 1, out);
     case PERI_UNARY_FLOOR:
     case PERI_UNARY_CEIL:
     case PERI_UNARY_ROUND:
-    case PERI_UNARY_TRUNC: return peri__whole_by(function, PERI_WHOLE_MUL, x, 1, out);
+    case PERI_UNARY_TRUNC: return peri__integer_by(function, PERI_INTEGER_MUL, x, 1, out);
     default: return peri__check_real(function, "x", x); /* which it is not */
     }
 }
 
-peri_status peri__whole_unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
+peri_status peri__integer_unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
 {
     const bool counted = x->dtype == PERI_BOOL &&
         (op == PERI_UNARY_AFFINE || op == PERI_UNARY_SQUARE || op == PERI_UNARY_POW || op == PERI_UNARY_CLAMP);
