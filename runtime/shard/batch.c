@@ -83,11 +83,14 @@ static void add_replicas(const peri_sharded *e, const peri__home *h, peri__next_
                   *bags = h->rule.by_id ? h->feature_ids : h->feature_rows;
     for (int32_t k = 0; k < e->routes->n_replicas; k++) {
         const peri__replica *x = &e->routes->replicas[k];
-        const peri__place place = peri__place_of(e, x->table, -1);
-        *next[place.set].line++ = x->piece;
-        *next[place.set].block++ = (peri_k_tbe_block){.first_bag = first[x->feature], .bags = bags[x->feature],
-                                                      .out_offset = h->replica_offset[k], .out_stride = x->cols,
-                                                      .table = place.table, .feature = x->feature};
+        const peri__set_table to = peri__set_table_of(e, x->table, -1);
+        *next[to.set].line++ = x->piece;
+        *next[to.set].block++ = (peri_k_tbe_block){.first_bag = first[x->feature],
+                                                   .bags = bags[x->feature],
+                                                   .out_offset = h->replica_offset[k],
+                                                   .out_stride = x->cols,
+                                                   .table = to.table,
+                                                   .feature = x->feature};
     }
 }
 
@@ -97,10 +100,10 @@ static peri_status make_room(const peri_sharded *e, peri__batch_layout *l, peri_
     const peri__routes *r = e->routes;
     int64_t all = 0;
     for (int32_t i = r->rank_lookup[e->rank]; i < r->rank_lookup[e->rank + 1]; i++) {
-        const int32_t set = peri__place_of(e, r->lookups[i].table, r->lookups[i].shard).set;
+        const int32_t set = peri__set_table_of(e, r->lookups[i].table, r->lookups[i].shard).set;
         if (set >= 0) n[set] += e->world_size;
     }
-    for (int32_t i = 0; i < r->n_replicas; i++) n[peri__place_of(e, r->replicas[i].table, -1).set]++;
+    for (int32_t i = 0; i < r->n_replicas; i++) n[peri__set_table_of(e, r->replicas[i].table, -1).set]++;
     for (int32_t g = 0; g < e->n_sets; g++) all += n[g];
     l->lines = peri__alloc(sizeof *l->lines * (size_t)peri__max(1, e->n_sets) + sizeof **l->lines * (size_t)all);
     if (!l->lines) return PERI_ENOMEM;

@@ -288,7 +288,7 @@ void peri__home_release(peri__home *h)
 static int64_t rows_for(const peri__owner *o, const peri__lookup *s, int32_t source)
 {
     const peri__routes *r = o->e->routes;
-    const int64_t at = (int64_t)source * peri__strands_of(r, o->e->rank) + s->place;
+    const int64_t at = (int64_t)source * peri__strands_of(r, o->e->rank) + r->strands[s->strand].index;
     if (!o->rule.to_homes && !o->ids) return o->counts[at];
     const peri__partition *p = partition_of(r, s);
     if (peri__rows_absent(o->rule, p, o->e->rank, source)) return 0;
@@ -302,17 +302,18 @@ static void count_elements(peri__owner *o)
     const peri__nodes *nodes = r->nodes;
     const int32_t world = r->world_size, rank = o->e->rank, node = nodes->of[rank];
     for (int32_t source = 0; source < world; source++) {
-        const int32_t place = peri__gateway_place(nodes, node, source);
+        const int32_t gateway = peri__gateway_member(nodes, node, source);
         for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
             const peri__lookup *s = &r->lookups[i];
             int64_t n = s->cols * rows_for(o, s, source);
             if (stays(s, rank, source)) continue;
             o->lane_out[s->lane] += n;
-            if (s->lane == PERI__NODE_LANE) o->sum_out[place] += n;
-            if (s->lane != PERI__NODE_LANE || place == nodes->place[rank]) o->source_out[s->lane * world + source] += n;
+            if (s->lane == PERI__NODE_LANE) o->sum_out[gateway] += n;
+            if (s->lane != PERI__NODE_LANE || gateway == nodes->member[rank])
+                o->source_out[s->lane * world + source] += n;
         }
     }
-    for (int32_t i = 0; i < peri__node_size(nodes, node); i++) o->sum_in[i] = o->sum_out[nodes->place[rank]];
+    for (int32_t i = 0; i < peri__node_size(nodes, node); i++) o->sum_in[i] = o->sum_out[nodes->member[rank]];
     for (int32_t lane = 0; lane < PERI__LANES; lane++) o->sent_out += o->lane_out[lane];
 }
 
@@ -345,20 +346,20 @@ static void add_blocks(const peri__owner *o, source_place *x, peri__next_block *
     const int32_t n = r->rank_lookup[rank + 1] - r->rank_lookup[rank];
     for (int32_t i = 0; i < n; i++) {
         const peri__lookup *s = &lookups[i];
-        const peri__place place = peri__place_of(o->e, s->table, s->shard);
+        const peri__set_table to = peri__set_table_of(o->e, s->table, s->shard);
         int64_t *here = stays(s, rank, x->source) ? &x->at[PERI__LANES] : &x->at[s->lane],
                 rows = rows_for(o, s, x->source);
         const int64_t *begin = o->ids && peri__rows_by_id(o->rule, partition_of(r, s)) ? x->first_id : x->first;
         const int64_t offset = *here;
         *here += s->cols * rows;
-        if (place.set < 0) continue; /* no rows: zeros in the sum */
-        *next[place.set].line++ = stays(s, rank, x->source) ? s->piece : -1;
-        *next[place.set].block++ = (peri_k_tbe_block){.first_bag = begin[s->place],
-                                                      .bags = rows,
-                                                      .out_offset = offset,
-                                                      .out_stride = s->cols,
-                                                      .table = place.table,
-                                                      .feature = s->feature};
+        if (to.set < 0) continue; /* no rows: zeros in the sum */
+        *next[to.set].line++ = stays(s, rank, x->source) ? s->piece : -1;
+        *next[to.set].block++ = (peri_k_tbe_block){.first_bag = begin[r->strands[s->strand].index],
+                                                   .bags = rows,
+                                                   .out_offset = offset,
+                                                   .out_stride = s->cols,
+                                                   .table = to.table,
+                                                   .feature = s->feature};
     }
 }
 
@@ -367,9 +368,9 @@ static void place_sums(const peri__owner *o, int64_t at, int64_t *by_source)
 {
     const peri__routes *r = o->e->routes;
     const int32_t world = r->world_size, rank = o->e->rank, node = r->nodes->of[rank];
-    for (int32_t place = 0; place < peri__node_size(r->nodes, node); place++)
+    for (int32_t gateway = 0; gateway < peri__node_size(r->nodes, node); gateway++)
         for (int32_t source = 0; source < world; source++) {
-            if (peri__gateway_place(r->nodes, node, source) != place) continue;
+            if (peri__gateway_member(r->nodes, node, source) != gateway) continue;
             by_source[source] = at;
             for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++)
                 if (r->lookups[i].lane == PERI__NODE_LANE)

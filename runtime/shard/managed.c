@@ -18,9 +18,9 @@ typedef struct waiting {
 struct peri__managed {
     peri_collision *map;     /* of the buckets that are here; NULL: none */
     peri__time time;         /* of its table of the module */
-    peri__place place;       /* of its shard here */
+    peri__set_table here;    /* where its shard is on this rank */
     int64_t first_row;       /* of that shard */
-    int32_t n_features, first; /* first: the place of its first feature among those of all tables of raw ids */
+    int32_t n_features, first; /* first: the number of its first feature among those of all tables of raw ids */
     int32_t *strand;         /* n_features: which of this rank's strands has its ids */
     waiting *waiting;
     int64_t n_waiting, room;
@@ -35,7 +35,7 @@ static int32_t strand_of(const peri_sharded *e, int32_t table, int32_t feature)
     for (int32_t w = r->rank_wire[e->rank]; w < r->rank_wire[e->rank + 1]; w++) {
         const peri__strand *s = &r->strands[r->wire[w]];
         const peri__partition *p = &r->partitions[s->partition];
-        if (p->raw && p->table == table && p->feature == feature) return s->place;
+        if (p->raw && p->table == table && p->feature == feature) return s->index;
     }
     return -1;
 }
@@ -58,14 +58,14 @@ static peri_status check_map(const peri_sharded *e, const peri__managed *m, cons
 static peri_status add_table(peri_sharded *e, const peri_sharded_table *from, int32_t table)
 {
     peri__managed *m = &e->managed[e->n_managed++];
-    *m = (peri__managed){.time = {.now = -1, .table = table}, .place = {.set = -1}, .n_features = from->n_features};
+    *m = (peri__managed){.time = {.now = -1, .table = table}, .here = {.set = -1}, .n_features = from->n_features};
     m->first = m == e->managed ? 0 : m[-1].first + m[-1].n_features;
     m->strand = peri__alloc(sizeof *m->strand * (size_t)from->n_features);
     if (!m->strand) return PERI_ENOMEM;
     const peri__route_table *t = &e->tables[table];
     for (int32_t s = 0; s < t->n_shards; s++) {
         if (t->here[1 + s].set < 0) continue;
-        m->place = t->here[1 + s];
+        m->here = t->here[1 + s];
         m->first_row = t->shards[s].row_offset;
         m->map = from->collision->map;
         if (m->map) peri_collision_retain(m->map);
@@ -193,23 +193,23 @@ static peri_status arrival_new(const peri_sharded *e, peri__arrival **out)
     return PERI_OK;
 }
 
-/** Ids of strand @place of this rank: from rank @source they are at *@at of what was received; returns how many. */
-static int64_t stretch(const peri_sharded *e, const peri__routing *r, int32_t source, int32_t place, int64_t *at)
+/** Ids of strand @k of this rank: from rank @source they are at *@at of what was received; returns how many. */
+static int64_t stretch(const peri_sharded *e, const peri__routing *r, int32_t source, int32_t k, int64_t *at)
 {
     const int64_t mine = peri__strands_of(e->routes, e->rank), *ids = r->ids + source * mine;
-    *at = peri__sum(r->source_ids, source) + peri__sum(ids, place);
-    return ids[place];
+    *at = peri__sum(r->source_ids, source) + peri__sum(ids, k);
+    return ids[k];
 }
 
-/** Copy the numbers (i64) of a strand of this rank between what was received of all ranks and one tensor; @out: into
+/** Copy the numbers (i64) of strand @k of this rank between what was received of all ranks and one tensor; @out: into
  *  the former. */
-static peri_status move_strand(const peri_sharded *e, const peri__routing *r, int32_t place, peri_tensor *received,
+static peri_status move_strand(const peri_sharded *e, const peri__routing *r, int32_t k, peri_tensor *received,
                                peri_tensor *one, bool out)
 {
     const int64_t size = (int64_t)sizeof(int64_t);
     char *base = peri__data(received), *other = peri__data(one);
     for (int32_t s = 0; s < e->world_size; s++) {
-        int64_t at, n = stretch(e, r, s, place, &at) * size;
+        int64_t at, n = stretch(e, r, s, k, &at) * size;
         char *there = base + at * size;
         if (n) PERI_TRY(peri__copy(e->device, out ? there : other, out ? other : there, n, PERI_COPY_D2D));
         other += n;
@@ -335,7 +335,7 @@ static peri_status reset_until(peri_sharded *e, int64_t batch)
         for (; k < m->n_waiting && status >= 0; k++) {
             waiting w = m->waiting[k];
             if (w.batch > batch) m->waiting[left++] = w;
-            else if ((status = peri_tbe_rows_reset(e->sets[m->place.set].tbe, m->place.table, w.rows)) < 0) break;
+            else if ((status = peri_tbe_rows_reset(e->sets[m->here.set].tbe, m->here.table, w.rows)) < 0) break;
             else peri_tensor_release(w.rows);
         }
         for (; k < m->n_waiting; k++) m->waiting[left++] = m->waiting[k]; /* after an error */
@@ -369,11 +369,11 @@ static peri_status mark_ids(const peri_sharded *e, const peri__managed *m)
     peri_table_file file;
     peri_ids_mark mark;
     if (!m->map) return PERI_OK;
-    peri_tbe *tbe = e->sets[m->place.set].tbe;
-    PERI_TRY(peri_tbe_table_file(tbe, m->place.table, &file));
+    peri_tbe *tbe = e->sets[m->here.set].tbe;
+    PERI_TRY(peri_tbe_table_file(tbe, m->here.table, &file));
     if (!file.path) return PERI_OK;
     PERI_TRY(peri_collision_mark(m->map, &mark.sum, &mark.iteration));
-    return peri_tbe_ids_mark_set(tbe, m->place.table, &mark);
+    return peri_tbe_ids_mark_set(tbe, m->here.table, &mark);
 }
 
 peri_status peri__managed_flush(peri_sharded *e)

@@ -331,7 +331,7 @@ static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *fr
     to->places = peri__alloc_zero(sizeof *to->places * (size_t)peri__max(1, to->n_shards));
     to->here = peri__alloc(sizeof *to->here * (size_t)(to->n_shards + 1));
     if (!to->shards || !to->places || !to->here) return PERI_ENOMEM;
-    for (int32_t s = 0; s <= to->n_shards; s++) to->here[s] = (peri__place){.set = -1};
+    for (int32_t s = 0; s <= to->n_shards; s++) to->here[s] = (peri__set_table){.set = -1};
     PERI_TRY(peri_sharding_shards(&sharding, to->shards, to->n_shards, &to->n_shards));
     for (int32_t s = 0; s < to->n_shards && places; s++) {
         to->places[s] = to->shards[s].rank;

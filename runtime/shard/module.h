@@ -143,7 +143,7 @@ struct peri_sharded {
 
 /** Where shard @shard of a table is on this rank (-1: the whole of it, a replica or a copy); set -1: nowhere, or it has
  *  no rows. */
-static inline peri__place peri__place_of(const peri_sharded *e, int32_t table, int32_t shard)
+static inline peri__set_table peri__set_table_of(const peri_sharded *e, int32_t table, int32_t shard)
 {
     return e->tables[table].here[1 + shard];
 }

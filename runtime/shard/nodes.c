@@ -8,17 +8,17 @@ peri_status peri__nodes_init(peri__nodes *x, const int32_t *node, int32_t world_
 {
     *x = (peri__nodes){.of = peri__alloc_zero(sizeof(int32_t) * (4 * (size_t)world_size + 1))};
     if (!x->of) return PERI_ENOMEM;
-    x->place = x->of + world_size;
-    x->ranks = x->place + world_size;
+    x->member = x->of + world_size;
+    x->ranks = x->member + world_size;
     x->first = x->ranks + world_size;
     for (int32_t i = 0; i < world_size; i++) {
         int32_t mate = node && i > 0 && node[i - 1] == node[i] ? i - 1 : 0;
         while (node && node[mate] != node[i]) mate++;
         x->of[i] = mate < i ? x->of[mate] : x->n++;
-        x->place[i] = x->first[x->of[i] + 1]++;
+        x->member[i] = x->first[x->of[i] + 1]++;
     }
     for (int32_t n = 0; n < x->n; n++) x->first[n + 1] += x->first[n];
-    for (int32_t i = 0; i < world_size; i++) x->ranks[x->first[x->of[i]] + x->place[i]] = i;
+    for (int32_t i = 0; i < world_size; i++) x->ranks[x->first[x->of[i]] + x->member[i]] = i;
     return PERI_OK;
 }
 

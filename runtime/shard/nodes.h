@@ -12,7 +12,7 @@
 
 typedef struct peri__nodes {
     int32_t n;           /* nodes, in order of their first ranks */
-    int32_t *of, *place; /* by rank: its node, and its place among the node's ranks */
+    int32_t *of, *member; /* by rank: its node, and its number among the node's ranks */
     int32_t *first;      /* n + 1: where the ranks of each begin in `ranks` */
     int32_t *ranks;      /* by node, ascending */
 } peri__nodes;
@@ -29,15 +29,15 @@ static inline int32_t peri__node_size(const peri__nodes *nodes, int32_t i)
 {
     return nodes->first[i + 1] - nodes->first[i];
 }
-/** The place of the rank of node @i through which rank @home gets what the node has for it: its own place, if the node
- *  has so many. */
-static inline int32_t peri__gateway_place(const peri__nodes *nodes, int32_t i, int32_t home)
+/** Which member of node @i is the gateway through which rank @home gets what the node has for it: that of its own
+ *  number, if the node has so many. */
+static inline int32_t peri__gateway_member(const peri__nodes *nodes, int32_t i, int32_t home)
 {
-    return nodes->place[home] % peri__node_size(nodes, i);
+    return nodes->member[home] % peri__node_size(nodes, i);
 }
 static inline int32_t peri__gateway(const peri__nodes *nodes, int32_t i, int32_t home)
 {
-    return nodes->ranks[nodes->first[i] + peri__gateway_place(nodes, i, home)];
+    return nodes->ranks[nodes->first[i] + peri__gateway_member(nodes, i, home)];
 }
 
 #endif

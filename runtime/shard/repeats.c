@@ -20,8 +20,8 @@ typedef struct repeat {
 
 struct peri__repeats {
     const peri__home *h;
-    peri_tensor *places, *list; /* backing of what follows */
-    int32_t *place;  /* by bag of the input: see peri__repeats_places */
+    peri_tensor *rows_of, *list; /* backing of what follows */
+    int32_t *row_of;             /* by bag of the input: see peri__repeats_rows */
     repeat *repeats; /* of each feature from begin[feature] on */
     int64_t *begin, *n, *sums, *unused; /* by feature; repeats, sums, and bags that no sample has; backing: begin */
     int64_t n_bags;  /* of the input */
@@ -34,16 +34,16 @@ struct peri__repeats {
     float *sum;          /* a row of zeros, then the sums */
 };
 
-/** The repeats of a bag get the number of its sum; meanwhile that is -2 - its place. */
-static int64_t number_sums(repeat *first, const repeat *past, int32_t *place)
+/** The repeats of a bag get the number of its sum; meanwhile that is -2 - its row. */
+static int64_t number_sums(repeat *first, const repeat *past, int32_t *row_of)
 {
     int32_t n = 0;
     for (repeat *x = first; x < past; x++) {
-        x->more = place[x->bag] < 0;
-        if (!x->more) place[x->bag] = -2 - n++;
-        x->sum = -2 - place[x->bag];
+        x->more = row_of[x->bag] < 0;
+        if (!x->more) row_of[x->bag] = -2 - n++;
+        x->sum = -2 - row_of[x->bag];
     }
-    for (repeat *x = first; x < past; x++) place[x->bag] = x->first;
+    for (repeat *x = first; x < past; x++) row_of[x->bag] = x->first;
     return n;
 }
 
@@ -54,20 +54,20 @@ static void find(void *ctx, int64_t from, int64_t to)
     const int64_t rows = r->h->rows;
     for (int64_t f = from; f < to; f++) {
         const int64_t *inverse = r->inverse + r->h->feature_inverse[f], bags = r->h->feature_rows[f];
-        int32_t *place = r->place + r->h->feature_first[f];
+        int32_t *row_of = r->row_of + r->h->feature_first[f];
         repeat *first = r->repeats + r->begin[f], *past = first;
         if (r->begin[f] == r->begin[f + 1]) continue;
-        for (int64_t b = 0; b < bags; b++) place[b] = -1;
+        for (int64_t b = 0; b < bags; b++) row_of[b] = -1;
         for (int64_t s = 0; s < rows; s++) {
             const int64_t bag = inverse[s];
-            if (place[bag] < 0) place[bag] = (int32_t)s;
-            else *past++ = (repeat){.sample = (int32_t)s, .first = place[bag], .bag = (int32_t)bag};
+            if (row_of[bag] < 0) row_of[bag] = (int32_t)s;
+            else *past++ = (repeat){.sample = (int32_t)s, .first = row_of[bag], .bag = (int32_t)bag};
         }
         r->n[f] = past - first;
-        r->sums[f] = number_sums(first, past, place);
+        r->sums[f] = number_sums(first, past, row_of);
         for (int64_t b = 0; b < bags; b++) {
-            r->unused[f] += place[b] < 0;
-            if (place[b] < 0) place[b] = (int32_t)rows;
+            r->unused[f] += row_of[b] < 0;
+            if (row_of[b] < 0) row_of[b] = (int32_t)rows;
         }
     }
 }
@@ -88,9 +88,9 @@ static peri_status make_room(peri__repeats *r)
         r->begin[f + 1] += r->begin[f];
     }
     const int64_t bytes = (int64_t)sizeof *r->repeats * r->begin[n];
-    PERI_TRY(peri_tensor_new(r->h->e->device, PERI_I32, 1, &r->n_bags, &r->places));
+    PERI_TRY(peri_tensor_new(r->h->e->device, PERI_I32, 1, &r->n_bags, &r->rows_of));
     PERI_TRY(peri_tensor_new(r->h->e->device, PERI_U8, 1, &bytes, &r->list));
-    r->place = peri__data(r->places);
+    r->row_of = peri__data(r->rows_of);
     r->repeats = peri__data(r->list);
     return PERI_OK;
 }
@@ -112,7 +112,7 @@ peri_status peri__repeats_new(const peri__home *h, const peri_tensor *inverse, p
 void peri__repeats_free(peri__repeats *r)
 {
     if (!r) return;
-    peri_tensor_release(r->places);
+    peri_tensor_release(r->rows_of);
     peri_tensor_release(r->list);
     peri_tensor_release(r->summed);
     peri__free(r->begin);
@@ -215,11 +215,11 @@ peri_status peri__repeats_add_up(peri__repeats *r, peri_tensor *grad)
     }
     peri__parallel_for(r->h->n_outputs, 1, add_up, r);
     for (int32_t f = 0; f < r->h->e->routes->n_features; f++) {
-        int32_t *place = r->place + r->h->feature_first[f];
+        int32_t *row_of = r->row_of + r->h->feature_first[f];
         const repeat *first = r->repeats + r->begin[f];
         for (int64_t b = 0; r->unused[f] && b < r->h->feature_rows[f]; b++)
-            if (place[b] == r->h->rows) place[b] = (int32_t)away;
-        for (const repeat *k = first; k < first + r->n[f]; k++) place[k->bag] = (int32_t)(away + 1) + k->sum;
+            if (row_of[b] == r->h->rows) row_of[b] = (int32_t)away;
+        for (const repeat *k = first; k < first + r->n[f]; k++) row_of[k->bag] = (int32_t)(away + 1) + k->sum;
     }
     return PERI_OK;
 }
@@ -230,7 +230,7 @@ peri_tensor *peri__repeats_sums(const peri__repeats *r, int64_t *past)
     return r->past ? r->summed : NULL;
 }
 
-peri_tensor *peri__repeats_places(const peri__repeats *r) { return r->places; }
+peri_tensor *peri__repeats_rows(const peri__repeats *r) { return r->rows_of; }
 
 peri_status peri__repeats_own(const peri__repeats *r, peri_tensor **out)
 {
@@ -242,7 +242,7 @@ peri_status peri__repeats_own(const peri__repeats *r, peri_tensor **out)
     int32_t *to = peri__data(*out);
     for (int32_t w = first; w < end; w++) {
         const int32_t f = routes->wire_feature[w];
-        memcpy(to, r->place + r->h->feature_first[f], sizeof *to * (size_t)r->h->feature_rows[f]);
+        memcpy(to, r->row_of + r->h->feature_first[f], sizeof *to * (size_t)r->h->feature_rows[f]);
         to += r->h->feature_rows[f];
     }
     return PERI_OK;

@@ -98,7 +98,7 @@ static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, con
     for (int32_t i = 0; i < n_parts; i++) {
         peri__strand *s = APPEND(r->strands, r->n_strands);
         if (!s) return PERI_ENOMEM;
-        *s = (peri__strand){.partition = r->n_partitions - 1, .part = i, .rank = ranks[i], .place = -1};
+        *s = (peri__strand){.partition = r->n_partitions - 1, .part = i, .rank = ranks[i], .index = -1};
         even = even && (i == n_parts - 1 || bounds[i + 1] - bounds[i] == bounds[1]);
     }
     p->block = even ? bounds[1] : 0;
@@ -120,14 +120,13 @@ static peri_status add_copies(peri__routes *r, const peri__route_table *table, i
                                  .shard = -1,
                                  .feature = feature,
                                  .strand = r->partitions[p].first_strand,
-                                 .place = rank,
                                  .lane = table->lane,
                                  .cols = table->cols};
     }
     return PERI_OK;
 }
 
-/** Make the partitions and lookups of all tables. Lookups carry their rank in `place` until they are sorted. */
+/** Make the partitions and lookups of all tables. */
 static peri_status make_lookups(peri__routes *r, const peri__route_table *tables, int64_t *bounds, int32_t *ranks,
                                 int32_t *n_lookups)
 {
@@ -146,7 +145,6 @@ static peri_status make_lookups(peri__routes *r, const peri__route_table *tables
                                          .shard = s,
                                          .feature = table->features[f],
                                          .strand = r->partitions[p].first_strand + part,
-                                         .place = shard->rank,
                                          .lane = table->lane,
                                          .cols = shard->cols};
             }
@@ -162,17 +160,22 @@ static peri_status make_lookups(peri__routes *r, const peri__route_table *tables
     return PERI_OK;
 }
 
+/** By rank and lane. */
+static int32_t key_of(const peri__routes *r, const peri__lookup *lookup)
+{
+    return r->strands[lookup->strand].rank * PERI__LANES + lookup->lane;
+}
+
 /** @out: lookups by rank and lane, otherwise in their order. Fills in rank_lookup. */
 static peri_status sort_lookups(peri__routes *r, int32_t n_lookups, peri__lookup *out)
 {
     const int32_t keys = r->world_size * PERI__LANES;
     int32_t *next = peri__alloc_zero(sizeof *next * (size_t)(keys + 1)); /* by rank and lane: where its next one goes */
     if (!next) return PERI_ENOMEM;
-    for (int32_t i = 0; i < n_lookups; i++) next[r->lookups[i].place * PERI__LANES + r->lookups[i].lane + 1]++;
+    for (int32_t i = 0; i < n_lookups; i++) next[key_of(r, &r->lookups[i]) + 1]++;
     for (int32_t k = 0; k < keys; k++) next[k + 1] += next[k];
     for (int32_t rank = 0; rank <= r->world_size; rank++) r->rank_lookup[rank] = next[rank * PERI__LANES];
-    for (int32_t i = 0; i < n_lookups; i++)
-        out[next[r->lookups[i].place * PERI__LANES + r->lookups[i].lane]++] = r->lookups[i];
+    for (int32_t i = 0; i < n_lookups; i++) out[next[key_of(r, &r->lookups[i])]++] = r->lookups[i];
     peri__free(next);
     return PERI_OK;
 }
@@ -183,14 +186,12 @@ static void number_strands(peri__routes *r)
     int32_t wire = 0;
     for (int32_t rank = 0; rank < r->world_size; rank++) {
         for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
-            peri__lookup *lookup = &r->lookups[i];
+            const peri__lookup *lookup = &r->lookups[i];
             peri__strand *strand = &r->strands[lookup->strand];
-            if (strand->place < 0) {
-                strand->place = wire - r->rank_wire[rank];
-                r->wire_feature[wire] = lookup->feature;
-                r->wire[wire++] = lookup->strand;
-            }
-            lookup->place = strand->place;
+            if (strand->index >= 0) continue;
+            strand->index = wire - r->rank_wire[rank];
+            r->wire_feature[wire] = lookup->feature;
+            r->wire[wire++] = lookup->strand;
         }
         r->rank_wire[rank + 1] = wire;
     }
@@ -268,7 +269,7 @@ static peri_status add_outputs(peri__routes *r, const peri__route_table *table, 
         }
         for (int32_t k = 0; k < table->n_shards && s >= 0; k++) {
             const peri_shard *shard = &table->shards[k];
-            bool sum = table->lane == PERI__NODE_LANE, head = r->nodes->place[shard->rank] == 0;
+            bool sum = table->lane == PERI__NODE_LANE, head = r->nodes->member[shard->rank] == 0;
             if (shard->col_offset == first->col_offset && (sum ? head : shard->rows > 0))
                 PERI_TRY(add_piece(r, out, find_piece(r, t, k, feature, shard->rank)));
         }

@@ -32,10 +32,10 @@ enum {
 /** The part of the tables whose rows are in a lane. */
 static inline int32_t peri__lane_part(int32_t lane) { return lane < PERI__NODE_LANE ? lane % PERI__PARTS : 0; }
 
-/** A table of a table batch. */
-typedef struct peri__place {
-    int32_t set, table; /* set -1: none */
-} peri__place;
+/** Where a shard, or a whole table, is on this rank: a table of a set (module.h). */
+typedef struct peri__set_table {
+    int32_t set, table; /* set -1: nowhere */
+} peri__set_table;
 
 /** One table of a sharded module, as the routes see it. */
 typedef struct peri__route_table {
@@ -58,7 +58,8 @@ typedef struct peri__route_table {
     double divisor, sent_divisor; /* of the gradients of rows that are here, and of those that travel */
     int32_t halvings;  /* how often the sums of its gradients are halved by the update, instead of divided before */
     int32_t *places;   /* n_shards: where on its rank each is */
-    peri__place *here; /* n_shards + 1: where on this rank the whole table is, as a replica or a copy; and each shard */
+    peri__set_table
+        *here; /* n_shards + 1: where on this rank the whole table is, as a replica or a copy; and each shard */
 } peri__route_table;
 
 /** One feature cut by one table's boundaries of rows, or of buckets: see kernels/route.h. */
@@ -75,14 +76,13 @@ typedef struct peri__partition {
 /** One part of a partition on its way to one rank. */
 typedef struct peri__strand {
     int32_t partition, part, rank;
-    int32_t place; /* among the strands of its rank */
+    int32_t index; /* among the strands of its rank */
 } peri__strand;
 
 /** One lookup on a rank: a feature in a shard. */
 typedef struct peri__lookup {
     int32_t table, shard, feature; /* shard -1: a copy */
-    int32_t strand;         /* whose ids it looks up */
-    int32_t place;          /* among the strands of its rank */
+    int32_t strand;                /* whose ids it looks up */
     int32_t lane;           /* that of the table */
     int32_t piece;          /* its rows in an output; -1: none, others stand for it */
     int64_t cols;
@@ -117,7 +117,7 @@ typedef struct peri__routes {
     peri__strand *strands;
     int64_t *bounds;
     const peri__nodes *nodes; /* of the world; borrowed */
-    int32_t *wire;        /* n_strands: strands in wire order, by rank and place */
+    int32_t *wire;            /* n_strands: strands in wire order, by rank and index */
     int32_t *wire_feature; /* n_strands: whose bags each place of the wire takes */
     int32_t *rank_wire;   /* world_size + 1: first wire position of each rank */
     peri__lookup *lookups;    /* of all ranks; those of a rank by lane */

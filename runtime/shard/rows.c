@@ -14,7 +14,7 @@ static peri__bag_places places_of(const peri__rows *r, const peri__table_set *se
     const peri__routing *x = &r->input->routing;
     const int32_t me = r->e->rank;
     if (set->replica) {
-        const peri_tensor *all = r->past ? peri__repeats_places(r->input->repeats) : NULL;
+        const peri_tensor *all = r->past ? peri__repeats_rows(r->input->repeats) : NULL;
         return (peri__bag_places){all ? peri__data(all) : NULL, 0, all ? peri__numel(all) : 0};
     }
     if (r->past)

@@ -111,7 +111,7 @@ peri_status peri__repeats_new(const peri__home *h, const peri_tensor *inverse, p
 void peri__repeats_free(peri__repeats *repeats);
 /** i32, borrowed, by bag of the input: its row is that of its first sample, or the one behind the last if it has none;
  *  after peri__repeats_add_up the row of its gradient: of the results', or of the sums. */
-peri_tensor *peri__repeats_places(const peri__repeats *repeats);
+peri_tensor *peri__repeats_rows(const peri__repeats *repeats);
 /** The same by bag that this rank receives from itself. @out new. */
 peri_status peri__repeats_own(const peri__repeats *repeats, peri_tensor **out);
 /** Copy rows that are in place from the first sample of each bag to the others. */

@@ -45,7 +45,7 @@ static peri_status set_add(peri_sharded *e, int32_t set, int32_t table, int32_t 
     peri__table_set *g = &e->sets[set];
     PERI_TRY(peri__grow_one((void **)&g->module_table, g->n_tables, sizeof *g->module_table));
     PERI_TRY(peri__grow_one((void **)&g->module_shard, g->n_tables, sizeof *g->module_shard));
-    e->tables[table].here[1 + shard] = (peri__place){.set = set, .table = g->n_tables};
+    e->tables[table].here[1 + shard] = (peri__set_table){.set = set, .table = g->n_tables};
     g->module_table[g->n_tables] = table;
     g->module_shard[g->n_tables++] = shard;
     return PERI_OK;
@@ -123,7 +123,7 @@ static peri_status list_local(peri_sharded *e)
     int32_t n = 0;
     for (int32_t t = 0; t < e->n_tables; t++)
         for (int32_t s = -1; s < e->tables[t].n_shards; s++) {
-            const peri__place p = peri__place_of(e, t, s);
+            const peri__set_table p = peri__set_table_of(e, t, s);
             if (p.set < 0) continue;
             const peri__table_set *g = &e->sets[p.set];
             e->local[n++] = (peri_local_shard){.shard = shard_of(e, g, p.table),
@@ -135,7 +135,7 @@ static peri_status list_local(peri_sharded *e)
                                                .replica = e->tables[t].data_parallel};
         }
     for (int32_t i = r->rank_lookup[e->rank]; i < r->rank_lookup[e->rank + 1]; i++)
-        e->hollow = e->hollow || peri__place_of(e, r->lookups[i].table, r->lookups[i].shard).set < 0;
+        e->hollow = e->hollow || peri__set_table_of(e, r->lookups[i].table, r->lookups[i].shard).set < 0;
     return PERI_OK;
 }
 

@@ -252,7 +252,7 @@ static int32_t segment_of(const peri__rows *r, int32_t p, segment *s)
     s->stride = r->stride;
     s->column = x->column;
     if (h->variable)
-        s->index = (const int32_t *)peri__data(peri__repeats_places(r->input->repeats)) + h->feature_first[x->feature];
+        s->index = (const int32_t *)peri__data(peri__repeats_rows(r->input->repeats)) + h->feature_first[x->feature];
     if (x->cut && r->input->routing.origins)
         s->index = (const int32_t *)peri__data(r->input->routing.origins) + x->first;
     return x->cut && !s->index ? -1 : x->space;
@@ -282,7 +282,7 @@ static peri_status travel_new(const peri__rows *r, peri__travel **out)
     if (!r->back) keep(d, r->away);
     keep(d, r->sums);
     keep(d, r->input->routing.origins);
-    if (r->input->repeats) keep(d, peri__repeats_places(r->input->repeats));
+    if (r->input->repeats) keep(d, peri__repeats_rows(r->input->repeats));
     d->segments = peri__alloc(sizeof *d->segments * (size_t)peri__max(1, h->n_travelling));
     if (!d->segments) {
         peri__travel_release(d);

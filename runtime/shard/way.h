@@ -6,7 +6,7 @@
  * Towards homes the hops are taken in their order, towards owners in reverse. An exchange hands each rank of its group
  * its part. A sum adds up, for each rank of its group, the parts that all of them have for it; on the way back every
  * rank gets a copy of what belongs to a sum. So a table cut by rows within a node is a sum among the ranks of the node,
- * and then an exchange among those of equal place on all nodes.
+ * and then an exchange among those of equal number on all nodes.
  */
 #ifndef PERI_SHARD_WAY_H
 #define PERI_SHARD_WAY_H
