@@ -6,7 +6,7 @@
 #ifndef PERI_KERNELS_SIMD_H
 #define PERI_KERNELS_SIMD_H
 
-#include <immintrin.h>
+#include "intrinsics.h"
 #include <stdint.h>
 
 #if defined(__AVX512F__)

@@ -399,17 +399,17 @@ void cblas_dgemm(enum CBLAS_ORDER order, enum CBLAS_TRANSPOSE ta, enum CBLAS_TRA
 --- What comes before the sources: the C library's headers. OpenBLAS is loaded at the first matrix product, so its
 --- header is not needed.
 local function head(version)
-  local text = { HEAD:format(version) }
+  local text, intrinsics = { HEAD:format(version) }, ""
   for _, name in ipairs(system.list) do
     if name == "liburing.h" then text[#text + 1] = "#if defined(PERI_HAVE_URING)\n#include <liburing.h>\n#endif\n"
     elseif name == "zlib.h" then -- FAR is a macro of its own
       text[#text + 1] = "#if defined(PERI_HAVE_ZLIB)\n#include <zlib.h>\n#undef FAR\n#endif\n"
-    elseif name:match "intrin%.h$" then text[#text + 1] =
-      ("#if defined(__x86_64__)\n#include <%s>\n#endif\n"):format(name)
+    elseif name:match "intrin%.h$" then -- parts of it; all units of all instruction sets are in this file
+      intrinsics = "#if defined(__x86_64__)\n#include <immintrin.h>\n#endif\n"
     elseif name == "cblas.h" then text[#text + 1] = OWN_CBLAS
     else text[#text + 1] = ("#include <%s>\n"):format(name) end
   end
-  return table.concat(text)
+  return table.concat(text) .. intrinsics
 end
 
 --- The names of a unit that others have, too: by macros, { name, to }, and word by word, name -> to.
