@@ -3,142 +3,23 @@
  * test_host.c: the library as a guest in somebody else's process: forks, sandboxes, small stacks, its beginning and its
  * end, its threads.
  */
-#include "tests/harness/check.h"
+#include "guest.h"
 
-#include "runtime/base/base_internal.h"
-
-#include <dirent.h>
 #include <errno.h>
 #include <fenv.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <locale.h>
-#include <malloc.h>
 #include <perilune/host.h>
 #include <perilune/perilune.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
-
-enum { ROWS = 20000, COLS = 8, BATCH = 4096, WORKERS = 4 };
-
-/** A table whose rows are all 1, and a batch of one id a bag. */
-typedef struct guest {
-    peri_device *cpu;
-    peri_tbe *tbe;
-    peri_tbe_input in;
-    peri_tensor *out, *grad;
-} guest;
-
-static peri_status guest_new(guest *g, bool in_file, int64_t batch)
-{
-    const int64_t ends = batch + 1, shape[2] = {batch, COLS};
-    void *p;
-    *g = (guest){0};
-    PERI_TRY(peri_device_get("cpu", &g->cpu));
-    const peri_table_config table = {
-        .size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT, .init_a = 1};
-    const peri_cache_config cache = {.size = sizeof cache, .load_factor = 0.5};
-    peri_tbe_optimizer_config sgd = {.size = sizeof sgd};
-    PERI_TRY(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
-    peri_tbe_config config = {
-        .size = sizeof config, .device = g->cpu, .n_tables = 1, .tables = &table, .optimizer = &sgd};
-    if (in_file) config.caches = &cache;
-    PERI_TRY(peri_tbe_new(&config, &g->tbe));
-    PERI_TRY(peri_tensor_new(g->cpu, PERI_I64, 1, &batch, &g->in.ids));
-    PERI_TRY(peri_tensor_new(g->cpu, PERI_I64, 1, &ends, &g->in.offsets));
-    PERI_TRY(peri_tensor_data(g->in.ids, &p));
-    for (int64_t i = 0; i < batch; i++) ((int64_t *)p)[i] = i * 977 % ROWS;
-    PERI_TRY(peri_tensor_data(g->in.offsets, &p));
-    for (int64_t i = 0; i <= batch; i++) ((int64_t *)p)[i] = i;
-    PERI_TRY(peri_tensor_new(g->cpu, PERI_F32, 2, shape, &g->out));
-    PERI_TRY(peri_tensor_full(g->cpu, PERI_F32, 2, shape, 0.5, &g->grad));
-    const peri_tbe_block block = {.bags = batch, .out_stride = COLS, .feature = -1};
-    return peri_tbe_blocks_new(g->tbe, &block, 1, &g->in.blocks);
-}
-
-static void guest_free(guest *g)
-{
-    peri_tensor *own[] = {g->in.ids, g->in.offsets, g->out, g->grad};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri_tensor_release(own[i]);
-    peri_tbe_blocks_release(g->in.blocks);
-    peri_tbe_release(g->tbe);
-}
-
-/** The sum of a lookup; it is BATCH * COLS before the first update. Negative: an error. */
-static double guest_use(guest *g)
-{
-    float out[BATCH * COLS];
-    double sum = 0;
-    if (peri_tbe_forward(g->tbe, &g->in, g->out) < 0 || peri_tensor_read(g->out, out, sizeof out) < 0) return -1;
-    for (int i = 0; i < BATCH * COLS; i++) sum += (double)out[i];
-    return sum;
-}
-
-/** A matrix product that all workers share; its sum. */
-static double product(peri_device *cpu)
-{
-    enum { N = 600 };
-    const int64_t shape[2] = {N, N};
-    const int32_t both[2] = {0, 1};
-    peri_tensor *a, *b, *sum;
-    double x = -1;
-    if (peri_tensor_full(cpu, PERI_F32, 2, shape, 1, &a) < 0) return -1;
-    if (peri_op_matmul(a, a, &b) >= 0) {
-        if (peri_op_sum(b, both, 2, false, &sum) >= 0) {
-            (void)peri_tensor_item(sum, 0, &x);
-            peri_tensor_release(sum);
-        }
-        peri_tensor_release(b);
-    }
-    peri_tensor_release(a);
-    return x / N / N / N;
-}
-
-/** Run @body in a child, which has 20 s; its exit status, or 100 and more: the signal that ended it. */
-static int in_child(int (*body)(void *ctx), void *ctx)
-{
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        alarm(20);
-        _exit(body(ctx));
-    }
-    int status = 0;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFSIGNALED(status) ? 100 + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-/** Threads of this process, and how many of them are called @name (or NULL). */
-static int threads_called(const char *name)
-{
-    DIR *folder = opendir("/proc/self/task");
-    int n = 0;
-    for (struct dirent *e; folder && (e = readdir(folder));) {
-        char path[300], text[64] = "";
-        if (e->d_name[0] == '.') continue;
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
-        FILE *f = fopen(path, "r");
-        if (f && fgets(text, sizeof text, f)) text[strcspn(text, "\n")] = 0;
-        if (f) fclose(f);
-        n += !name || !strcmp(text, name);
-    }
-    closedir(folder);
-    return n;
-}
 
 /* -- fork ---------------------------------------------------------------------------------------------------------- */
 
@@ -285,38 +166,6 @@ static int begins_and_ends(void *ctx)
     return peri_host_shutdown() == PERI_EINVAL ? 0 : 12;
 }
 
-static atomic_int_least64_t taken;
-
-static void *take(size_t bytes, size_t alignment)
-{
-    void *p = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-    if (p) atomic_fetch_add(&taken, (int64_t)bytes);
-    return p;
-}
-
-static void give(void *p, size_t bytes)
-{
-    atomic_fetch_sub(&taken, (int64_t)bytes);
-    free(p);
-}
-
-/** In a child, after an end. */
-static int stores_where_the_host_says(void *ctx)
-{
-    (void)ctx;
-    guest g;
-    if (peri_host_init() < 0 || peri_host_storage_set(take, NULL) != PERI_EINVAL) return 1;
-    if (peri_host_storage_set(take, give) < 0) return 2;
-    if (guest_new(&g, false, BATCH) < 0 || guest_use(&g) != BATCH * COLS || product(g.cpu) != 1) return 3;
-    if (atomic_load(&taken) < ROWS * COLS * 4) return 4;
-    if (peri_host_storage_set(NULL, NULL) != PERI_EINVAL || !strstr(peri_error_message(), "are there already"))
-        return 5;
-    guest_free(&g);
-    if (peri_device_trim(g.cpu) < 0) return 6;
-    if (peri_host_shutdown() < 0 || atomic_load(&taken) != 0) return 7;
-    return peri_host_storage_set(NULL, NULL) < 0 ? 8 : 0;
-}
-
 static void nothing_is_left_at_the_end_and_it_begins_again(void **state)
 {
     (void)state;
@@ -327,7 +176,6 @@ static void nothing_is_left_at_the_end_and_it_begins_again(void **state)
         assert_ok(peri_host_shutdown());
     }
     assert_int_equal(in_child(begins_and_ends, NULL), 0);
-    assert_int_equal(in_child(stores_where_the_host_says, NULL), 0);
 }
 
 /* -- log lines and plugins ----------------------------------------------------------------------------------------- */
@@ -463,34 +311,6 @@ static void memory_is_what_the_control_group_allows(void **state)
 }
 
 /* -- what is the caller's stays the caller's ----------------------------------------------------------------------- */
-
-/** Ids dealt to buckets, and rows of data written and counted: what has the largest frames. */
-static peri_status deal_and_write(guest *g)
-{
-    static const int64_t size = ROWS / 4, rows[] = {50}, bags = BATCH;
-    static const int32_t one = 1;
-    const peri_bucket_args args = {.buckets = 4, .n_features = 1, .block_sizes = &size};
-    const peri_synthetic_args data = {.size = sizeof data, .table_rows = rows, .bag_min = &one, .bag_max = &one,
-                                      .dense_features = 1, .sparse_features = 1, .alpha = 1.05};
-    char path[] = "/tmp/peri-stack-XXXXXX";
-    const peri_criteo_config reads = {.size = sizeof reads, .path = path, .table_rows = rows, .dense_features = 1,
-                                      .sparse_features = 1, .world = 1, .batch_rows = 2, .end = 1};
-    peri_bucket_result dealt;
-    peri_tensor *lengths;
-    peri_criteo *reader;
-    PERI_TRY(peri_tensor_full(g->cpu, PERI_I64, 1, &bags, 1, &lengths));
-    peri_status status = peri_sparse_bucketize(&args, lengths, g->in.ids, NULL, NULL, &dealt);
-    peri_tensor_release(lengths);
-    if (status < 0) return status;
-    peri_tensor_release(dealt.lengths);
-    peri_tensor_release(dealt.ids);
-    close(mkstemp(path));
-    status = peri_synthetic_write(&data, 0, 20, path);
-    if (status >= 0) status = peri_criteo_open(&reads, &reader);
-    if (status >= 0) peri_criteo_release(reader);
-    unlink(path);
-    return status;
-}
 
 static void *on_a_small_stack(void *ctx)
 {
@@ -692,169 +512,6 @@ static void a_sandbox_means_a_slower_way(void **state)
     }
 }
 
-/* -- batches of all sizes ------------------------------------------------------------------------------------------ */
-
-static int sizes(void *ctx)
-{
-    enum { MOST = 10000, WARM = 100 };
-    guest g;
-    int64_t live = 0, *zeros = calloc(MOST + 1, sizeof *zeros);
-    size_t heap = 0;
-    (void)ctx;
-    if (!zeros || guest_new(&g, false, BATCH) < 0) return 1;
-    for (int64_t i = 0; i < MOST; i++) {
-        const int64_t n = i < WARM ? MOST - i : i - WARM + 1, ends = n + 1; /* the largest ones first */
-        const peri_tbe_block block = {.bags = n, .out_stride = COLS, .feature = -1};
-        const int64_t whole[2] = {n, COLS};
-        peri_tbe_input in = {0};
-        peri_tensor *out;
-        if (peri_tensor_new(g.cpu, PERI_I64, 1, &n, &in.ids) < 0 || peri_tensor_write(in.ids, zeros, n * 8) < 0)
-            return 2;
-        if (peri_tensor_new(g.cpu, PERI_I64, 1, &ends, &in.offsets) < 0 ||
-            peri_tensor_write(in.offsets, zeros, ends * 8) < 0)
-            return 3;
-        if (peri_tbe_blocks_new(g.tbe, &block, 1, &in.blocks) < 0 ||
-            peri_tensor_new(g.cpu, PERI_F32, 2, whole, &out) < 0)
-            return 4;
-        if (peri_tbe_forward(g.tbe, &in, out) < 0) return 5;
-        peri_tensor_release(in.ids);
-        peri_tensor_release(in.offsets);
-        peri_tensor_release(out);
-        peri_tbe_blocks_release(in.blocks);
-        if (i == WARM) {
-            live = peri_mem_live();
-            heap = mallinfo2().uordblks;
-        }
-    }
-    if (peri_mem_live() > live + 4096) return 6;
-    return mallinfo2().uordblks > heap + (256 << 10) ? 7 : 0;
-}
-
-static void memory_does_not_grow_with_the_sizes_of_batches(void **state)
-{
-    (void)state;
-    if (SANITIZED) skip();
-    assert_int_equal(in_child(sizes, NULL), 0);
-}
-
-/* -- memory that is short, and memory of the host's ---------------------------------------------------------------- */
-
-static atomic_int_least64_t asked, refused_at; /* requests so far; the one that gets nothing, from 1 */
-
-static bool refused(void) { return atomic_fetch_add(&asked, 1) + 1 == atomic_load(&refused_at); }
-static void *short_alloc(size_t size) { return refused() ? NULL : malloc(size); }
-static void *short_resize(void *p, size_t size) { return refused() ? NULL : realloc(p, size); }
-static void *short_take(size_t bytes, size_t alignment) { return refused() ? NULL : take(bytes, alignment); }
-
-/** All that a guest does once, from the library's beginning to its end. */
-static peri_status whole_life(guest *g)
-{
-    peri_status status = guest_new(g, false, BATCH);
-    if (status >= 0) status = peri_tbe_forward(g->tbe, &g->in, g->out);
-    if (status >= 0) status = peri_tbe_backward(g->tbe, &g->in, g->grad, NULL);
-    if (status >= 0 && product(g->cpu) != 1) status = peri_error_status();
-    if (status >= 0) status = deal_and_write(g);
-    return status;
-}
-
-/** In a child, after an end: each request for memory is refused in its turn. */
-static int lives_with_little_memory(void *ctx)
-{
-    (void)ctx;
-    if (peri_host_allocator_set(short_alloc, short_resize, free) < 0 || peri_host_storage_set(short_take, give) < 0)
-        return 1;
-    for (int64_t k = 1, whole = 0; !whole; k++) {
-        guest g = {0};
-        if (peri_host_init() < 0) return 2;
-        atomic_store(&asked, 0);
-        atomic_store(&refused_at, k);
-        const peri_status status = whole_life(&g);
-        whole = atomic_load(&asked) < k;
-        atomic_store(&refused_at, 0);
-        if (status < 0 && (status != PERI_ENOMEM || whole))
-            return fprintf(stderr, "request %d: %s\n", (int)k, peri_error_message()), 3;
-        guest_free(&g);
-        const bool ended = peri_host_shutdown() >= 0;
-        if (!ended || peri_mem_objects() != 0 || peri_mem_live() != 0 || atomic_load(&taken) != 0) {
-            fprintf(stderr, "request %d: %s\n", (int)k, ended ? "memory is left" : peri_error_message());
-            return 4;
-        }
-        if (whole && k < 50) return 5;
-    }
-    return 0;
-}
-
-static void a_refused_request_for_memory_is_an_error(void **state)
-{
-    (void)state;
-    assert_int_equal(in_child(lives_with_little_memory, NULL), 0);
-}
-
-/** What several processes share: rows, which lie in memory of the program's. */
-typedef struct shared_rows {
-    float *rows;
-    int released;
-} shared_rows;
-
-static void note_release(void *ctx, void *data) { ((shared_rows *)ctx)->released += data != NULL; }
-
-/** A guest whose rows are @s. */
-static peri_status guest_over(guest *g, shared_rows *s)
-{
-    static const int64_t n = ROWS * COLS;
-    const peri_table_config table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS};
-    peri_tbe_optimizer_config sgd = {.size = sizeof sgd};
-    peri_tensor *weights;
-    PERI_TRY(guest_new(g, false, BATCH));
-    peri_tbe_blocks_release(g->in.blocks);
-    peri_tbe_release(g->tbe);
-    g->in.blocks = NULL;
-    g->tbe = NULL;
-    PERI_TRY(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
-    PERI_TRY(peri_host_tensor(g->cpu, PERI_F32, 1, &n, s->rows, note_release, s, &weights));
-    peri_tbe_config config = {.size = sizeof config, .device = g->cpu, .n_tables = 1, .tables = &table};
-    config.optimizer = &sgd;
-    config.weights = weights;
-    const peri_status status = peri_tbe_new(&config, &g->tbe);
-    peri_tensor_release(weights);
-    const peri_tbe_block block = {.bags = BATCH, .out_stride = COLS, .feature = -1};
-    return status < 0 ? status : peri_tbe_blocks_new(g->tbe, &block, 1, &g->in.blocks);
-}
-
-static int child_updates_rows(void *ctx)
-{
-    guest g;
-    if (guest_over(&g, ctx) < 0 || guest_use(&g) != 2.0 * BATCH * COLS) return 1;
-    if (peri_tbe_backward(g.tbe, &g.in, g.grad, NULL) < 0) return 2;
-    guest_free(&g);
-    return ((shared_rows *)ctx)->released == 1 ? 0 : 3;
-}
-
-/** Rows in huge pages where the system has any reserved, in memory that may become such, and in plain pages. */
-static void processes_share_rows(void **state)
-{
-    (void)state;
-    const size_t bytes = 2 << 20;
-    for (int way = 0; way < 3; way++) {
-        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | (way == 0 ? MAP_HUGETLB : 0),
-                       -1, 0);
-        if (p == MAP_FAILED && way == 0) continue;
-        assert_true(p != MAP_FAILED);
-        if (way == 1) (void)madvise(p, bytes, MADV_HUGEPAGE);
-        shared_rows s = {.rows = p};
-        guest g;
-        for (int i = 0; i < ROWS * COLS; i++) s.rows[i] = 2;
-        assert_ok(guest_over(&g, &s));
-        assert_true(guest_use(&g) == 2.0 * BATCH * COLS);
-        assert_int_equal(in_child(child_updates_rows, &s), 0);
-        const double sum = guest_use(&g);
-        assert_true(sum > 0 && sum < 2.0 * BATCH * COLS); /* the other process's update */
-        guest_free(&g);
-        assert_int_equal(s.released, 1);
-        munmap(p, bytes);
-    }
-}
-
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(log_lines_go_to_the_host),
     cmocka_unit_test(plugins_come_from_folders_that_the_host_names),
@@ -869,10 +526,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_broken_pipe_is_no_signal),
     cmocka_unit_test(numbers_have_a_point_in_every_locale),
     cmocka_unit_test(a_sandbox_means_a_slower_way),
-    cmocka_unit_test(memory_does_not_grow_with_the_sizes_of_batches),
-    cmocka_unit_test(processes_share_rows),
     cmocka_unit_test(nothing_is_left_at_the_end_and_it_begins_again),
-    cmocka_unit_test(a_refused_request_for_memory_is_an_error),
 };
 
 int main(void) { return cmocka_run_group_tests(tests, NULL, NULL); }
