@@ -146,6 +146,7 @@ cublasStatus_t layout(cublasLtMatrixLayoutOpaque_t *l, cudaDataType_t type, int6
         if (status_ != CUBLAS_STATUS_SUCCESS) return status_; \
     } while (0)
 
+/** Fill *d in for the product @g. */
 cublasStatus_t describe(const peri_op_gemm *g, described *d)
 {
     const bool wide = g->dtype == PERI_F64, tf32 = g->tf32 && g->dtype == PERI_F32;
@@ -172,6 +173,8 @@ cublasStatus_t limit(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttri
     return cublasLtMatmulPreferenceSetAttribute(p, what, size == 4 ? (const void *)&narrow : &value, size);
 }
 
+/** What an algorithm may use for products of kind @key: so much scratch memory, no sums in 16 bits, and no better
+ *  alignment than the operands have. */
 cublasStatus_t limits(const kind *key, cublasLtMatmulPreference_t p)
 {
     const bool wide = key->c_dtype == PERI_F32 || key->c_dtype == PERI_F64;
@@ -208,6 +211,7 @@ choice choose(products *p, const peri_op_gemm *g, const kind &key)
     return c;
 }
 
+/** The algorithm for the product @g: that which was chosen for the first product of its kind. */
 choice chosen(products *p, const peri_op_gemm *g)
 {
     const kind key = kind_of(g);
@@ -217,12 +221,14 @@ choice chosen(products *p, const peri_op_gemm *g)
     return at->second;
 }
 
+/** Whether cuBLASLt has an algorithm for the product @g. */
 bool possible(const peri_op_gemm *g)
 {
     products *p = current();
     return p && chosen(p, g).found;
 }
 
+/** Bytes of scratch memory that the product @g needs. */
 int64_t workspace(const peri_op_gemm *g)
 {
     products *p = current();

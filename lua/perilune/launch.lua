@@ -58,6 +58,7 @@ local function append(list, ...)
   for i = 1, select("#", ...) do list[#list + 1] = (select(i, ...)) end
 end
 
+--- Whether the list `words` (of arguments, or nil) has the word `name`.
 local function mentions(words, name)
   for _, word in ipairs(words or {}) do
     if word == name then return true end

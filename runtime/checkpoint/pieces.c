@@ -329,8 +329,8 @@ static peri__copying block_at(const reading *q, int64_t bytes, int64_t at)
     return k;
 }
 
-/** A block to where it belongs in the target's memory: whole rows of dimension q->dimension or, if q->straight, any
- *  bytes. @at: in the file. Several threads have blocks of their own. */
+/** Copy a block to where it belongs in the target's memory. The block is whole rows of dimension q->dimension or, if
+ *  q->straight, any bytes; it begins at @at in the file. Several threads call this at once, for blocks of their own. */
 static void lay(const void *context, const char *data, int64_t bytes, int64_t at)
 {
     const reading *q = context;
@@ -345,8 +345,9 @@ static void lay(const void *context, const char *data, int64_t bytes, int64_t at
     put_all(to, &k, data);
 }
 
-/** What the owner does with a block: bools are checked before anything has them, and targets that are no memory get
- *  it. */
+/** Take a block that was read, in the thread that asked for it: add it to the checksum, refuse bytes that are no bools,
+ *  and bring it to the target: by its function if the target is no memory, else by copying, unless a reading thread has
+ *  done that already (q->laid). */
 static peri_status accept(void *context, const char *data, int64_t bytes, int64_t at)
 {
     reading *q = context;

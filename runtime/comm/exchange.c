@@ -231,7 +231,8 @@ static peri_status move_columns(const flow *f, const peri_tensor *from, const pe
     return status;
 }
 
-/** The results that the numbers of @flat make. */
+/** Make the results of @flat, the numbers that have arrived: itself, a matrix of columns side by side, or a list of
+ *  tensors, as the flow's layout says. */
 static peri_status lay_out(const flow *f, peri_tensor *flat, peri_tensor **out)
 {
     int64_t shape[2] = {f->rows, f->columns}, at = 0;
@@ -244,7 +245,8 @@ static peri_status lay_out(const flow *f, peri_tensor *flat, peri_tensor **out)
     return PERI_OK;
 }
 
-/** The numbers of the gradients of the results; NULL counts as zeros. */
+/** Lay the gradients of the results out in one new tensor, *flat, in the order in which they travel back: the adjoint
+ *  of lay_out. A result without a gradient (NULL) has zeros there. */
 static peri_status gather_gradient(const flow *f, peri_tensor *const *grad, peri_tensor **flat)
 {
     int64_t n = f->kind == PERI_FLOW_REDUCE_SCATTER ? f->out[f->group->rank] : peri__sum(f->in, f->group->size), at = 0;

@@ -67,7 +67,8 @@ peri_status peri_kt_new(peri_keys *keys, const int64_t *length_per_key, int32_t 
     return PERI_OK;
 }
 
-/** Tensors side by side: a kt of one key each, all in one group. */
+/** A KeyedTensor whose columns are those of all @tensors, one behind the other: each tensor becomes a KeyedTensor of
+ *  one key, and a regrouping copies all of them into one. */
 static peri_status side_by_side(peri_keys *keys, peri_tensor *const *tensors, peri_tensor **out)
 {
     int32_t n = keys->count;

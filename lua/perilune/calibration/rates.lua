@@ -19,8 +19,9 @@ end
 -- the part of the best time below which a turn is better; times `turns` that are made in all
 local BETTER, MOST = 0.97, 6
 
---- Milliseconds of f: the fastest turn (each the slowest rank's), when `turns` in a row were not better: what other
---- programs disturb goes on for longer. Collective.
+--- Run f again and again, and return the milliseconds of its fastest turn. A turn takes as long as on the slowest rank.
+--- It ends when `turns` turns in a row were no faster: while other programs disturb, it goes on for longer. The first
+--- turn does not count. Collective.
 local function fastest(group, turns, f)
   local best, found, turn = math.huge, 0, 0
   while turn < found + turns and turn < MOST * turns or turn == 0 do

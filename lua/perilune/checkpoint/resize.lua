@@ -89,8 +89,9 @@ local function fill_by_runs(stored, from, first, past, target, region)
   end
 end
 
---- Numbers of rows [0, n) in the order of blocks of `each` rows in which they lay, and where those of block b begin
---- (starts[b]); rows that lay nowhere are not among them.
+--- Sort the new rows [0, n) by the block of `each` stored rows that has their contents; from[r] is the stored row of
+--- new row r, -1 if it has none, and then r is left out. Returns a list `order` of new rows and a list `starts`: those
+--- of block b are order[starts[b]] to order[starts[b + 1] - 1].
 local function by_block(from, n, each, blocks)
   local order, starts = ffi.new("int32_t[?]", n), ffi.new("int32_t[?]", blocks + 1)
   for r = 0, n - 1 do
@@ -108,8 +109,8 @@ local function by_block(from, n, each, blocks)
   return order, starts
 end
 
---- The same of all n rows of `target`, at `to` in the host's memory, which lay far apart: blocks of `stored` are read
---- as a whole, unless few of their rows are wanted.
+--- Fill all n rows of `target`, whose memory on the host begins at `to`, where their stored rows lie far apart: a block
+--- of `stored` is read as a whole, unless few of its rows are wanted.
 local function fill_by_blocks(stored, from, n, target, to, region)
   local size, there = target:shape(), size_of(stored)[1]
   local bytes = target:numel() / n * tonumber(P.C.peri_dtype_size(P.dtype(target:dtype())))
@@ -136,7 +137,7 @@ local function fill_by_blocks(stored, from, n, target, to, region)
   end
 end
 
---- All n rows of `target`.
+--- Fill all n rows of `target` from `stored`: run by run or, if there are many short runs, by blocks.
 local function fill_rows(stored, from, n, target, region)
   local runs = 1
   for r = 1, n - 1 do

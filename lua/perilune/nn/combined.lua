@@ -174,7 +174,8 @@ function CombinedOptimizer:named_groups()
   end
   return list
 end
---- The part of `map` that is an optimizer's of the list, under its own names.
+--- Of `map`, a state by the combined names ("name.state"), what belongs to o, { name =, optimizer = }, by the names
+--- that o.optimizer itself uses.
 local function part_of(o, map)
   local part = {}
   for _, s in ipairs(o.optimizer:named_state()) do
@@ -189,9 +190,12 @@ function CombinedOptimizer:state_groups()
   end
   return list
 end
+--- Copy the state of all optimizers in, which check_state has found to fit.
 function CombinedOptimizer:assign_state(map)
   for _, o in ipairs(self.optimizers) do o.optimizer:assign_state(part_of(o, map)) end
 end
+--- What is wrong with `map` as the state of all optimizers: a list of texts, empty if it fits. prefix: before the names
+--- in them.
 function CombinedOptimizer:check_state(map, prefix)
   local wrong = {}
   for _, o in ipairs(self.optimizers) do

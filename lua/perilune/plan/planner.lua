@@ -193,8 +193,9 @@ end
 
 local SIMPLER = 0.01
 
---- What a plan is chosen by, the less the better: its rating. Of our own estimates 1 % more for each sharding type but
---- the first, which is less than predictions are off: so of plans that are rated alike the simpler one is chosen.
+--- The number by which plans are compared: the plan with the least one is chosen. It is the plan's rating. To a rating
+--- by our own estimates each sharding type beside the first adds 1 %, so that of plans that are rated about alike the
+--- one with fewer types is chosen; estimates are off by more than that.
 function EmbeddingShardingPlanner:score(rating, proposal)
   if not step.StepModel.is(self.performance_model) then return rating end
   return rating * (1 + SIMPLER * math.max(0, types_of(proposal) - 1))
