@@ -63,12 +63,26 @@ static inline __attribute__((always_inline)) void k_panel_tile_done(const peri_k
     k_panel_tile_end(a, sums, row, rows, c, vectors);
 }
 
+/** As k_load_bf16. One permutation puts the halves above zeros, where widening and a shift are two instructions for the
+ *  unit that has the most to do here: one row times panels takes three quarters of the time on Zen 4. */
+static inline __attribute__((always_inline)) k_vec k_panel_load_bf16(const uint16_t *p)
+{
+#ifdef __AVX512BW__
+    const __m512i place = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0,
+                                           3, 0, 2, 0, 1, 0, 0, 0);
+    const __m512i halves = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)p));
+    return (k_vec)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, place, halves);
+#else
+    return k_load_bf16(p);
+#endif
+}
+
 /** A vector of a panel. */
 static inline __attribute__((always_inline)) k_vec k_panel_load(const char *panel, int64_t at, const int32_t dtype)
 {
     if (dtype == PERI_I8) return k_load_i8((const int8_t *)panel + at);
     return dtype == PERI_F32 ? k_load((const float *)(const void *)panel + at)
-                             : k_load_bf16((const uint16_t *)(const void *)panel + at);
+                             : k_panel_load_bf16((const uint16_t *)(const void *)panel + at);
 }
 
 /** Rows [row, row + rows) times panels [panel, panel + n). @rows, @n and @dtype are constants where this is called. */
