@@ -54,12 +54,15 @@ static peri_status identify(const char *path, peri_checkpoint_info *out)
     if (fd < 0)
         return peri__fail(why == ENOENT || why == ENOTDIR ? PERI_ENOTFOUND : PERI_EIO, "checkpoint '%.300s': %s", path,
                           strerror(why));
-    ssize_t n = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > END ? pread(fd, head, HEAD, 0) : -1;
-    if (n > 0 && pread(fd, end, END, s.st_size - END) == END) {
+    ssize_t n = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > END ? pread(fd, head, HEAD, 0) : 0;
+    const ssize_t last = n > 0 ? pread(fd, end, END, s.st_size - END) : n;
+    why = errno;
+    close(fd);
+    if (last < 0) return peri__fail(PERI_EIO, "checkpoint '%.300s': reading its manifest: %s", path, strerror(why));
+    if (last == END) {
         head[n] = 0;
         memcpy(out->digest, end, PERI_CHECKPOINT_DIGEST);
     }
-    close(fd);
     if (!hexadecimal(out->digest))
         return peri__fail(PERI_EFORMAT,
                           "checkpoint '%.300s': its manifest does not end with its checksum: it is cut short", path);
@@ -97,8 +100,9 @@ static void siblings_fini(siblings *s)
     peri__free(s->list);
 }
 
-/** All checkpoints that lie in the folder in which @path lies, in the order of their names. */
-static peri_status siblings_of(const char *path, siblings *s)
+/** All checkpoints that lie in the folder in which @path lies, in the order of their names. Damaged ones are left out;
+ *  one that cannot be read now, which may be good, is an error if @all are wanted. */
+static peri_status siblings_of(const char *path, bool all, siblings *s)
 {
     char *names;
     const char *slash = strrchr(path, '/');
@@ -110,7 +114,18 @@ static peri_status siblings_of(const char *path, siblings *s)
         char full[PATH_MAX];
         peri_checkpoint_info is;
         *end = 0;
-        if (peri__path_join(s->folder, name, full) < 0 || identify(full, &is) < 0) continue;
+        if (peri__path_join(s->folder, name, full) < 0) continue;
+        status = identify(full, &is);
+        if (status == PERI_EFORMAT || status == PERI_ENOTFOUND || (status < 0 && !all)) {
+            status = PERI_OK;
+            continue;
+        }
+        if (status < 0) {
+            char why[512];
+            snprintf(why, sizeof why, "%s", peri_error_message());
+            status = peri__fail(status, "%s; it may be an increment of another one in the folder", why);
+            break;
+        }
         status = peri__grow((void **)&s->list, &s->room, s->n + 1, sizeof *s->list);
         if (status < 0) break;
         s->list[s->n] = (sibling){.path = peri__strdup(full), .is = is};
@@ -159,8 +174,9 @@ peri_status peri__checkpoint_child(const char *given, char *child)
     peri_checkpoint_info own;
     *child = 0;
     PERI_TRY(trimmed(given, path));
-    if (identify(path, &own) < 0) return PERI_OK; /* damaged: nobody can read an increment of it */
-    peri_status status = siblings_of(path, &s);
+    peri_status status = identify(path, &own);
+    if (status == PERI_EFORMAT) return PERI_OK; /* damaged: nobody can read an increment of it */
+    if (status >= 0) status = siblings_of(path, true, &s);
     for (int64_t i = 0; status >= 0 && i < s.n && !*child; i++) {
         const char *parent = s.list[i].is.parent;
         bool of_this = *parent && (strcmp(parent, own.digest) == 0 || strcmp(parent, own.same_as) == 0), other = false;
@@ -231,7 +247,7 @@ static peri_status open_parents(peri_checkpoint *c, const char *given)
     if (!*c->m.parent) return PERI_OK;
     PERI_TRY(trimmed(given, path));
     allow_descriptors(c->m.increment);
-    peri_status status = siblings_of(path, &s);
+    peri_status status = siblings_of(path, false, &s);
     for (peri_checkpoint *last = c, *parent; status >= 0 && *last->m.parent; last = parent) {
         const sibling *found = find(&s, last->m.parent);
         if (!found) {

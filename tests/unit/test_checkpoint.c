@@ -596,7 +596,7 @@ static void only_checkpoints_are_replaced(void **context)
 {
     (void)context;
     const float values[] = {1, 2, 3};
-    char digest[33], file[PATH_MAX];
+    char digest[33], file[PATH_MAX], other[PATH_MAX];
     assert_ok(save_one(values, 3, false, digest));
     assert_fails(save_one(values, 3, false, digest), PERI_EINVAL, "is there already");
     sweep(saving);
@@ -620,8 +620,19 @@ static void only_checkpoints_are_replaced(void **context)
         unlink(file);
     }
     assert_ok(save_one(values, 3, true, digest));
+    /* What cannot be read now may be an increment of it; what is damaged is none. */
+    snprintf(other, sizeof other, "%.2000s/other", folder);
+    snprintf(file, sizeof file, "%.2000s/manifest.json", other);
+    assert_int_equal(mkdir(other, 0777), 0);
+    assert_int_equal(mknod(file, S_IFSOCK | 0666, 0), 0);
+    assert_fails(peri_checkpoint_remove(path), PERI_EIO, "other': No such device or address; it may be an increment");
+    check_one(values, 3);
+    unlink(file);
+    close(open(file, O_CREAT | O_WRONLY, 0666));
     assert_ok(peri_checkpoint_remove(path));
     assert_int_equal(access(path, F_OK), -1);
+    unlink(file);
+    rmdir(other);
 }
 
 /** Parts that do not fit together. */
