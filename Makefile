@@ -605,11 +605,11 @@ lint: all
 
 # -- the demonstration and the benchmarks ----------------------------------------------------------------------------------------------
 
-# DEVICE=cuda trains on GPUs, one rank each unless RANKS says otherwise; DEVICE=cuda_host on a pretended one: slow, for those without.
+# DEVICE=cuda trains on GPUs, one rank each unless RANKS says otherwise, DEVICE=cuda:1 on that one; DEVICE=cuda_host on a pretended one: slow, for those without.
 DEVICE ?=
 ON_GPU := $(filter cuda cuda:%,$(DEVICE))
-GPUS = $(words $(shell nvidia-smi -L 2>/dev/null | sed -n 's/^GPU \([0-9]*\):.*/\1/p'))
-RANKS ?= $(if $(ON_GPU),$(if $(filter-out 0,$(GPUS)),$(GPUS),1),$(if $(filter cuda_host,$(DEVICE)),1,2))
+GPUS = $(or $(shell luajit tests/gpu/driver.lua count 2>/dev/null),0)
+RANKS ?= $(if $(filter cuda,$(DEVICE)),$(if $(filter-out 0,$(GPUS)),$(GPUS),1),$(if $(filter cuda_host cuda:%,$(DEVICE)),1,2))
 DEMO_PLUGINS := $(if $(ON_GPU),$(if $(HAVE_CUDA),$(CUDA_SO) $(NCCL_SO)),$(if $(filter cuda_host,$(DEVICE)),$(CUDA_HOST) $(NCCL_HOST)))
 DATA ?=
 STEPS ?=
@@ -627,6 +627,7 @@ quoted = '$(subst ','\'',$(1))'
 
 demo:
 	+@$(SUBMAKE) setup SETUP_FOR=$(if $(DATA),,demo)
+	@$(if $(ON_GPU),luajit tests/gpu/driver.lua $(call quoted,$(DEVICE)) demo,:)
 	+@$(SUBMAKE) demo-run
 
 # The demonstration's model as a file, behind HTTP, and its trainer goes on: examples/serve_demo.sh.

@@ -122,6 +122,10 @@ esac
     says("the driver sees no GPU", 100, 0)
     says("the driver cannot be used: its cuInit returned 803", 803, 1)
     says("GPU is 'tpu', allowed: cuda, cuda:<number>, cuda_host", 0, 1, "tpu")
+    out, code = driver(100, 0, "cuda demo")
+    assert.equal(1, code)
+    assert.matches("^make demo: the driver sees no GPU.-\nnothing was built; without DEVICE=cuda ", out)
+    assert.same({ "2\n", "0\n" }, { (driver(0, 2, "count")), (driver(999, 2, "count")) })
     os.execute("rm -r " .. folder)
   end)
 
