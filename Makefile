@@ -178,9 +178,11 @@ CU_SEEN := $(if $(SAN),,$(if $(HAVE_CUDA),$(CU:%.cu=$B/cuda/%.ptx) $(CU_C:%.c=$B
 # tests/cuda_host plays the CUDA headers. Its sources are C++, checked less than the core's.
 CXXFLAGS := -std=c++17 -O2 -g1 -fno-omit-frame-pointer -fPIC -fvisibility=hidden -ffp-contract=off -Itests/cuda_host -I. -Iruntime/include -Wall -Wextra $(ERRORS) -Wno-unused-function \
 	-Wno-missing-field-initializers $(SANFLAGS)
+# Kernels for the host call memory.cc before each access at an address that its type does not allow.
+CU_ALIGN := $(if $(SAN),,-fsanitize=alignment)
 # Kernels for the host are not optimized: the stand-in tells calls apart by the addresses that they return to (places.cc), so no call may be
 # merged with another one, nor copied. Case lists take a third longer for it, compiling a fraction.
-CU_HOST_FLAGS := $(CXXFLAGS) -O0
+CU_HOST_FLAGS := $(CXXFLAGS) $(CU_ALIGN) -O0
 
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 # What `perilune serve` becomes: a program of its own, so that nothing else has the HTTP library in it. Its objects, but for main, are an
@@ -343,7 +345,7 @@ $B/cuda_host/%.o: %.cc $(CONFIG) | needed
 $B/cuda_host/races/%.o: %.cu $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CXX     $< (host, races)')
-	$(Q)$(CXX) -x c++ $(CXXFLAGS) $(RACES_FLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(CXX) -x c++ $(CXXFLAGS) $(CU_ALIGN) $(RACES_FLAGS) -MMD -MP -c $< -o $@
 $B/cuda_host/races/%.o: %.cc $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CXX     $< (races)')

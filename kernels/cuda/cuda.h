@@ -97,13 +97,18 @@ typedef struct peri_cuda_call {
 
 enum { PERI_BLOCK = 256, PERI_WARPS = PERI_BLOCK / 32, PERI_ALL = -1 };
 
+/** Whether parameters of these types fit into a launch: 4 KiB, what every toolkit and card takes. */
+template <class... P> constexpr bool peri_cuda_fits = (sizeof(P) + ... + 0) <= 4096;
+
 /** Launch @kernel(args...) on the call's stream. */
 template <class... P, class... A>
 static inline cudaError_t peri_cuda_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                                            const peri_cuda_call *c, A... args)
 {
+    static_assert(peri_cuda_fits<P...>, "the arguments of a launch take 4 KiB at most");
 #if defined(PERI_CUDA_HOST)
-    return peri_cuda_host::launch((const void *)kernel, grid, block, shared, c->stream, [=] { kernel(args...); });
+    return peri_cuda_host::launch((const void *)kernel, grid, block, shared, c->stream,
+                                  peri_cuda_host::call_of([=] { kernel(args...); }));
 #else
     kernel<<<grid, block, shared, c->stream>>>(args...);
     return cudaPeekAtLastError();

@@ -33,7 +33,7 @@ void found_wrong(const std::string &text, cudaError_t error);
 
 /** Run all blocks of a grid. False: the kernel did something that `wrong` tells. @allowed: dynamic shared memory that
  *  cudaFuncSetAttribute has allowed its kernel; 0: it was not asked. */
-bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, size_t allowed, const std::function<void()> &kernel);
+bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, size_t allowed, const call &kernel);
 /** The running thread of a kernel did @text: its grid ends here. */
 [[noreturn]] void give_up_kernel(const std::string &text, cudaError_t error);
 /** Why the running thread must not touch @p, which is shared memory; "": it is not. */
@@ -81,10 +81,12 @@ struct moment {
 extern const moment *now; /* of the running thread */
 extern uint16_t barriers; /* of the running block, that opened */
 
+/** May kernels touch this memory of the host, which is no constant of theirs? device.cc. */
+bool reachable(const void *p);
 /** Look for races, or not; where that is built in it does, until this is called. */
 void races_choose(bool on);
 /** Around a launch, and before each of its blocks. */
-void races_begin();
+void races_begin(const call &kernel);
 void races_block();
 void races_end();
 /** Around what the device does beside kernels, by code that is compiled with them. */

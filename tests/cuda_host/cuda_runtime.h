@@ -15,6 +15,7 @@
 #include <math.h>
 #include <cstring>
 #include <functional>
+#include <memory>
 
 #define __global__
 #define __device__
@@ -84,13 +85,23 @@ struct slot {
 void *shared(slot *s, size_t bytes, size_t align);
 void *dynamic_shared();
 
+/** A kernel and its arguments, which are copied with it. */
+struct call {
+    std::shared_ptr<void> kept;
+    size_t bytes;
+    void (*run)(const void *kept); /* by each thread */
+};
+template <class F> call call_of(F f)
+{
+    return {std::make_shared<F>(f), sizeof(F), [](const void *kept) { (*(const F *)kept)(); }};
+}
+
 /** Queue something that the device does, its memory open. */
 cudaError_t task(cudaStream_t stream, std::function<void()> work);
 /** @bytes: how much scratch CUB wants on the current device, where @want is its least. */
 cudaError_t size(size_t *bytes, size_t want);
 /** @kernel: its address. */
-cudaError_t launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                   std::function<void()> call);
+cudaError_t launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, call work);
 
 cudaError_t allow_shared(const void *kernel, int bytes);
 

@@ -30,6 +30,7 @@ typedef enum cudaError {
     cudaErrorIllegalAddress = 700,
     cudaErrorInvalidConfiguration = 9,
     cudaErrorNotSupported = 801,
+    cudaErrorMisalignedAddress = 716,
     cudaErrorLaunchFailure = 719,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
@@ -116,7 +117,6 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to);
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *data);
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
@@ -136,6 +136,9 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 void peri_cuda_host_seed(uint64_t seed);
 /** Of the threads of a block: a word of PERI_CUDA_HOST_ORDER (threads.cc). */
 void peri_cuda_host_order(const char *name);
+/** Have kernels reach all memory of the host, as on machines with the attribute pageableMemoryAccess, and not only what
+ *  is page-locked. */
+void peri_cuda_host_reach_pageable(void);
 /** Look for races from the next launch on, or no longer (races.cc). */
 void peri_cuda_host_races(int on);
 /** What the last kernel did wrong (threads that wait for each other, masks that disagree), in words; "": nothing. */

@@ -8,6 +8,7 @@
  * - a stream or an event is its device's: kernels and records go there while that is the thread's current device only, and sizes of CUB's
  *   scratch differ from device to device;
  * - the thread's last error stays until somebody takes it, and every launch reports it;
+ * - after a kernel or a copy that did what it must not, every call that has to do with the device is that error, and nothing runs any more;
  * - a stream that records a graph runs nothing; what could depend on time (waits, questions about events, memory, a kernel's first launch,
  *   which loads it) is an error of the thread that records, and spoils what it has recorded: from then on nothing can be recorded there. A
  *   real driver lets some of it pass. It makes one graph of several streams that wait for each other and are joined at the end; here the
@@ -65,6 +66,7 @@ const std::string &misset()
 uint64_t state = seed_of(getenv("PERI_CUDA_HOST_SEED"));
 thread_local cudaError_t last;
 thread_local int current; /* the device */
+bool pageable_reachable; /* kernels reach all memory of the host (the attribute pageableMemoryAccess of some machines) */
 
 cudaError_t say(cudaError_t e)
 {
@@ -182,6 +184,7 @@ thread_local cudaStreamCaptureMode own_mode = cudaStreamCaptureModeGlobal; /* of
 cudaError_t usable(cudaStream_t on)
 {
     auto *s = stream_of(on);
+    if (host::sticky != cudaSuccess) return say(host::sticky);
     if (s->recorded && s->spoiled) return say(cudaErrorStreamCaptureInvalidated);
     cudaError_t error = cudaSuccess;
     for (auto *x = streams; s == &first && x; x = x->next)
@@ -202,6 +205,7 @@ cudaError_t unrecordable(cudaStream_t on)
 /** A call that may wait for other work: not while this thread records, unless it has said that it knows. */
 cudaError_t unsafe()
 {
+    if (host::sticky != cudaSuccess) return say(host::sticky);
     if (own_mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
     cudaError_t error = cudaSuccess;
     for (auto *s = streams; s; s = s->next) {
@@ -336,7 +340,7 @@ cudaError_t host::allow_shared(const void *kernel, int bytes)
     return cudaSuccess;
 }
 
-cudaError_t host::launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, std::function<void()> call)
+cudaError_t host::launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, call work)
 {
     size_t threads = (size_t)block.x * block.y * block.z, blocks = (size_t)grid.x * grid.y * grid.z;
     if (!threads || threads > 1024 || block.z > 64 || !blocks || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
@@ -354,10 +358,12 @@ cudaError_t host::launch(const void *kernel, dim3 grid, dim3 block, size_t share
     }
     count(stream, LAUNCHES);
     enqueue(stream, [=] {
-        if (sticky == cudaSuccess) run_grid(grid, block, shared_bytes, allowed, call);
+        if (sticky == cudaSuccess) run_grid(grid, block, shared_bytes, allowed, work);
     });
     return last; /* cudaPeekAtLastError behind the launch: an older error, too */
 }
+
+bool host::reachable(const void *p) { return pageable_reachable || is_pinned(p); }
 
 static std::atomic<int> sizes_fail; /* so many times */
 
@@ -409,6 +415,9 @@ void peri_cuda_host_forget(void)
     host::sticky = last = cudaSuccess;
     host::wrong.clear();
 }
+
+/** From now on kernels reach all memory of the host. */
+void peri_cuda_host_reach_pageable(void) { pageable_reachable = true; }
 
 /** The counts, in the order of `counted`, into @out; returns how many there are. */
 __attribute__((visibility("default"))) int peri_cuda_host_counts(int64_t *out, int most)
@@ -505,25 +514,13 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 const char *cudaGetErrorName(cudaError_t e)
 {
     switch (e) {
-    case cudaSuccess: return "cudaSuccess";
-    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
-    case cudaErrorNoDevice: return "cudaErrorNoDevice";
-    case cudaErrorInitializationError: return "cudaErrorInitializationError";
-    case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
-    case cudaErrorNotReady: return "cudaErrorNotReady";
-    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
-    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
-    case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
-    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
-    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
-    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
-    case cudaErrorStreamCaptureImplicit: return "cudaErrorStreamCaptureImplicit";
-    case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
-    case cudaErrorStreamCaptureWrongThread: return "cudaErrorStreamCaptureWrongThread";
-    case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
-    case cudaErrorIllegalState: return "cudaErrorIllegalState";
+#define NAME(error) case error: return #error;
+    NAME(cudaSuccess) NAME(cudaErrorInvalidValue) NAME(cudaErrorMemoryAllocation) NAME(cudaErrorInvalidDevice) NAME(cudaErrorNoDevice)
+    NAME(cudaErrorInitializationError) NAME(cudaErrorInsufficientDriver) NAME(cudaErrorNotReady) NAME(cudaErrorInvalidResourceHandle)
+    NAME(cudaErrorInvalidConfiguration) NAME(cudaErrorLaunchFailure) NAME(cudaErrorMisalignedAddress) NAME(cudaErrorIllegalAddress)
+    NAME(cudaErrorStreamCaptureUnsupported) NAME(cudaErrorStreamCaptureInvalidated) NAME(cudaErrorStreamCaptureImplicit)
+    NAME(cudaErrorStreamCaptureIsolation) NAME(cudaErrorStreamCaptureWrongThread) NAME(cudaErrorCapturedEvent) NAME(cudaErrorIllegalState)
+#undef NAME
     default: return "cudaErrorUnknown";
     }
 }
@@ -759,8 +756,6 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
     return run_until(e->stream, e->position);
 }
 
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t, cudaEvent_t) { return *milliseconds = 0, cudaSuccess; }
-
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *data)
 {
     hold h(lock);
@@ -802,6 +797,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
 {
     hold h(lock);
+    if (!host::on_device(dst) && !host::reachable(dst)) return say(cudaErrorInvalidValue);
     if (usable(stream) != cudaSuccess) return last;
     enqueue(stream, [=] {
         if (host::reach(dst, bytes)) memset(dst, value, bytes), host::wrote(dst, bytes);

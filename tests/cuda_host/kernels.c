@@ -77,7 +77,10 @@ static void step_bucketize_count(const void *args, int64_t begin, int64_t end)
 PERI_KERNELS(X)
 #undef X
 
-#if !defined(PERI_CUDA_HOST)
+#if defined(PERI_CUDA_HOST)
+static void reach_host(void) { peri_cuda_host_reach_pageable(); }
+#else
+static void reach_host(void) {}
 /** Have the GPU reach these bytes of the host, at the same address; false, with a message: it cannot. */
 __attribute__((visibility("default"))) bool peri_cuda_host_share(void *p, size_t bytes);
 bool peri_cuda_host_share(void *p, size_t bytes)
@@ -100,6 +103,7 @@ __attribute__((visibility("default"))) const peri_kernels *peri_cuda_host_kernel
 const peri_kernels *peri_cuda_host_kernels(void)
 {
     static peri_kernels table = {.isa = "cuda_host"};
+    reach_host();
 #define X(name, args) table.fn[PERI_K_##name] = host_##name;
     PERI_KERNELS(X)
 #undef X

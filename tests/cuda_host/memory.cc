@@ -8,6 +8,8 @@
  * - by the device: what lies beside an allocation (each ends, but for its alignment, where a page without access begins), what was freed,
  *   and what its stream has not come to allocate yet.
  *
+ * Addresses that are no multiples of what the accessed type asks for (a vector of 16 bytes at a multiple of 4) are told by the compiler.
+ *
  * What remains of the first and the last page of an allocation holds noise that must stay; the address sanitizer watches it where there is
  * one, and races.cc where it is told of every access. New memory holds noise, or what was there before.
  */
@@ -371,3 +373,26 @@ bool reach(const void *p, size_t bytes)
 }
 
 } // namespace peri_cuda_host
+
+/* -- alignment ------------------------------------------------------------------------------------------------------------------------- */
+
+/** What the compiler hands over (-fsanitize=alignment): the start of it. */
+struct peri_cuda_host_mismatch {
+    const char *file;
+    uint32_t line, column;
+    const void *type;
+    unsigned char log_align, kind;
+};
+
+/** The compiler calls it before an access at an address that is no multiple of what the accessed type asks for. A GPU ends the kernel there,
+ *  while processors with x86's instructions go on. What the host does by itself, between launches, is its own business. */
+extern "C" __attribute__((visibility("hidden"))) void __ubsan_handle_type_mismatch_v1(const peri_cuda_host_mismatch *m, uintptr_t at)
+{
+    using namespace peri_cuda_host;
+    if (!here && depth == 0) return;
+    const unsigned align = 1u << m->log_align;
+    const std::string text = "reaches for memory " + std::to_string(at % align) + " bytes past a multiple of " + std::to_string(align) +
+                             ", at " + line_of(__builtin_return_address(0));
+    if (here) give_up_kernel(text, cudaErrorMisalignedAddress);
+    found_wrong("a task of the device " + text, cudaErrorMisalignedAddress);
+}

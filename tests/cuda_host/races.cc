@@ -9,9 +9,9 @@
  * votes and matches order no memory, and nothing orders the blocks of a launch. Accesses by atomic operations and volatile ones go beside
  * each other.
  *
- * The same calls show two faults more, whatever the order of threads: what reaches past an allocation or an array of shared memory by less
- * than the page behind it is away, and loads from device memory that nothing has written since it was allocated (a launch that sets
- * something up was left out).
+ * The same calls show three faults more, whatever the order of threads: what reaches past an allocation or an array of shared memory by less
+ * than the page behind it is away; loads from device memory that nothing has written since it was allocated (a launch that sets
+ * something up was left out); and kernels that follow a pointer into the host's memory where that is not page-locked.
  *
  * Of each word of 4 bytes (or byte, where single ones are touched) that a launch touches it is known who did each kind of access first, who
  * did it last, and who of the other threads did it last. Blocks run one after the other, so the first one shows what other blocks did;
@@ -25,6 +25,8 @@
 #include <unordered_map>
 #include <vector>
 
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end; /* the linker's: of the library that this is in */
+
 namespace peri_cuda_host {
 
 const moment *now;
@@ -32,7 +34,7 @@ uint16_t barriers;
 
 #if !defined(PERI_CUDA_HOST_RACES)
 void races_choose(bool) {}
-void races_begin() {}
+void races_begin(const call &) {}
 void races_block() {}
 void races_end() {}
 void races_work(bool) {}
@@ -71,7 +73,7 @@ struct cell {
 };
 
 enum : uintptr_t { PAGE = 512, WORDS = PAGE / 4, PAGES_MOST = 8192 };
-enum memory_of : uint8_t { HOST, DEVICE, SHARED };
+enum memory_of : uint8_t { HOST, DEVICE, SHARED, CLOSED }; /* CLOSED: of the host, and no kernel reaches it */
 struct page {
     uint64_t when; /* the launch that `of` is asked in: addresses come again */
     memory_of of;
@@ -79,7 +81,7 @@ struct page {
 };
 
 bool on = true, watching, working; /* watching: a kernel; working: a kernel, or what is compiled with them and runs on the device */
-extent near; /* the last one that was touched */
+extent near, arguments; /* the last one that was touched; what the running launch keeps */
 uint64_t whens, grid, block; /* numbers of the launch, and of the block: shared memory is another one then */
 /* What is known of accesses lies in memory of its own: malloc may be the one of a test program, which takes two mappings a block. */
 enum : size_t { PIECE = 1 << 20 };
@@ -194,7 +196,13 @@ void split(cell *c, uint64_t when)
     c->split = true;
 }
 
-memory_of memory_at(const void *p) { return on_device(p) ? DEVICE : is_shared(p) ? SHARED : HOST; }
+/** Constants are copied to a GPU with the kernels; here they lie in the library. */
+bool of_kernels(const void *p) { return p >= &__ehdr_start && p < &_end; }
+
+memory_of memory_at(const void *p)
+{
+    return on_device(p) ? DEVICE : is_shared(p) ? SHARED : of_kernels(p) || reachable(p) ? HOST : CLOSED;
+}
 
 page *page_of(uintptr_t at)
 {
@@ -256,14 +264,21 @@ void look(const void *p, size_t bytes, bool loads, bool stores, const void *pc)
     if (stores) memcpy(near.written + from / 8, &bits, sizeof bits);
 }
 
-bool of_stack(const void *p) { return now && (const char *)p >= now->stack && (const char *)p < now->stack_end; }
+/** What each thread has for itself: its number, its arguments, its stack. */
+bool of_thread(const void *p)
+{
+    if (here && p >= here && p < here + 1) return true;
+    if (here && p >= arguments.from && p < arguments.to) return true;
+    return now && (const char *)p >= now->stack && (const char *)p < now->stack_end;
+}
 
 /** While `working`. @changes: an atomic operation, which loads, too. */
 void touch(const void *p, size_t bytes, what kind, const void *pc, bool changes = false)
 {
-    if (of_stack(p)) return;
-    /* The host's memory is pinned, or constants, or what the case lists give. */
-    if ((watching ? page_of((uintptr_t)p)->of : memory_at(p)) != HOST)
+    if (of_thread(p)) return;
+    const memory_of of = watching ? page_of((uintptr_t)p)->of : memory_at(p);
+    if (of == CLOSED && watching) return refuse("reaches for memory of the host that is not page-locked", pc);
+    if (of == DEVICE || of == SHARED)
         for (size_t i = 0; i < bytes; i += 16)
             look((const char *)p + i, bytes - i < 16 ? bytes - i : 16, kind == LOAD || kind == LOOK || changes, kind == STORE || kind == CHANGE,
                  pc);
@@ -305,8 +320,9 @@ std::string said(const mark &m)
 
 void races_choose(bool choice) { on = choice; }
 
-void races_begin()
+void races_begin(const call &kernel)
 {
+    arguments = {(const char *)kernel.kept.get(), (const char *)kernel.kept.get() + kernel.bytes, nullptr};
     if (pages && pages->size() > PAGES_MOST) forget();
     if (!pages) pages = new page_map;
     grid = ++whens;
@@ -393,6 +409,7 @@ void __tsan_write_range(const void *p, size_t bytes)
 {
     if (host::working) host::touch(p, bytes, host::STORE, __builtin_return_address(0));
 }
+int __tsan_atomic32_fetch_add(volatile int *p, int by, int) { return __atomic_fetch_add(p, by, __ATOMIC_SEQ_CST); } /* of shared_ptr */
 void *__tsan_memcpy(void *to, const void *from, size_t bytes)
 {
     __tsan_read_range(from, bytes);

@@ -93,7 +93,7 @@ uint64_t barrier_path;  /* of the first thread that is at the barrier, */
 thread *barrier_first;  /* and that thread */
 thread *running;
 bool broken;
-const std::function<void()> *body;
+const call *body;
 
 /* -- from one to another -------------------------------------------------------------------------------------------------------------- */
 
@@ -179,7 +179,7 @@ void entry()
     if (!main_bottom) main_bottom = bottom, main_size = size; /* the first thread ever is gone to from there */
 #endif
     running->bottom = __builtin_frame_address(0);
-    (*body)();
+    body->run(body->kept.get());
     thread *t = running;
     end_of(t);
     t->spoiled = false;
@@ -516,7 +516,7 @@ bool is_shared(const void *p)
     return std::any_of(regions.begin(), regions.end(), [=](const region *r) { return p >= r->base && p < r->end; });
 }
 
-static bool run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel)
+static bool run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const call &kernel)
 {
     static bool asked;
     const char *text = asked ? nullptr : getenv("PERI_CUDA_HOST_ORDER");
@@ -574,10 +574,10 @@ static bool run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::fu
     return true;
 }
 
-bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, size_t allowed, const std::function<void()> &kernel)
+bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, size_t allowed, const call &kernel)
 {
     shared_allowed = allowed;
-    races_begin();
+    races_begin(kernel);
     bool fine = run_blocks(grid, block, shared_bytes, kernel);
     races_end();
     return fine;

@@ -575,11 +575,10 @@ __global__ void sum_of_vectors(const int *x, int *y, int rows, bool fault)
     int sum = 0;
     for (int r = 0; r < rows; r++) {
         const int *row = x + 6 * r;
-        for (int c = 0; c + 4 <= (fault ? 9 : 6); c += 4) { /* two vectors a row */
-            const int4 v = *(const int4 *)__builtin_assume_aligned(row + c, 8);
-            sum += v.x + v.y + (fault && c ? 0 : v.z + v.w);
+        for (int c = 0; c + 2 <= (fault ? 8 : 6); c += 2) {
+            const int2 v = *(const int2 *)(row + c);
+            sum += c < 6 ? v.x + v.y : 0;
         }
-        if (!fault) sum += row[4] + row[5];
     }
     *y = sum;
 }
@@ -598,6 +597,101 @@ bool copy_too_long_program()
     return got[63] == 63;
 }
 CASE(copy_too_long, "past the end of an allocation of 256 bytes")
+
+/** Four words from word @at on, as one vector. */
+__global__ void load_vector(const int *x, int *y, int at) { *y = ((const int4 *)(x + at))->w; }
+bool vector_at_an_odd_address_program()
+{
+    int *x = numbers(64), *y = room<int>(1);
+    launch(load_vector, 1, 1, 0, x, y, faulty ? 5 : 4);
+    return holds(y, 7);
+}
+CASE(vector_at_an_odd_address, "reaches for memory 4 bytes past a multiple of 16, at test_cuda_host.cc:")
+
+__global__ void store_long(char *x, int at) { *(long long *)(x + at) = 7; }
+bool word_at_an_odd_address_program()
+{
+    int *x = numbers(4);
+    launch(store_long, 1, 1, 0, (char *)x, faulty ? 2 : 8);
+    return holds(x + 2, 7);
+}
+CASE(word_at_an_odd_address, "reaches for memory 2 bytes past a multiple of 8, at test_cuda_host.cc:")
+
+/** A pointer of the host is handed to a kernel: to memory that is not page-locked. */
+bool pointer_of_the_host_program()
+{
+    int *page_locked = pinned<int>(1), *y = room<int>(1);
+    std::vector<int> ordinary(1, 7);
+    *page_locked = 7;
+    launch(sum_of, 1, 1, 0, (const int *)(faulty ? ordinary.data() : page_locked), y, 1);
+    return holds(y, 7);
+}
+TOLD(pointer_of_the_host, "reaches for memory of the host that is not page-locked, at test_cuda_host.cc:")
+
+/** After a kernel has failed every call is its error, and nothing runs. */
+bool failed_program()
+{
+    int *x = numbers(1), *locked = pinned<int>(1), *more;
+    void *p = nullptr;
+    cudaEvent_t event;
+    cudaStream_t another;
+    cudaEventCreateWithFlags(&event, 0);
+    launch(load_vector, 1, 1, 0, (const int *)x, x, 1024); /* where nothing lies */
+    bool right = cudaStreamSynchronize(stream) == cudaErrorIllegalAddress;
+    const peri_cuda_call call = on(stream);
+    const std::vector<std::function<cudaError_t()>> calls = {
+        [&] { return cudaMallocAsync((void **)&more, 4, stream); },
+        [&] { return cudaMalloc(&p, 4); },
+        [&] { return cudaHostAlloc(&p, 4, 0); },
+        [&] { return cudaMemcpyAsync(locked, x, 4, cudaMemcpyDeviceToHost, other); },
+        [&] { return cudaMemsetAsync(x, 0, 4, other); },
+        [&] { return cudaEventRecord(event, other); },
+        [&] { return cudaEventQuery(event); },
+        [&] { return cudaStreamWaitEvent(other, event, 0); },
+        [&] { return cudaStreamCreateWithFlags(&another, cudaStreamNonBlocking); },
+        [&] { return cudaLaunchHostFunc(other, [](void *) { abort(); }, nullptr); },
+        [&] { return peri_cuda_launch(sum_of, dim3(1), dim3(1), 0, &call, (const int *)x, x, 1); },
+        [&] { return cudaFreeAsync(x, stream); },
+        [&] { return cudaDeviceSynchronize(); },
+    };
+    for (size_t i = 0; i < calls.size(); i++) {
+        const cudaError_t error = calls[i]();
+        if (error == cudaErrorIllegalAddress) continue;
+        printf("call %zu: %s\n", i, cudaGetErrorName(error));
+        right = false;
+    }
+    peri_cuda_host_forget();
+    return right;
+}
+void failed(void **) { expect_right(failed_program); }
+
+/** What a launch and a fill must not be asked. */
+bool refused_calls_program()
+{
+    int *x = numbers(1), here = 0;
+    const peri_cuda_call call = on(stream);
+    const auto shape = [&](dim3 grid, dim3 block) { return peri_cuda_launch(sum_of, grid, block, 0, &call, (const int *)x, x, 1); };
+    const struct {
+        cudaError_t got, want;
+    } cases[] = {
+        {shape(dim3(1, 65536), 1), cudaErrorInvalidConfiguration},
+        {shape(dim3(1, 1, 65536), 1), cudaErrorInvalidConfiguration},
+        {shape(dim3(0), 1), cudaErrorInvalidConfiguration},
+        {shape(dim3(1), dim3(1, 1, 65)), cudaErrorInvalidConfiguration},
+        {shape(dim3(1), dim3(1025)), cudaErrorInvalidConfiguration},
+        {cudaMemsetAsync(&here, 0, sizeof here, stream), cudaErrorInvalidValue},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (cases[i].got != cases[i].want) return printf("call %zu: %s\n", i, cudaGetErrorName(cases[i].got)), false;
+    (void)cudaGetLastError();
+    return holds(x, 0);
+}
+void refused_calls(void **) { expect_right(refused_calls_program); }
+
+struct words_of_4_kib {
+    int64_t of[512];
+};
+static_assert(peri_cuda_fits<words_of_4_kib> && !peri_cuda_fits<words_of_4_kib, char>, "arguments of a launch are counted together");
 
 bool use_after_free_program()
 {
@@ -1058,6 +1152,11 @@ int main(void)
         cmocka_unit_test(read_past_an_odd_allocation),
         cmocka_unit_test(vector_past_the_last_row),
         cmocka_unit_test(copy_too_long),
+        cmocka_unit_test(vector_at_an_odd_address),
+        cmocka_unit_test(word_at_an_odd_address),
+        cmocka_unit_test(pointer_of_the_host),
+        cmocka_unit_test(failed),
+        cmocka_unit_test(refused_calls),
         cmocka_unit_test(use_after_free),
         cmocka_unit_test(free_twice),
         cmocka_unit_test(use_before_allocation),
