@@ -18,12 +18,14 @@ local shares = {
 
 local function numbers(shape, low, high, stream) return peri.Tensor.uniform(shape, low, high, 5, stream, "f64") end
 
---- Class, input of N samples, targets.
+local CLASSES = peri.tensor({ 0, 1, 2, 2, 1, 0, 0, 1, 1, 2, 0 }, "i64")
+--- Class, input of N samples, targets, the class's own arguments.
 local cases = {
   { "BCEWithLogitsLoss", numbers({ N }, -2, 2, 1), numbers({ N }, 0, 1, 2) },
   { "BCELoss", numbers({ N }, 0.1, 0.9, 3), numbers({ N }, 0, 1, 4) },
   { "MSELoss", numbers({ N, COLUMNS }, -2, 2, 5), numbers({ N, COLUMNS }, -2, 2, 6) },
-  { "CrossEntropyLoss", numbers({ N, COLUMNS }, -2, 2, 7), peri.tensor({ 0, 1, 2, 2, 1, 0, 0, 1, 1, 2, 0 }, "i64") },
+  { "CrossEntropyLoss", numbers({ N, COLUMNS }, -2, 2, 7), CLASSES },
+  { "CrossEntropyLoss", numbers({ N, COLUMNS }, -2, 2, 7), CLASSES, { ignore_index = 1, label_smoothing = 0.2 } },
 }
 
 --- Value and gradient of a loss of samples [first, last) times a parameter that starts at 1: the parameter's gradient
@@ -70,8 +72,12 @@ describe("a global mean", function()
   end)
 
   for _, case in ipairs(cases) do
-    worlds.each(("of %s is the mean of one rank with all samples"):format(case[1]), function(world, device)
-      local global, mean = nn[case[1]] { reduction = "global_mean", group = world }, nn[case[1]] {}
+    local options = case[4] or {}
+    local title = ("of %s%s is the mean of one rank with all samples"):format(case[1], case[4] and ", by arguments" or "")
+    worlds.each(title, function(world, device)
+      local all = { reduction = "global_mean", group = world, ignore_index = options.ignore_index,
+        label_smoothing = options.label_smoothing }
+      local global, mean = nn[case[1]](all), nn[case[1]](options)
       compare(world, device, case, function(x, y) return global(x, y) end, function(x, y) return mean(x, y) end)
     end, { sizes = { 1, 2, 3, 5 } })
   end

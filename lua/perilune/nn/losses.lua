@@ -30,10 +30,13 @@ function Loss:forward(input, target, third)
   if self.reduction ~= "global_mean" then return self:_compute(self.reduction, input, target, third) end
   local group = self.group
   if group == "default" then group = nil end
-  if not self._many then return ranks.mean_of(self:_compute("sum", input, target), target:numel(), group) end
+  if not self._many then return ranks.mean_of(self:_compute("sum", input, target), self:_count(target), group) end
   local losses = self:_compute("none", input, target, third)
   return ranks.mean_of(F.sum(losses), losses:numel(), group)
 end
+
+--- How many losses of this rank a global mean is of.
+function Loss:_count(target) return target:numel() end -- luacheck: ignore 212
 
 --- The ranks that train together, unless the constructor was told others.
 function Loss:set_group(group)
@@ -86,10 +89,15 @@ end, { beta = 1 })
 --- Of logarithms of probabilities [B, C] and class numbers (i64 [B], from 0).
 define("NLLLoss", {}, function(_, reduction, input, target) return F.nll_loss(input, target, reduction) end)
 
---- Of logits [B, C] and class numbers (i64 [B], from 0).
-define("CrossEntropyLoss", {}, function(_, reduction, input, target)
-  return F.cross_entropy(input, target, reduction)
-end)
+--- Of logits [B, C] and class numbers (i64 [B], from 0). A global mean waits for the labels where some are left out.
+define("CrossEntropyLoss", {}, function(self, reduction, input, target)
+  return F.cross_entropy(input, target, reduction, rawget(self, "ignore_index"),
+    self.label_smoothing ~= 0 and self.label_smoothing or nil)
+end, { ignore_index = util.optional, label_smoothing = 0 })
+function M.CrossEntropyLoss:_count(target)
+  local left_out = rawget(self, "ignore_index")
+  return left_out and tonumber(F.sum(F.ne(target, left_out)):item()) or target:numel()
+end
 
 --- Called with the scores of items that were taken and of others (functional.bpr_loss).
 define("BPRLoss", {}, function(_, reduction, positive, negative) return F.bpr_loss(positive, negative, reduction) end,

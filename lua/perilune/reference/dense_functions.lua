@@ -263,4 +263,6 @@ nn.CrossEntropyLoss = {}
 
 ---@class peri.nn.CrossEntropyLoss.args
 ---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field ignore_index? integer Labels that are left out: their loss is 0, and the mean is one of the others (default: none). A global mean waits for the labels then.
+---@field label_smoothing? number The share of the target that all classes have in equal parts: 0..1 (default: 0).
 ---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
