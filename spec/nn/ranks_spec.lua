@@ -73,8 +73,8 @@ describe("a global mean", function()
 
   for _, case in ipairs(cases) do
     local options = case[4] or {}
-    local title = ("of %s%s is the mean of one rank with all samples"):format(case[1], case[4] and ", by arguments" or "")
-    worlds.each(title, function(world, device)
+    local name = case[1] .. (case[4] and ", by arguments" or "")
+    worlds.each(("of %s is the mean of one rank with all samples"):format(name), function(world, device)
       local all = { reduction = "global_mean", group = world, ignore_index = options.ignore_index,
         label_smoothing = options.label_smoothing }
       local global, mean = nn[case[1]](all), nn[case[1]](options)
