@@ -215,7 +215,7 @@ static void cpu_levels_to_dense(const void *args, int64_t begin, int64_t end)
 }
 
 /** The bags that hold the current value, from the last level up; they are found anew only when a level's bag has
- *  ended. */
+ *  ended. What lies behind the last bag, where offsets were refused, counts as its. */
 static void cpu_levels_from_dense(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_levels_args *a = args;
@@ -223,7 +223,7 @@ static void cpu_levels_from_dense(const void *args, int64_t begin, int64_t end)
     for (int64_t row = begin; row < end;) {
         int64_t up = ref_segment_of(a->offsets[last], a->offsets_dtype, 0, a->bags[last], row), bag = up;
         int64_t at = row - ref_int(a->offsets[last], up, a->offsets_dtype), place = 0, scale = a->max[last];
-        int64_t stop = ref_min(ref_int(a->offsets[last], up + 1, a->offsets_dtype), end);
+        int64_t stop = up + 1 < a->bags[last] ? ref_min(ref_int(a->offsets[last], up + 1, a->offsets_dtype), end) : end;
         bool there = true;
         for (int32_t l = last - 1; l >= 0; l--) {
             int64_t parent = ref_segment_of(a->offsets[l], a->offsets_dtype, 0, a->bags[l], bag);

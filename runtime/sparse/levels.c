@@ -269,10 +269,12 @@ peri_status peri_sparse_dense_to_jagged(peri_tensor *dense, peri_tensor *const *
     for (int32_t l = 0; l < levels; l++) t.max[l] = dense->shape[1 + l];
     PERI_TRY(tree_check(f, &t, offsets, levels, rows));
     peri_tensor *values = NULL;
-    peri_status status;
+    peri_status status = PERI_OK;
+    const bool first = t.rows > dense_rows(&t); /* memory for more values than there are wants sound offsets */
+    if (first) PERI_TRY_GOTO(tree_settle(f, &t), out);
     if (levels == 1) PERI_TRY_GOTO(peri__from_padded(dense, t.offsets[0], t.rows, &values), out);
     else PERI_TRY_GOTO(from_dense(&t, dense, &values), out);
-    PERI_TRY_GOTO(tree_settle(f, &t), out);
+    if (!first) PERI_TRY_GOTO(tree_settle(f, &t), out);
     *out = values;
     values = NULL;
 out:
