@@ -466,13 +466,13 @@ template <class S> struct peri_tbe_row {
             if (rows->row_counter) rows->row_counter[linear] = counter;
         } else if (kind != PERI_TBE_LION) {
             const bool one = is(kind, PERI_TBE_PARTIAL_ROWWISE_ADAM, PERI_TBE_PARTIAL_ROWWISE_LAMB),
-                       counted = o->row_bias_correction;
+                       counted = o->row_bias_correction && cols > 0; /* a group without a row has another's place */
             const float step = counted ? rows->row_counter[linear] + 1 : 0;
             if (counted) n->c1 = (float)(1 / (1 - tbe_power(o->exact_beta1, (uint64_t)step)));
             if (counted) n->c2 = (float)(1 / (1 - tbe_power(o->exact_beta2, (uint64_t)step)));
             if (one) n->m2 = fmaf(o->rest2, gradients / (float)cols, o->beta2 * rows->momentum2[linear]);
             __syncwarp(mask);
-            if (lane == 0 && counted && cols > 0) rows->row_counter[linear] = step;
+            if (lane == 0 && counted) rows->row_counter[linear] = step;
             if (lane == 0 && one) rows->momentum2[linear] = n->m2;
         }
     }
