@@ -260,6 +260,8 @@ static const peri__line_format format = {start_lines, convert_line, finish_lines
 
 static bool is_separator(int32_t c) { return c > 0 && c < 256 && c != '"' && c != '\n' && c != '\r'; }
 
+static int32_t delimiter_of(const peri_csv_config *o) { return o->delimiter ? o->delimiter : ','; }
+
 /** Check the description of a column. */
 static peri_status check_column(const peri_csv_column *c, int32_t i, int32_t delimiter)
 {
@@ -294,14 +296,14 @@ static peri_status check_options(const peri_csv_config *o, int32_t *dense, int32
     if (!o->paths || o->n_paths < 1) return peri__fail(PERI_EINVAL, "%s: no paths", f);
     if (!o->columns || o->n_columns < 1 || o->n_columns > 2 * IO_MAX_FEATURES)
         return peri__fail(PERI_EINVAL, "%s: %d columns, allowed: 1..%d", f, o->n_columns, 2 * IO_MAX_FEATURES);
-    if (!is_separator(o->delimiter))
+    if (!is_separator(delimiter_of(o)))
         return peri__fail(PERI_EINVAL,
                           "%s: delimiter %d, allowed: a character that is no quotation mark and no line end", f,
                           o->delimiter);
     for (int32_t i = 0; i < o->n_columns; i++) {
         const peri_csv_column *given = peri__struct_at(o->columns, i);
         PERI_TAKE(peri_csv_column, given);
-        PERI_TRY(check_column(given, i, o->delimiter));
+        PERI_TRY(check_column(given, i, delimiter_of(o)));
         labels += given->kind == PERI_COLUMN_LABEL;
         *dense += given->kind == PERI_COLUMN_DENSE;
         *sparse += given->kind == PERI_COLUMN_IDS;
@@ -427,7 +429,7 @@ peri_status peri_csv_open(const peri_csv_config *options, peri_criteo **out)
     peri__object_count(1);
     r->lines.format = &format;
     r->lines.window = (peri_window){.name = "peri_csv", .fd = -1, .current = -1};
-    r->delimiter = (char)options->delimiter;
+    r->delimiter = (char)delimiter_of(options);
     peri_status status = PERI_ENOMEM;
     r->c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     if (!r->c) goto out;

@@ -98,7 +98,6 @@ static peri_status read_csv(void)
                                                .name = "ids",
                                                .kind = PERI_COLUMN_IDS,
                                                .ids = PERI_IDS_TEXT,
-                                               .base = 10,
                                                .table_rows = 9,
                                                .separator = ' '},
                                               {.size = sizeof *columns, .name = "y", .kind = PERI_COLUMN_LABEL}};
@@ -112,11 +111,8 @@ static peri_status read_csv(void)
                          .n_paths = 2,
                          .columns = columns,
                          .n_columns = 2,
-                         .delimiter = ',',
                          .header = true,
-                         .world = 1,
-                         .batch_rows = 3,
-                         .end = 1};
+                         .batch_rows = 3};
     peri_criteo *r = NULL;
     peri_batch *b = NULL;
     peri_status status = peri_csv_open(&o, &r);

@@ -151,7 +151,7 @@ typedef struct peri_csv_config {
     const char *const *paths;       /* [n_paths] files that are read as one, or one pipe; copied */
     const peri_csv_column *columns; /* [n_columns]; copied */
     int32_t n_paths, n_columns;
-    int32_t delimiter;              /* a character that is no quotation mark and no line end */
+    int32_t delimiter;              /* a character that is no quotation mark and no line end; 0: a comma */
     bool header;                    /* the first line of each file names its columns: those that are described are found
                                        by their names, in any order, and others are left out; else columns are described
                                        in the order of the file, all */
