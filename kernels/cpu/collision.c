@@ -153,7 +153,7 @@ CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_lo
     const int64_t *ids = a->ids;
     const bool learn = way != CPU_WINDOW_NONE;
     const int64_t when = peri_k_window_when(a);
-    peri_k_mch_slot *homes[2][CPU_MAP_AHEAD];
+    peri_k_mch_slot *homes[2][CPU_MAP_AHEAD] = {{NULL}}; /* gcc 14 takes them for unset where nothing is asked for */
     int64_t hits = 0, now = end - begin < CPU_MAP_AHEAD ? end - begin : CPU_MAP_AHEAD;
     if (learn) cpu_mch_aims_called(&a->map, ids + begin, now, homes[0]);
     else cpu_mch_aims(&m, ids + begin, now, homes[0]);
