@@ -540,6 +540,15 @@ out:
     return status;
 }
 
+/** What is ordered along a dimension: *d is dimension @dim of @x, whose elements have an order, and *n its size. */
+static peri_status order_along(const char *function, const peri_tensor *x, int32_t dim, int32_t *d, int64_t *n)
+{
+    PERI_TRY(check_order(function, "x", x));
+    PERI_TRY(peri__along(function, x, dim, d));
+    *n = peri__along_size(x, *d);
+    return PERI_OK;
+}
+
 peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k, peri_tensor **values,
                          peri_tensor **indices)
 {
@@ -547,10 +556,9 @@ peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k
     char text[128];
     peri__words words;
     int32_t d;
+    int64_t n;
     PERI_NEED(values);
-    PERI_TRY(check_order(function, "x", x));
-    PERI_TRY(peri__along(function, x, dim, &d));
-    const int64_t n = peri__along_size(x, d);
+    PERI_TRY(order_along(function, x, dim, &d, &n));
     if (k < 0) k = n;
     if (k > n)
         return peri__fail(PERI_ERANGE, "%s: the first %lld of %s of %s, allowed: 0..%lld", function, (long long)k,
@@ -585,13 +593,12 @@ peri_status peri_op_kthvalue(peri_tensor *x, int64_t k, int32_t dim, bool keepdi
     char text[128];
     peri__words words;
     int32_t d;
+    int64_t n;
     PERI_NEED(values);
-    PERI_TRY(check_order(function, "x", x));
-    PERI_TRY(peri__along(function, x, dim, &d));
-    if (k < 1 || k > peri__along_size(x, d))
+    PERI_TRY(order_along(function, x, dim, &d, &n));
+    if (k < 1 || k > n)
         return peri__fail(PERI_ERANGE, "%s: k is %lld of %s of %s, allowed: 1..%lld", function, (long long)k,
-                          peri__dim_text(d, &words), peri__tensor_text(x, text, sizeof text),
-                          (long long)peri__along_size(x, d));
+                          peri__dim_text(d, &words), peri__tensor_text(x, text, sizeof text), (long long)n);
     return one_rank(function, x, d, keepdim, (ranks){.first = k - 1, .k = 1}, values, indices);
 }
 
@@ -602,13 +609,13 @@ peri_status peri_op_ranks(peri_tensor *x, int32_t dim, int64_t first, int64_t k,
     char text[128];
     peri__words words;
     int32_t d;
+    int64_t n;
     PERI_NEED(values);
-    PERI_TRY(check_order(function, "x", x));
-    PERI_TRY(peri__along(function, x, dim, &d));
-    if (first < 0 || k < 0 || first > peri__along_size(x, d) - k)
+    PERI_TRY(order_along(function, x, dim, &d, &n));
+    if (first < 0 || k < 0 || first > n - k)
         return peri__fail(PERI_ERANGE, "%s: %lld ranks from %lld on of %s of %s, allowed: from 0 on, %lld in all",
                           function, (long long)k, (long long)first, peri__dim_text(d, &words),
-                          peri__tensor_text(x, text, sizeof text), (long long)peri__along_size(x, d));
+                          peri__tensor_text(x, text, sizeof text), (long long)n);
     return sort_along(function, x, d, (ranks){.first = first, .k = k, .nan_first = true}, values, indices);
 }
 
@@ -618,13 +625,13 @@ peri_status peri_op_median(peri_tensor *x, int32_t dim, bool keepdim, peri_tenso
     char text[128];
     peri__words words;
     int32_t d;
+    int64_t n;
     PERI_NEED(values);
-    PERI_TRY(check_order(function, "x", x));
-    PERI_TRY(peri__along(function, x, dim, &d));
-    if (peri__along_size(x, d) == 0)
+    PERI_TRY(order_along(function, x, dim, &d, &n));
+    if (n == 0)
         return peri__fail(PERI_ERANGE, "%s: %s of %s is empty", function, peri__dim_text(d, &words),
                           peri__tensor_text(x, text, sizeof text));
-    const ranks middle = {.first = (peri__along_size(x, d) - 1) / 2, .k = 1, .nan_first = true};
+    const ranks middle = {.first = (n - 1) / 2, .k = 1, .nan_first = true};
     return one_rank(function, x, d, keepdim, middle, values, indices);
 }
 
@@ -640,8 +647,7 @@ static peri_status running_extreme(const char *function, peri_tensor *x, int32_t
     peri_tensor *flat = NULL, *value = NULL, *index = NULL;
     peri_status status;
     PERI_NEED(values);
-    PERI_TRY(check_order(function, "x", x));
-    PERI_TRY(peri__along(function, x, dim, &d));
+    PERI_TRY(order_along(function, x, dim, &d, &n));
     PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
     PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &value), out);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, x->ndim, x->shape, &index), out);
