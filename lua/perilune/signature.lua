@@ -274,7 +274,10 @@ local function self_of(class)
   return name
 end
 
-local function check(prefix, functions, signatures, results)
+--- Put checks in front of functions of a table: `signatures` maps their names to their arguments; messages begin with
+--- `prefix` and the name. `results` (any number): how many results each has at most, others are dropped: then loops of
+--- many of them are compiled (guard).
+function M.check(prefix, functions, signatures, results)
   local class = rawget(functions, "class_name") and functions
   for name, line in util.ordered(signatures) do
     local list = parse(line)
@@ -284,12 +287,8 @@ local function check(prefix, functions, signatures, results)
       list, results)
   end
 end
---- Put checks in front of functions of a table: `signatures` maps their names to their arguments; messages begin with
---- `prefix` and the name. `results` (any number): how many results each has at most, others are dropped: then loops of
---- many of them are compiled (guard).
-function M.check(prefix, functions, signatures, results) check(prefix, functions, signatures, results) end
 --- The same of functions that have one result.
-function M.check_one(prefix, functions, signatures) check(prefix, functions, signatures, 1) end
+function M.check_one(prefix, functions, signatures) M.check(prefix, functions, signatures, 1) end
 
 --- Functions of any number of arguments, which check them themselves: they are watched as the others are.
 function M.check_none(prefix, functions, names)
@@ -303,16 +302,13 @@ function M.check_none(prefix, functions, names)
   end
 end
 
-local function check_each(prefix, functions, names, line, results)
-  local signatures = {}
-  for _, name in ipairs(names) do signatures[name] = line end
-  check(prefix, functions, signatures, results)
-end
 --- check and check_one with one line of arguments for all functions of a list of names.
 function M.check_each(prefix, functions, names, line, results)
-  check_each(prefix, functions, names, line, results)
+  local signatures = {}
+  for _, name in ipairs(names) do signatures[name] = line end
+  M.check(prefix, functions, signatures, results)
 end
-function M.check_each_one(prefix, functions, names, line) check_each(prefix, functions, names, line, 1) end
+function M.check_each_one(prefix, functions, names, line) M.check_each(prefix, functions, names, line, 1) end
 
 M.list_of("strings", "a list of strings", "string")
 M.list_of("numbers", "a list of numbers", "number")

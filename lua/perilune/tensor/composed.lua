@@ -73,7 +73,7 @@ end
 
 --- For each id a row of `classes` numbers, 1 at its place and 0 elsewhere: i64. Waits for the ids, to check them.
 function F.one_hot(ids, classes)
-  Tensor._check_whole("one_hot", ids)
+  Tensor._check_integers("one_hot", ids)
   if ids:numel() > 0 then
     local least, most = F.amin(ids):item(), F.amax(ids):item()
     if least < 0 or most >= classes then

@@ -55,28 +55,16 @@ function F.unique(t, return_inverse, return_counts)
   return values:to(name), of and of:reshape(t:shape()), many
 end
 
-local MOST_COUNTED = 2 ^ 40 -- the counters are that many, at most
-
 --- How often each number 0, 1, ... is there: i64 [the largest + 1, or minlength (0) if that is more]; with weights (f32
 --- or f64, one for each) their sums. Waits.
 function F.bincount(t, weights, minlength)
   if t:dim() ~= 1 then P.fail(("bincount: %s, wanted one dimension"):format(Tensor._text(t))) end
-  local n = minlength or 0
-  Tensor._check_whole("bincount", t)
+  Tensor._check_integers("bincount", t)
   local ids = t:dtype() == "i32" and t or t:to "i64"
-  if not weights then
-    check(C.peri_sparse_counts(ptr(ids), n, out))
-    return (wrap(out[0]))
-  end
-  if t:numel() > 0 then
-    local least, most = F.amin(t):item(), F.amax(t):item()
-    if least < 0 or most >= MOST_COUNTED then
-      P.fail(("bincount: the number %s, allowed: 0 and more, below 2^40"):format(tostring(least < 0 and least
-        or most)))
-    end
-    n = math.max(n, tonumber(most) + 1)
-  end
-  check(C.peri_sparse_weights_and_counts(ptr(weights), ptr(ids), n, out))
+  check(C.peri_sparse_counts(ptr(ids), minlength or 0, out))
+  local counts = wrap(out[0])
+  if not weights then return counts end
+  check(C.peri_sparse_weights_and_counts(ptr(weights), ptr(ids), counts:numel(), out))
   local both = wrap(out[0])
   return (both:select(2, 0):contiguous())
 end

@@ -350,7 +350,7 @@ end
 
 -- -- making -----------------------------------------------------------------------------------------------------------
 
-local function whole_64(what, x)
+local function integer_64(what, x)
   if not (signature.is("integer", x) and (x < 0 or x <= 9223372036854775807LL)) then
     P.fail(("arange: %s is %s, allowed beside 64-bit integers: whole numbers that fit i64"):format(what,
       signature.text(x)))
@@ -360,7 +360,7 @@ end
 
 --- arange where one of the numbers is a 64-bit integer, which a Lua number may not hold: all of them are.
 local function arange_64(start, stop, step, dtype, device)
-  start, stop, step = whole_64("start", start), whole_64("stop", stop), whole_64("step", step)
+  start, stop, step = integer_64("start", start), integer_64("stop", stop), integer_64("step", step)
   local apart, by = ffi.cast("uint64_t", stop) - start, ffi.cast("uint64_t", step) -- modulo 2^64
   if step < 0 then apart, by = -apart, -by end
   local n = (apart == 0 or step == 0) and 0 or tonumber((apart - 1) / by) + 1

@@ -64,7 +64,7 @@ for _, name in ipairs { "f64", "f32", "f16", "bf16", "c64", "c128" } do floats[P
 function Tensor._is_float(t) return floats[t:describe().dtype] == true end
 
 --- An error unless all elements of t are whole numbers. Waits for floats, to look at them.
-function Tensor._check_whole(func, t)
+function Tensor._check_integers(func, t)
   if Tensor._is_float(t) and t:ne(t:floor()):sum():item() > 0 then
     P.fail(("%s: %s has elements that are no whole numbers"):format(func, Tensor._text(t)))
   end
