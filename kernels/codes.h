@@ -14,15 +14,21 @@
 /** Most numbers of a row that is multiplied as codes: their sums stay below 2^31. */
 enum { PERI_CODES_MOST = 1 << 16 };
 
-/** A row as codes, with zeros behind the last up to a multiple of four: x[k] is about scale * codes[k]. */
+/** A row as codes, with zeros behind the last up to a multiple of PERI_CODES_LINE: x[k] is about scale * codes[k]. */
+enum { PERI_CODES_LINE = 64 };
 typedef struct peri_k_codes {
     float scale;
-    int32_t sum; /* of the codes */
+    int32_t sum;        /* of the codes */
+    int32_t unused[14]; /* sums and codes begin with a line of the cache, if the row does */
+    int32_t sums[32];   /* room for sums of products that are not at their end yet */
     int8_t codes[];
 } peri_k_codes;
 
 /** Bytes of a row of @inner numbers as codes. */
-static inline int64_t peri_codes_bytes(int64_t inner) { return (int64_t)sizeof(peri_k_codes) + (inner + 3) / 4 * 4; }
+static inline int64_t peri_codes_bytes(int64_t inner)
+{
+    return (int64_t)sizeof(peri_k_codes) + (inner + PERI_CODES_LINE - 1) / PERI_CODES_LINE * PERI_CODES_LINE;
+}
 
 /** Write @x[inner] as codes: the largest magnitude becomes 127, and all products are rounded once, to nearest, ties to
  *  even. A row that is not finite has the scale NaN and codes of 0. */
@@ -48,7 +54,7 @@ static inline void peri_codes_of(peri_k_codes *to, const float *x, int64_t inner
         sum += to->codes[k];
     }
     if (!finite) memset(to->codes, 0, (size_t)inner);
-    for (int64_t k = inner; k % 4 != 0; k++) to->codes[k] = 0;
+    for (int64_t k = inner; k % PERI_CODES_LINE != 0; k++) to->codes[k] = 0;
     to->sum = sum;
 }
 

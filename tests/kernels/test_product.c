@@ -16,7 +16,7 @@ static float x[MOST_ROWS * (MOST_INNER + PAD)], w[MOST_COLS * MOST_INNER], bias[
 static float panels[(MOST_COLS + PERI_PANEL) * MOST_INNER];
 static uint16_t narrow[(MOST_COLS + PERI_PANEL) * MOST_INNER];
 static char coded[(MOST_COLS + PERI_PANEL) * (MOST_INNER + 4)];
-static int32_t room[MOST_ROWS * (MOST_INNER + 12) / 4]; /* rows as codes */
+static int32_t room[MOST_ROWS * (MOST_INNER + 64 + sizeof(peri_k_codes)) / 4]; /* rows as codes */
 
 static void fill(float *to, int64_t n, uint32_t seed)
 {
