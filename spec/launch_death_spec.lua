@@ -145,6 +145,31 @@ describe("a signal to the launcher ends all ranks, and says so:", function()
   signalled("SIGKILL, which leaves no rank behind", "KILL", "$run", 137)
 end)
 
+describe("the folder of a job", function()
+  check("is removed by the next run if its launcher was killed, not before", function()
+    local where = folder .. "/where"
+    os.remove(where)
+    local path = shell.write(folder .. "/lies.lua", ([[
+      local peri = require "perilune"
+      peri.init()
+      if peri.rank() == 0 then
+        local maps = io.open "/proc/self/maps":read "*a"
+        local file = io.open("%s", "w")
+        file:write(maps:match "(/dev/shm/perilune%%-job%%-%%w+)/" or "in no folder of a job", "\n")
+        file:close()
+      end
+      while true do peri.world():all_reduce(peri.ones { 3 }):wait() end
+    ]]):format(where))
+    local one = ("%s run -n 2 %s"):format(perilune, shell.write(folder .. "/one.lua",
+      "require 'perilune'.init()"))
+    local out = run(([[setsid %s run -n 2 %s & run=$!
+      until test -s %s || ! kill -0 $run; do sleep 0.02; done; job=$(cat %s)
+      %s; test -d $job && echo kept; kill -9 $run; wait $run
+      %s; test -d $job || echo removed $job]]):format(perilune, path, where, where, one, one))
+    assert.matches("kept\n.*removed /dev/shm/perilune%-job%-%w+\n", out)
+  end)
+end)
+
 describe("a run that cannot start says why:", function()
   local path
   before_each(function() path = shell.write(folder .. "/hello.lua", "print 'hello'") end)

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -330,6 +331,46 @@ static int started(lua_State *L)
     return 0;
 }
 
+static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *at)
+{
+    (void)info, (void)kind, (void)at;
+    remove(path);
+    return 0;
+}
+
+static void remove_tree(const char *path) { nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS | FTW_MOUNT); }
+
+/** Lock this user's folder @path; -1: it is another's, is locked, or is gone, as after the wait for whoever removed
+ *  it. */
+static int lock_folder(const char *path, int how)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    struct stat is;
+    if (fd < 0 || (fstat(fd, &is) == 0 && is.st_uid == geteuid() && flock(fd, how) == 0 && access(path, F_OK) == 0))
+        return fd;
+    close(fd);
+    return -1;
+}
+
+#define FOLDER "perilune-job-"
+static int held = -1; /* the folder of this job, locked as long as this process lives */
+
+/** Remove the folders of launchers that were killed: nobody has them locked. */
+static void remove_abandoned(const char *place)
+{
+    char path[512];
+    DIR *folder = opendir(place);
+    for (struct dirent *d; folder && (d = readdir(folder));) {
+        if (strncmp(d->d_name, FOLDER, sizeof FOLDER - 1) != 0) continue;
+        snprintf(path, sizeof path, "%s/%s", place, d->d_name);
+        int fd = lock_folder(path, LOCK_EX | LOCK_NB);
+        if (fd < 0) continue;
+        remove_tree(path);
+        close(fd);
+    }
+    if (folder) closedir(folder);
+}
+
 /** folder(mib): a new folder for files of this job: in shared memory if that has so much room, else among temporary
  *  files. Only this user can enter it. Its name, or nil: it cannot be made. */
 static int make_folder(lua_State *L)
@@ -337,13 +378,19 @@ static int make_folder(lua_State *L)
     const char *temporary = secure_getenv("TMPDIR"),
                *places[] = {"/dev/shm", temporary && *temporary == '/' ? temporary : "/tmp"};
     char path[4096];
+    remove_abandoned(places[0]); /* other places may be shared by machines, which need not see each other's locks */
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         struct statvfs room;
         bool enough = statvfs(places[i], &room) == 0 &&
                       (double)room.f_bavail * (double)room.f_frsize >= luaL_checknumber(L, 1) * 0x1p20;
         if (i == 0 && !enough) continue;
-        if (snprintf(path, sizeof path, "%s/perilune-XXXXXX", places[i]) >= (int)sizeof path || !mkdtemp(path))
+        if (snprintf(path, sizeof path, "%s/" FOLDER "XXXXXX", places[i]) >= (int)sizeof path || !mkdtemp(path))
             continue;
+        held = lock_folder(path, LOCK_EX);
+        if (held < 0 && access(path, F_OK) != 0) { /* taken for abandoned before it was locked */
+            i--;
+            continue;
+        }
         lua_pushstring(L, path);
         return 1;
     }
@@ -372,17 +419,12 @@ static int loopback(lua_State *L)
     return 0;
 }
 
-static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *at)
-{
-    (void)info, (void)kind, (void)at;
-    remove(path);
-    return 0;
-}
-
-/** remove(folder): with all that is in it. */
+/** remove(folder): what make_folder has made, with all that is in it. */
 static int remove_folder(lua_State *L)
 {
-    nftw(luaL_checkstring(L, 1), remove_entry, 8, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    remove_tree(luaL_checkstring(L, 1));
+    if (held >= 0) close(held);
+    held = -1;
     return 0;
 }
 
