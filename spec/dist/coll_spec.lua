@@ -45,6 +45,22 @@ describe("collectives", function()
     end
   end, { by_device = true })
 
+  worlds.each("ranks that do not agree on a broadcast's root find out", function(world, device, n)
+    local rank, all = world.rank_number, {}
+    for r = 1, n do all[r] = r - 1 end
+    for k, root in ipairs { rank, rank == 0 and 0 or 1, rank == n - 1 and rank or 0 } do
+      for _, rows in ipairs { 3, 100000 } do -- in messages, and copied
+        local group = world:new_group(all, ("roots %d %d"):format(k, rows))
+        local ok, err = pcall(function()
+          group:broadcast(peri.ones({ rows, 2 }, "f32", device), root):wait()
+          group:barrier():wait() -- a rank that heard from its root may go on to here
+        end)
+        assert.is_false(ok)
+        assert.matches("the ranks disagree: .*broadcast .* from rank %d.*broadcast .* from rank %d", err.message)
+      end
+    end
+  end, { sizes = { 2, 3, 5 } })
+
   worlds.each("all_gather, equal and by rows, all dtypes", function(world, device, n)
     local rank = world.rank_number
     for _, dtype in ipairs(dtypes) do

@@ -8,7 +8,7 @@
  * (control.c) what they are doing.
  *
  *   barrier          rounds k = 0, 1, ...: to rank + 2^k, from rank - 2^k
- *   broadcast        binomial tree
+ *   broadcast        binomial tree, whose last rank answers the root
  *   all_gather, all_to_all   direct: every rank to every rank
  *   reduce_scatter   direct exchange of the parts, segment by segment, summed in rank order
  *   all_reduce       small, or between two machines: everybody gets everything and sums; large: reduce_scatter, then

@@ -53,10 +53,12 @@ static peri_status barrier_phase(mpi_request *r)
     return PERI_PENDING;
 }
 
+/** The last place of the tree tells the root that it has the data: without it a root would wait for nobody, and ranks
+ *  that each take themselves for the root would all go on, with data of their own. */
 static peri_status broadcast_phase(mpi_request *r)
 {
     const peri_coll_op *op = &r->op;
-    /* the root has place 0 and nothing to receive */
+    /* the root has place 0 and no data to receive */
     int32_t size = r->group->size, place = (r->group->rank - op->root + size) % size;
     int32_t step = place == 0 ? r->phase + 1 : r->phase;
     int64_t bytes = op->count * peri_coll_dtype_size(op->dtype);
@@ -68,8 +70,11 @@ static peri_status broadcast_phase(mpi_request *r)
         TRY(peri__mpi_message(r, true, (place - low + op->root) % size, op->recv, bytes));
         return PERI_PENDING;
     }
-    for (int32_t child = low >> 1; step == 1 && child > 0; child >>= 1)
+    if (step > 1 || size == 1) return PERI_OK;
+    if (place == 0) TRY(peri__mpi_message(r, true, (size - 1 + op->root) % size, r, 0));
+    for (int32_t child = low >> 1; child > 0; child >>= 1)
         if (place + child < size) TRY(peri__mpi_message(r, false, (place + child + op->root) % size, op->recv, bytes));
+    if (place == size - 1) TRY(peri__mpi_message(r, false, op->root, r, 0));
     return r->n ? PERI_PENDING : PERI_OK;
 }
 
