@@ -257,19 +257,21 @@ function M.settle(values)
 end
 
 local MOST = 2 ^ 28 -- bytes; /dev/zero has no end
+local PIECE = 2 ^ 16 -- LuaJIT keeps a buffer of what was asked for, not of what there was
 
 --- The text of a file; or nil, and why there is none.
 function M.read_file(path)
   local file, why = io.open(path, "rb")
   if not file then return nil, why end
-  local text
-  text, why = file:read(MOST)
-  if text == nil and not why then text = "" end
-  if text and #text == MOST then
-    text, why = nil, ("it has %d MiB or more, which no text has that is read here"):format(MOST / 2 ^ 20)
-  end
+  local pieces, size, piece = {}, 0
+  repeat
+    piece, why = file:read(PIECE)
+    pieces[#pieces + 1], size = piece, size + (piece and #piece or 0)
+  until not piece or size >= MOST
   file:close()
-  return text, why and (why:find(path, 1, true) and why or ("'%s': %s"):format(path, why))
+  if size >= MOST then why = ("it has %d MiB or more, which no text has that is read here"):format(MOST / 2 ^ 20) end
+  if why then return nil, why:find(path, 1, true) and why or ("'%s': %s"):format(path, why) end
+  return table.concat(pieces)
 end
 
 --- A module of a layer above, for a method of a class below that opens a door to it (nn.Module:export). It loads when

@@ -223,6 +223,13 @@ describe("a Saver", function()
     saver:close()
   end)
 
+  it("takes little of Lua's memory, which the collector goes by", function()
+    local p, before = model(), collectgarbage "count"
+    local saver = peri.checkpoint.Saver { folder = folder .. "/little", parts = p }
+    assert.is_true(collectgarbage "count" - before < 4096) -- KiB
+    saver:close(0)
+  end)
+
   it("says what it takes", function()
     local p = model()
     for every, words in peri.util.ordered { ["0"] = "every is '0'", ["10x"] = "allowed: a number of steps",
