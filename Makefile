@@ -189,7 +189,7 @@ LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 # archive that tests link, too.
 SERVER := $(if $(HAVE_MICROHTTPD),$B/perilune-serve)
 SERVE_A := $B/serve.a
-SERVE_OBJ := $(patsubst %.c,$B/obj/%.o,$(filter-out runtime/serve/main.c $(if $(HAVE_MICROHTTPD),,runtime/serve/http.c),$(wildcard runtime/serve/*.c))) $B/obj/serve_page.o
+SERVE_OBJ := $(patsubst %.c,$B/obj/%.o,$(filter-out runtime/serve/serve_main.c $(if $(HAVE_MICROHTTPD),,runtime/serve/http.c),$(wildcard runtime/serve/*.c))) $B/obj/serve_page.o
 CDEF := $B/lua/perilune/cdef.lua
 LUA_SO := $(if $(LAUNCHER),$B/libperilune_lua.so)
 
@@ -426,8 +426,8 @@ $B/obj/pack.o: $B/pack.c runtime/host/host_internal.h
 	$(Q)$(CC) -std=c11 -Iruntime -fvisibility=hidden -fPIC -c $< -o $@
 
 # Lua for C programs (perilune/lua.h): the Lua files and what calls LuaJIT, whose shared library the programs have, too.
-LUA_SO_OBJ := $B/obj/runtime/host/guest/state.o $B/obj/runtime/host/packed.o
-$B/obj/runtime/host/guest/state.o: EXTRA := $(LUAJIT_CFLAGS)
+LUA_SO_OBJ := $B/obj/runtime/host/guest/luajit.o $B/obj/runtime/host/packed.o
+$B/obj/runtime/host/guest/luajit.o: EXTRA := $(LUAJIT_CFLAGS)
 $(LUA_SO): $(LUA_SO_OBJ) $B/obj/pack.o
 	@$(if $(V),,echo '  PLUGIN  $@')
 	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared $^ -L$(dir $(firstword $(LUAJIT_LIBS))) -lluajit-5.1 -o $@
@@ -448,7 +448,7 @@ $B/obj/serve_page.o: $B/serve_page.c | needed
 $(SERVE_A): $(SERVE_OBJ)
 	@$(if $(V),,echo '  AR      $@')
 	$(Q)rm -f $@ && ar crs $@ $^
-$(SERVER): $B/obj/runtime/serve/main.o $(SERVE_A) $(LIB_A)
+$(SERVER): $B/obj/runtime/serve/serve_main.o $(SERVE_A) $(LIB_A)
 	@$(if $(V),,echo '  LINK    $@')
 	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) $^ -lmicrohttpd $(LIBS) -o $@
 
@@ -603,7 +603,7 @@ lint: all
 	@$(RUN_TESTS) --parts=lint
 
 -include $(UNIT:=.d) $(UNIT_CXX:=.d) $(FUZZ:=.d) $(TEST_PLUGINS:=.d)
--include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $(LUA_SO_OBJ:.o=.d) $(PLUGIN_OBJ:.o=.d) $(SERVE_OBJ:.o=.d) $B/obj/runtime/serve/main.d
+-include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $(LUA_SO_OBJ:.o=.d) $(PLUGIN_OBJ:.o=.d) $(SERVE_OBJ:.o=.d) $B/obj/runtime/serve/serve_main.d
 
 # -- the demonstration and the benchmarks ----------------------------------------------------------------------------------------------
 

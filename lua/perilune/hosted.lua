@@ -1,5 +1,5 @@
 -- hosted.lua: calls from a C program (perilune/lua.h): pointers that come in become handles, and handles that go out
--- pointers again. runtime/host/guest/state.c calls its functions. A value comes as two: the kind of a handle
+-- pointers again. runtime/host/guest/luajit.c calls its functions. A value comes as two: the kind of a handle
 -- (PERI_LUA_*) and its pointer, or 0 and the value itself.
 local ffi = require "ffi"
 local errors = require "perilune.errors"

@@ -4,7 +4,7 @@
  *
  * It is read by blocks of whole rows (the first dimension; of rows that are longer than a block, by blocks of the next
  * dimension, and so on) into buffers, and copied from there to where the rectangle has it. Threads read the blocks that
- * come next meanwhile (io.h).
+ * come next meanwhile (file_jobs.h).
  */
 #include "pieces.h"
 

@@ -15,7 +15,7 @@
 
 #include "../tensor/tensor_internal.h"
 #include "formats.h"
-#include "io.h"
+#include "file_jobs.h"
 #include "manifest.h"
 #include "shared.h"
 

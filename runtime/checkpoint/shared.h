@@ -12,7 +12,7 @@
 #ifndef PERI_CHECKPOINT_SHARED_H
 #define PERI_CHECKPOINT_SHARED_H
 
-#include "io.h"
+#include "file_jobs.h"
 
 typedef struct peri__shared peri__shared;
 

@@ -2,10 +2,10 @@
  *
  * writer.c: one rank's files. Pieces are announced, then files are laid out and written from the first byte to the
  * last. The caller's thread copies the bytes into a ring of buffers, and hashes them while the processor's caches have
- * them; another thread writes the buffers (io.h).
+ * them; another thread writes the buffers (file_jobs.h).
  */
 #include "../tensor/tensor_internal.h"
-#include "io.h"
+#include "file_jobs.h"
 #include "manifest.h"
 
 #include <errno.h>

@@ -50,7 +50,7 @@ struct peri_work {
     bool stepping, listed;        /* its step is running (it may not test itself); in the list of the world */
     bool inner;                   /* a part of another one, which tests it */
     int64_t ended_by;             /* the operation whose end ended it, as the watch of its world counts them; 0: not
-                                     known (watch.c) */
+                                     known (wait_log.c) */
     bool expired;                 /* its deadline counts as passed (peri_group_expire) */
     char *message;                /* of the failure */
     peri_device *device;          /* NULL: host only; else results are ordered on `stream` */

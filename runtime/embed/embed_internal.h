@@ -223,7 +223,7 @@ struct peri_tbe {
     atomic_int_least64_t lookups;
     peri__unheard unheard; /* of lookups in memory */
     int64_t updates, writes; /* calls; writes of weights, rows that started again */
-    struct peri__row_watch *watches;  /* who wants to know which rows change, before they do (watch.h); NULL: nobody */
+    struct peri__row_watch *watches;  /* told which rows change, before they do (row_watch.h); NULL: nobody */
     peri__storage_watch writes_watch; /* tells them of writes through views; of the flat tensors' storage while there
                                          are watches */
     atomic_uintptr_t holder;          /* the thread that is in a call alone (calls.c); 0: none */
@@ -313,7 +313,7 @@ peri_status peri__rows_held(const char *function, const peri_tbe *tbe, int64_t t
 /** The same of rows @src that become f16 or bf16: a finite number may not become an infinity. */
 peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,
                               const peri_tensor *src);
-/* -- calls and batches (calls.c, batch.c) -------------------------------------------------------------------------- */
+/* -- calls and batches (calls.c, tbe_batch.c) ---------------------------------------------------------------------- */
 
 /** Whether the device runs later what is queued: else there is nothing for events to order, and a small lookup feels
  *  each of them. */
@@ -351,7 +351,7 @@ peri_tbe *peri__tbe_of_view(const peri_tensor *t, int64_t *table, int32_t *state
  *  each has; 0: @t lies in none. (marks.c) */
 int32_t peri__tbe_coded_rows(const peri_tensor *t, int64_t *cols);
 /** Before the table batch goes: no watch is told any more, also of what is written through views that stay.
- *  (watch.c) */
+ *  (row_watch.c) */
 void peri__tbe_deaf(peri_tbe *tbe);
 /** Workspace @which of at least @count elements of @dtype. In calls that are alone. */
 peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int64_t count, void **out);
@@ -515,7 +515,7 @@ void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64
  *  what that found (a peri_k_tbe_report) to the host: *found, to be given back. */
 peri_status peri__memory_ask(const char *function, peri_tbe_batch *batch, peri_tensor *out, peri__report **found);
 
-/* Tables in files, with a cache in memory. (tier/open.c) */
+/* Tables in files, with a cache in memory. (tier/tier_open.c) */
 /** Rows of each table that @config's caches hold: int64[n_tables], to be freed. */
 peri_status peri__tier_slots(const peri_tbe_config *config, int64_t **out);
 /** Table @i behind its cache, on a device with a memory of its own (@apart) or not: rows of the cache as its

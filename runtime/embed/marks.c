@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * marks.c: which rows of a table batch changed since they were asked for last: a watch (watch.h) that sets bits, for
- * increments of checkpoints.
+ * marks.c: which rows of a table batch changed since they were asked for last: a watch (row_watch.h) that sets bits,
+ * for increments of checkpoints.
  */
-#include "watch.h"
+#include "row_watch.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * moment.c: see perilune/moment.h. A watch (watch.h) copies rows before they change, of all parts of their table
+ * moment.c: see perilune/moment.h. A watch (row_watch.h) copies rows before they change, of all parts of their table
  * together:
  *
  *     watched     a table batch that has parts: a bit for each row (copied already, or not wanted any more), and its
@@ -11,7 +11,7 @@
  * Memory of copies is given back by table, when all parts of it were passed. It comes from the host's device, which
  * keeps it: pages that are new cost several times what the copies in them cost.
  */
-#include "watch.h"
+#include "row_watch.h"
 
 #include <perilune/moment.h>
 #include <perilune/sparse.h>

@@ -3,7 +3,7 @@
  * optimizer.c: optimizers as the kernels see them, and what those with counters, and EMA in place, have beyond the
  * update of rows: their options, and passes over whole tables.
  */
-#include "watch.h"
+#include "row_watch.h"
 #include "../base/floats.h"
 
 #include <math.h>

@@ -2,7 +2,7 @@
  *
  * reset.c: rows that start again, as records of what a row is before its first update (kernels/cache.h).
  */
-#include "watch.h"
+#include "row_watch.h"
 #include "../../kernels/convert.h"
 #include "../base/floats.h"
 

@@ -2,7 +2,7 @@
  *
  * states.c: weights and states of optimizers as users see them; learning rates, iterations, counts.
  */
-#include "watch.h"
+#include "row_watch.h"
 
 #include <math.h>
 #include <stdio.h>

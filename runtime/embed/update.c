@@ -4,7 +4,7 @@
  */
 #include "embed_internal.h"
 #include "reach.h"
-#include "watch.h"
+#include "row_watch.h"
 
 /* -- the sort ------------------------------------------------------------------------------------------------------ */
 

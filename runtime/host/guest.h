@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * host/guest.h (L7): what the library (lua.c) and libperilune_lua.so (guest/state.c) agree on. The latter links LuaJIT;
- * the former does not.
+ * host/guest.h (L7): what the library (lua.c) and libperilune_lua.so (guest/luajit.c) agree on. The latter links
+ * LuaJIT; the former does not.
  */
 #ifndef PERI_HOST_GUEST_H
 #define PERI_HOST_GUEST_H

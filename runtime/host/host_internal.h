@@ -30,8 +30,8 @@ void peri__open_libraries(struct lua_State *L);
  *  globals. */
 void peri__packed_install(struct lua_State *L, int environment);
 
-/** Put functions into the module perilune.launcher, the table on top of the stack: watch, settled (watch.c); files,
- *  start, next, signal, children, sweep (job.c). */
+/** Put functions into the module perilune.launcher, the table on top of the stack: watch, settled (rank_watch.c);
+ *  files, start, next, signal, children, sweep (job.c). */
 void peri__watch_register(struct lua_State *L);
 void peri__job_register(struct lua_State *L);
 /** stops, stop_asked (stop.c). */

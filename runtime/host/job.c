@@ -304,7 +304,7 @@ static int sweep(lua_State *L)
             long pid = atol(d->d_name);
             if (pid <= 0 || !left_behind(pid, own)) continue;
             if (getpgid((pid_t)pid) == pid) kill(-(pid_t)pid, SIGKILL);
-            kill((pid_t)pid, SIGKILL); /* a watcher (watch.c), whose rank follows it and comes here then */
+            kill((pid_t)pid, SIGKILL); /* a watcher (rank_watch.c), whose rank follows it and comes here then */
             found++;
         }
         if (folder) closedir(folder);

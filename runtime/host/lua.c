@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lua.c: states of Lua in a C program: who may call them when, and what their values hold. guest/state.c, which links
+ * lua.c: states of Lua in a C program: who may call them when, and what their values hold. guest/luajit.c, which links
  * LuaJIT, does the rest.
  */
 #include "guest.h"

@@ -10,7 +10,7 @@
  *
  * Nothing in a file is believed: every place and size is checked against the bytes that are there.
  */
-#include "window.h"
+#include "text_window.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -4,7 +4,7 @@
  */
 #include "features.h"
 #include "lines.h"
-#include "number.h"
+#include "text_number.h"
 
 #include <stdio.h>
 

@@ -6,7 +6,7 @@
 #ifndef PERI_IO_LINES_H
 #define PERI_IO_LINES_H
 
-#include "window.h"
+#include "text_window.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>

@@ -2,17 +2,17 @@
  *
  * model/model_internal.h: model files in memory. docs/model_file.md specifies the format.
  *
- *   mapped.c    the bytes of a file: mapped or copied; what happens when a mapped file is cut
- *   header.c    reads the header: JSON into the structs below. Whether they make sense is not its affair
- *   check.c     whether they do: every index, size and order that the other files rely on
- *   open.c      opening, describing, verifying
- *   map.c       raw ids to rows
- *   values.c    whether a model takes what a caller gives it
- *   context.c   the memory of one thread's calls: which results share it
- *   predict.c   the operations; lists.c: those of the members of lists; lookup.c: rows of tables
- *   writer.c    a file while it is being written
- *   update.c    a model brought to what a checkpoint has (follow.h)
- *   follow.c    one that follows the checkpoints of a run
+ *   mapped.c           the bytes of a file: mapped or copied; what happens when a mapped file is cut
+ *   header.c           reads the header: JSON into the structs below. Whether they make sense is not its affair
+ *   header_check.c     whether they do: every index, size and order that the other files rely on
+ *   model_open.c       opening, describing, verifying
+ *   id_map.c           raw ids to rows
+ *   input_check.c      whether a model takes what a caller gives it
+ *   context.c          the memory of one thread's calls: which results share it
+ *   predict.c          the operations; list_operations.c: those of the members of lists; table_lookup.c: rows of tables
+ *   model_writer.c     a file while it is being written
+ *   model_update.c     a model brought to what a checkpoint has (model_follow.h)
+ *   model_follow.c     one that follows the checkpoints of a run
  */
 #ifndef PERI_MODEL_INTERNAL_H
 #define PERI_MODEL_INTERNAL_H
@@ -74,7 +74,7 @@ typedef struct peri__model_value {
     int32_t list;    /* whose members have the numbers, or -1: samples have them */
     int32_t input;   /* the dense input that it is, or, of a list, the input whose numbers or weights it is; or -1 */
     int32_t section; /* the constant that it is, or -1 */
-    /* Found by check.c: */
+    /* Found by header_check.c: */
     int32_t made_by; /* the operation, or -1 */
     int32_t last;    /* the last operation that reads it; an output lives to the end */
 } peri__model_value;
@@ -86,7 +86,7 @@ typedef struct peri__model_value {
     X(linear, 1, 2) X(unary, 1, 1) X(binary, 2, 2) X(muladd, 3, 3) X(cross, 3, 4) X(interaction, 2, 2) X(copy, 1, 1)   \
         X(cat, 1, 65536) X(sum, 1, 1) X(softmax, 1, 1) X(layer_norm, 1, 3) X(matmul, 2, 2) X(rows, 0, 0)               \
             X(lengths, 0, 0) X(compare, 1, 2) X(where, 3, 3) X(top, 1, 1)
-/** Those that go from samples to the members of their lists, or back (lists.c). */
+/** Those that go from samples to the members of their lists, or back (list_operations.c). */
 #define PERI__MODEL_OF_MEMBERS(X)                                                                                      \
     X(members, 0, 0)                                                                                                   \
     X(spread, 1, 1) X(pool, 1, 1) X(attention, 3, 4) X(places, 0, 1) X(times, 0, 0) X(take, 2, 2) X(select, 2, 2)     \
@@ -121,7 +121,7 @@ typedef struct peri__model_operation {
     peri__model_bag *bags;
     double numbers[PERI__MODEL_NUMBERS];
     char function[16];
-    int32_t code; /* of the function, by check.c */
+    int32_t code; /* of the function, by header_check.c */
 } peri__model_operation;
 
 /** A list of each sample: its members are the ids (or whole numbers) of some inputs, which are equally many in all of
@@ -136,7 +136,7 @@ typedef struct peri__model_list {
     int32_t *inputs;
     int32_t n_inputs; /* 0: it is of another list */
     int32_t of;       /* that list, or -1 */
-    /* Found by check.c: */
+    /* Found by header_check.c: */
     int32_t made_by;  /* the first operation that keeps the members, or -1 */
     int32_t first;    /* the input that it comes from */
 } peri__model_list;
@@ -158,7 +158,7 @@ typedef struct peri__model_map {
     int64_t block;            /* PERI_SPREAD_RANGE: ids of a bucket */
     int64_t free;             /* what stands in place of an id where a row has none */
     bool aside;               /* the last row of each bucket is no id's own */
-    /* Found by check.c: */
+    /* Found by header_check.c: */
     int64_t rows;
     int64_t slots;
 } peri__model_map;
@@ -189,7 +189,7 @@ struct peri_model {
     peri__model_section *sections;
     peri__model_map *maps;
     peri__model_list *lists;
-    /* By check.c: */
+    /* By header_check.c: */
     peri__model_mapped *mapped; /* each input and map that meet, once */
     int64_t *longest;           /* n_inputs: ids of the longest list that operations take; 0: any */
     bool makes;                 /* some bag makes rows or weights, for which contexts have room */

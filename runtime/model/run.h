@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * run.h: one operation while it runs: what predict.c, lists.c and lookup.c share.
+ * run.h: one operation while it runs: what predict.c, list_operations.c and table_lookup.c share.
  */
 #ifndef PERI_MODEL_RUN_H
 #define PERI_MODEL_RUN_H
@@ -38,7 +38,7 @@ typedef struct lists {
     int32_t pooling;
 } lists;
 
-/* lookup.c */
+/* table_lookup.c */
 
 /** The lists of a bag's input. */
 lists peri__model_lists(const run *r, const peri__model_bag *bag);
@@ -50,7 +50,7 @@ void peri__model_look_up(const run *r, const peri__model_bag *bag, const lists *
 /** Rows that lie at @data, as @table says, of @l. */
 void peri__model_rows_of(const run *r, const peri__model_rows *rows, const void *data, int64_t columns, const lists *l);
 
-/** Operations of members of lists (lists.c). */
+/** Operations of members of lists (list_operations.c). */
 #define X(name, least, most) void peri__run_##name(const run *r);
 PERI__MODEL_OF_MEMBERS(X)
 #undef X

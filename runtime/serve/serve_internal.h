@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * serve/serve_internal.h: what the files of the server itself share: its state (server.c), its workers (worker.c) and
- * its paths (routes.c).
+ * its paths (paths.c).
  */
 #ifndef PERI_SERVE_INTERNAL_H
 #define PERI_SERVE_INTERNAL_H

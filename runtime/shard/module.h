@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * module.h: a sharded module from the inside: module.c and tables.c make it, batch.c lays its batches out, walk.c takes
- * them through it: ids by its router, lookups in its tables, rows by its ways. What is particular to a kind of module
- * are the stages that it fills in.
+ * module.h: a sharded module from the inside: module.c and tables.c make it, batch_layouts.c lays its batches out,
+ * walk.c takes them through it: ids by its router, lookups in its tables, rows by its ways. What is particular to a
+ * kind of module are the stages that it fills in.
  *
  * A layout says where the rows of one batch lie in the buffers of this rank; it depends on numbers of bags, not on ids,
  * and so is kept and used again. There are two: as the home of a batch (what comes back for its own samples) and as an

@@ -74,7 +74,7 @@ peri_status peri__rows_left(const peri__rows *r, peri__to_move *out);
 void peri__explain(peri__buffer *text, const peri__rows *r);
 
 /** The gradient of the ids' weights, of results that were pooled here of @rows (all by id): f32 [ids]. @out new.
- *  (pooled.c) */
+ *  (pooled_stages.c) */
 peri_status peri__pooled_weights(const peri__rows *rows, peri_tensor *grad, peri_tensor **out);
 
 /** Have the transport move what it can. */

@@ -256,7 +256,7 @@ peri_status peri__tensor_host(peri_device *device, int32_t dtype, int32_t ndim, 
                               void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out);
 /** A tensor of the same device and dtype as @like with another shape, uninitialised. */
 peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64_t *shape, peri_tensor **out);
-/** A tensor like @like with @rows rows. (rows.c) */
+/** A tensor like @like with @rows rows. (row_segments.c) */
 peri_status peri__rows_like(const peri_tensor *like, int64_t rows, peri_tensor **out);
 /** A tensor with @like's dtype, shape, strides and offset in @s, whose reference is taken, also on failure. */
 peri_status peri__tensor_in(peri__storage *s, const peri_tensor *like, peri_tensor **out);

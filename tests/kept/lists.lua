@@ -1,6 +1,6 @@
 -- lists.lua: writes a model file of lists as this version makes them, and prints what it answers: build/perilune run
 -- tests/kept/lists.lua FILE. lists-1.peri was written so by the version that has the first format;
--- spec/export_kept_spec.lua has its answers. All operations of members (runtime/model/lists.c) are in it.
+-- spec/export_kept_spec.lua has its answers. All operations of members (runtime/model/list_operations.c) are in it.
 local peri = require "perilune"
 peri.init()
 local nn, F, sparse = peri.nn, peri.nn.functional, peri.sparse

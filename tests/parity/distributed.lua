@@ -26,7 +26,7 @@ local compile = "a wrapper for torch.compile, torch.fx or TorchScript"
 
 return {
   { "torchrec.distributed.batched_embedding_kernel",
-    elsewhere("runtime/embed/batch.c", bags,
+    elsewhere("runtime/embed/tbe_batch.c", bags,
       "BaseBatchedEmbedding BaseBatchedEmbeddingBag BatchedFusedEmbedding BatchedFusedEmbeddingBag "
         .. "EmbeddingFusedOptimizer", "a table batch: lookup, and backward fused with the optimizer"),
     elsewhere("peri.plan.EmbeddingComputeKernel", "spec/model/dense_state_spec.lua: dense",
@@ -87,13 +87,13 @@ return {
     elsewhere("runtime/shard/tables.c", "spec/shard/parity_spec.lua: mixed", "*",
       "one batch has tables of any widths") },
   { "torchrec.distributed.embedding_kernel",
-    elsewhere("runtime/embed/batch.c", bags, "BaseEmbedding"),
+    elsewhere("runtime/embed/tbe_batch.c", bags, "BaseEmbedding"),
     elsewhere("peri.shard.ShardedModule:state_dict", "spec/shard/state_spec.lua: state_dict", "get_state_dict"),
     missing(virtual, "create_virtual_table_local_metadata create_virtual_table_global_metadata "
       .. "create_virtual_sharded_tensors"),
     missing(trackers, "RawIdTrackerWrapper") },
   { "torchrec.distributed.embedding_lookup",
-    elsewhere("runtime/shard/pooled.c", quant, "embeddings_cat_empty_rank_handle_inference",
+    elsewhere("runtime/shard/pooled_stages.c", quant, "embeddings_cat_empty_rank_handle_inference",
       "a rank without tables sends rows of no columns"),
     missing("rows overwritten by id over ranks", "GroupedEmbeddingsUpdate"), never(compile, "dummy_tensor") },
   { "torchrec.distributed.embedding_sharding",
@@ -191,7 +191,7 @@ return {
       .. "get_device_for_first_shard_from_sharding_infos"),
     missing("managed collision of quantized tables", "*") },
   { "torchrec.distributed.quant_embedding_kernel",
-    elsewhere("runtime/embed/batch.c", "spec/embed/quant_spec.lua: INT4", "*",
+    elsewhere("runtime/embed/tbe_batch.c", "spec/embed/quant_spec.lua: INT4", "*",
       "quantized tables are table batches too") },
   { "torchrec.distributed.quant_embeddingbag",
     elsewhere("peri.shard.ShardedQuantEmbeddingBagCollection", quant, "ShardedQuantEbcInputDist"),

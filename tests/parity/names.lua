@@ -136,7 +136,7 @@ return {
       "spec/shard/quant_spec.lua: QuantEmbeddingBagCollection" },
     { "MetaInferGroupedEmbeddingsLookup", "peri.QuantEmbeddingCollection", "spec/embed/quant_spec.lua: meta" },
     { "MetaInferGroupedPooledEmbeddingsLookup", "peri.QuantEmbeddingBagCollection", "spec/embed/quant_spec.lua: meta" },
-    { "embeddings_cat_empty_rank_handle", "runtime/shard/pooled.c", "spec/shard/golden_spec.lua: ebc_",
+    { "embeddings_cat_empty_rank_handle", "runtime/shard/pooled_stages.c", "spec/shard/golden_spec.lua: ebc_",
       "a rank without tables sends rows of no columns" },
     { "fx_wrap_tensor_view2d", never = "a wrapper for torch.fx's tracing" },
   },

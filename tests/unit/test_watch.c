@@ -4,7 +4,7 @@
  * when it hears of them first has, together with the rows that it did not hear of, the tables as they were when it
  * began.
  */
-#include "runtime/embed/watch.h"
+#include "runtime/embed/row_watch.h"
 #include "tests/harness/check.h"
 
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 -- waits.lua: where the steps of a measured pipeline wait, for whom, and what would hide it.
 --
 -- While a pipeline is measured its rank notes when operations are posted and complete, and when it could not go on
--- (runtime/comm/watch.c). Operations have the same numbers on all ranks. So afterwards the ranks tell each other when
--- each posted them, by clocks that they have compared, and whoever was last has made the others wait; what is left of a
--- wait is the way of the data.
+-- (runtime/comm/wait_log.c). Operations have the same numbers on all ranks. So afterwards the ranks tell each other
+-- when each posted them, by clocks that they have compared, and whoever was last has made the others wait; what is
+-- left of a wait is the way of the data.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"

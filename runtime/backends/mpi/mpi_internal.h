@@ -142,7 +142,7 @@ extern peri_kernel_fn peri__mpi_reduce, peri__mpi_place;
         if (try_ < 0) return try_;                                                                                     \
     } while (0)
 
-/* -- guard.c ------------------------------------------------------------------------------------------------------- */
+/* -- mpi_guard.c --------------------------------------------------------------------------------------------------- */
 
 /** MPI_Testall, MPI_Test and MPI_Isend (of bytes), each of which the thread of the guard sees begin and return. */
 int peri__mpi_test_all(int n, MPI_Request *requests, int *flag, MPI_Status *statuses);
@@ -179,7 +179,7 @@ void peri__mpi_near_close(const mpi_group *g);
 /** After peri__mpi_near_close: true when no copy of the group is under way. */
 bool peri__mpi_near_quiet(const mpi_group *g);
 
-/* -- state.c ------------------------------------------------------------------------------------------------------- */
+/* -- mpi_process.c ------------------------------------------------------------------------------------------------- */
 
 /** The failure of MPI's call @what, which returned @code. */
 peri_status peri__mpi_fail(const char *what, int code);
@@ -389,7 +389,7 @@ void peri__mpi_environment_restore(char **kept);
  *  parent has collected it or not. */
 char peri__mpi_process_state(int64_t pid, char *name);
 
-/* -- world.c ------------------------------------------------------------------------------------------------------- */
+/* -- mpi_world.c --------------------------------------------------------------------------------------------------- */
 
 /** The contract's functions (plugin/coll.h) about worlds and groups. */
 peri_status peri__mpi_open(peri_coll_open *boot, void **group);

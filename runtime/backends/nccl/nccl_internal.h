@@ -115,7 +115,7 @@ struct nccl_group {
     int32_t *ranks; /* size: ranks in the world */
     peri_status failed;
     char message[PERI_MESSAGE_MAX];
-    peri_status guarded;  /* why guard.c has aborted the communicators; PERI_OK: it has not */
+    peri_status guarded;  /* why nccl_guard.c has aborted the communicators; PERI_OK: it has not */
     char guard_text[200];
     communicator base, lanes[LANES];
     nccl_request *posted, **last_posted; /* not launched yet, in the order of the posts */
@@ -147,7 +147,7 @@ typedef struct nccl_world {
     int64_t timeout_ns;            /* of the world */
     pthread_mutex_t lock;          /* for all of it, but what follows; held in each call of the transport */
     atomic_int_least64_t seen_ns;  /* when the rank's thread last came by */
-    pthread_t guard;               /* guard.c's thread, if has_guard */
+    pthread_t guard;               /* nccl_guard.c's thread, if has_guard */
     pthread_mutex_t guard_lock;
     pthread_cond_t guard_wake;
     bool has_guard, guard_ends;    /* guard_ends: under guard_lock */
@@ -213,7 +213,7 @@ peri_status peri__nccl_well(const communicator *x);
  *  recorded. */
 peri_status peri__nccl_start(nccl_request *r);
 
-/* -- guard.c ------------------------------------------------------------------------------------------------------- */
+/* -- nccl_guard.c -------------------------------------------------------------------------------------------------- */
 
 /** The lock of a world, and its thread where there are other ranks to wait for. */
 peri_status peri__nccl_guard_init(nccl_world *w);

@@ -2,7 +2,7 @@
  *
  * tickets.c: lookups in tables behind a cache: tickets, room, prefetches. See tier.h.
  */
-#include "../watch.h"
+#include "../row_watch.h"
 #include "tier.h"
 #include "../../../kernels/dense.h"
 

@@ -132,7 +132,7 @@ peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, per
 peri_status peri__tier_prefetch(const char *function, peri_tbe_batch *batch);
 void peri__tier_drop(peri_tbe_batch *batch);
 
-/* map.c: ids to slots */
+/* slot_map.c: ids to slots */
 
 /** A batch's ids and offsets on the host. */
 typedef struct peri__tier_batch {

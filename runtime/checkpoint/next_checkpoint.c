@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * next_checkpoint.c: which checkpoint of a folder comes next for a process that follows a run.
+ *
+ * Names that a Saver gives, save-NUMBER-step-STEP, are numbered in the order of saves, so the newest is that of the
+ * largest number. In a folder without such names it is what nobody has an increment of, among what goes on from the one
+ * that was taken.
+ */
+#include "../base/buffer.h"
+#include "files.h"
+
+#include <limits.h>
+#include <perilune/checkpoint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef struct candidate {
+    char *path;
+    int64_t number; /* of the save; -1: it has another name */
+    peri_checkpoint_info is;
+    bool parent; /* another one is an increment of it */
+} candidate;
+
+struct peri_checkpoint_follower {
+    char *folder;
+    peri_checkpoint_info taken; /* its digest is "" at first */
+    int64_t number;                 /* of the save that was taken; -1: none, or it has another name */
+    char *path;                     /* of what was taken; NULL: nothing was */
+    int64_t missed;                 /* looks in a row that have found saves, none newer, and not the one that was
+                                       taken */
+    peri_checkpoint *offered;       /* what next gave last */
+    char *offered_path;             /* its path, so that taking it needs no memory */
+    int64_t offered_number;
+    char (*refused)[PERI_CHECKPOINT_DIGEST + 1];
+    int64_t n_refused, refused_room;
+};
+
+peri_status peri_checkpoint_follower_new(const char *folder, peri_checkpoint_follower **out)
+{
+    PERI_NEED(folder);
+    PERI_NEED(out);
+    if (!*folder) return peri__fail(PERI_EINVAL, "peri_checkpoint_follower_new: the folder has no name");
+    peri_checkpoint_follower *f = peri__alloc_zero(sizeof *f);
+    if (!f) return PERI_ENOMEM;
+    peri__object_count(1);
+    f->number = -1;
+    f->folder = peri__strdup(folder);
+    if (!f->folder) {
+        peri_checkpoint_follower_release(f);
+        return PERI_ENOMEM;
+    }
+    *out = f;
+    return PERI_OK;
+}
+
+/** Nothing is offered any more. */
+static void withdraw(peri_checkpoint_follower *f)
+{
+    peri_checkpoint_release(f->offered);
+    peri__free(f->offered_path);
+    f->offered = NULL;
+    f->offered_path = NULL;
+}
+
+void peri_checkpoint_follower_release(peri_checkpoint_follower *f)
+{
+    if (!f) return;
+    withdraw(f);
+    peri__free(f->folder);
+    peri__free(f->refused);
+    peri__free(f->path);
+    peri__free(f);
+    peri__object_count(-1);
+}
+
+/* -- the candidates ------------------------------------------------------------------------------------------------ */
+
+static void candidates_fini(candidate *list, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) peri__free(list[i].path);
+    peri__free(list);
+}
+
+/** All checkpoints of the folder whose manifests can be read. */
+static peri_status candidates_of(const char *folder, candidate **list, int64_t *n)
+{
+    char *names, path[PATH_MAX];
+    int64_t room = 0;
+    *list = NULL;
+    *n = 0;
+    PERI_TRY(peri_checkpoint_names(folder, &names));
+    peri_status status = PERI_OK;
+    for (char *name = names, *end; status >= 0 && (end = strchr(name, '\n')); name = end + 1) {
+        peri_checkpoint_info is = {.size = sizeof is};
+        int64_t number, step;
+        *end = 0;
+        if (peri__path_join(folder, name, path) < 0 || peri_checkpoint_identify(path, &is) < 0) continue;
+        status = peri__grow((void **)list, &room, *n + 1, sizeof **list);
+        if (status < 0) break;
+        (*list)[*n] = (candidate){
+            .path = peri__strdup(path), .number = peri__saver_name(name, &number, &step) ? number : -1, .is = is};
+        if (!(*list)[*n].path) status = PERI_ENOMEM;
+        else ++*n;
+    }
+    peri_checkpoint_names_release(names);
+    if (status < 0) candidates_fini(*list, *n);
+    return status;
+}
+
+static bool same(const char *a, const char *b) { return *a && strcmp(a, b) == 0; }
+static bool stands_for(const peri_checkpoint_info *is, const char *digest)
+{
+    return same(is->digest, digest) || same(is->same_as, digest);
+}
+
+/** Whether it is what was taken. */
+static bool is_taken(const peri_checkpoint_follower *f, const peri_checkpoint_info *is)
+{
+    return stands_for(is, f->taken.digest) || stands_for(is, f->taken.same_as);
+}
+
+static bool is_refused(const peri_checkpoint_follower *f, const char *digest)
+{
+    for (int64_t i = 0; i < f->n_refused; i++)
+        if (strcmp(f->refused[i], digest) == 0) return true;
+    return false;
+}
+
+/** Whether candidate @i goes on from what was taken: its parent does, or is it. */
+static bool goes_on(const peri_checkpoint_follower *f, const candidate *list, int64_t n, int64_t i)
+{
+    for (int64_t steps = 0; steps <= n && *list[i].is.parent; steps++) {
+        int64_t k = 0;
+        if (same(list[i].is.parent, f->taken.digest) || same(list[i].is.parent, f->taken.same_as)) return true;
+        while (k < n && !stands_for(&list[k].is, list[i].is.parent)) k++;
+        if (k == n) return false;
+        i = k;
+    }
+    return false;
+}
+
+/** The newest first. */
+static int by_number(const void *a, const void *b)
+{
+    const int64_t x = ((const candidate *)a)->number, y = ((const candidate *)b)->number;
+    return x > y ? -1 : x < y;
+}
+
+/* -- the next one -------------------------------------------------------------------------------------------------- */
+
+/** Open candidate @c and offer it. */
+static peri_status offer(peri_checkpoint_follower *f, const candidate *c, peri_checkpoint **out, int64_t *level)
+{
+    withdraw(f);
+    f->offered_path = peri__strdup(c->path);
+    if (!f->offered_path) return PERI_ENOMEM;
+    PERI_TRY(peri_checkpoint_open(c->path, &f->offered));
+    f->offered_number = c->number;
+    *level = peri_checkpoint_level_of(f->offered, f->taken.digest);
+    if (*level < 0) *level = peri_checkpoint_level_of(f->offered, f->taken.same_as);
+    *out = f->offered;
+    return PERI_OK;
+}
+
+/** Whether the folder has no save that is newer than what was taken, nor that one: it has been given to another run, or
+ *  somebody went back. At the second look, since lists of names over a network may be old. */
+static bool has_other_run(peri_checkpoint_follower *f, const candidate *list, int64_t n)
+{
+    bool here = n == 0 || list->number < 0 || f->number < 0 || !f->path || access(f->path, F_OK) == 0;
+    for (int64_t i = 0; i < n && !here; i++) here = list[i].number > f->number || is_taken(f, &list[i].is);
+    f->missed = here ? 0 : f->missed + 1;
+    return f->missed > 1;
+}
+
+/** Among numbered names: the newest that can be opened and is newer than what was taken, or any if that is gone. */
+static peri_status next_number(peri_checkpoint_follower *f, candidate *list, int64_t n, peri_checkpoint **out,
+                               int64_t *level)
+{
+    peri_status failed = PERI_PENDING;
+    char why[PERI_MESSAGE_MAX] = "";
+    qsort(list, (size_t)n, sizeof *list, by_number);
+    const int64_t after = has_other_run(f, list, n) ? -1 : f->number;
+    for (int64_t i = 0; i < n && list[i].number > after; i++) {
+        if (is_taken(f, &list[i].is)) break;
+        if (is_refused(f, list[i].is.digest)) continue;
+        peri_status status = offer(f, &list[i], out, level);
+        if (status >= 0) return status;
+        if (failed != PERI_PENDING) continue;
+        failed = status;
+        snprintf(why, sizeof why, "%s", peri_error_message());
+    }
+    return failed == PERI_PENDING ? failed : peri__fail(failed, "%s", why);
+}
+
+/** Among other names: the only end of a chain that goes on from what was taken. */
+static peri_status next_end(peri_checkpoint_follower *f, candidate *list, int64_t n, peri_checkpoint **out,
+                            int64_t *level)
+{
+    const candidate *found = NULL;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < n; k++) list[i].parent = list[i].parent || stands_for(&list[i].is, list[k].is.parent);
+    for (int64_t i = 0; i < n; i++) {
+        const candidate *c = &list[i];
+        if (c->parent || is_taken(f, &c->is) || is_refused(f, c->is.digest)) continue;
+        if (*f->taken.digest && !goes_on(f, list, n, i)) continue;
+        if (found && !stands_for(&c->is, found->is.digest) && !stands_for(&found->is, c->is.digest))
+            return peri__fail(PERI_EMISMATCH,
+                              "peri_checkpoint_follower_next: folder '%.200s' has two that could be next, '%.150s' and "
+                              "'%.150s'; allowed: "
+                              "one chain, or names that say their order (save-NUMBER-step-STEP)",
+                              f->folder, found->path, c->path);
+        found = c;
+    }
+    return found ? offer(f, found, out, level) : PERI_PENDING;
+}
+
+peri_status peri_checkpoint_follower_next(peri_checkpoint_follower *f, peri_checkpoint **out, int64_t *level)
+{
+    candidate *list;
+    int64_t n, numbered = 0;
+    PERI_NEED(f);
+    PERI_NEED(out);
+    PERI_NEED(level);
+    withdraw(f);
+    peri_status status = candidates_of(f->folder, &list, &n);
+    if (status == PERI_ENOTFOUND) return PERI_PENDING; /* nothing was saved yet */
+    if (status < 0) return status;
+    for (int64_t i = 0; i < n; i++) numbered += list[i].number >= 0;
+    status = (numbered ? next_number : next_end)(f, list, n, out, level);
+    candidates_fini(list, n);
+    return status;
+}
+
+peri_status peri_checkpoint_follower_take(peri_checkpoint_follower *f)
+{
+    PERI_NEED(f);
+    if (!f->offered)
+        return peri__fail(PERI_EINVAL,
+                          "peri_checkpoint_follower_take: nothing was offered; allowed: after _next has given one");
+    peri_checkpoint_info now = {.increment = peri_checkpoint_increment(f->offered)};
+    if (f->offered_path) { /* not taken before */
+        peri__free(f->path);
+        f->path = f->offered_path;
+        f->offered_path = NULL;
+    }
+    snprintf(now.digest, sizeof now.digest, "%s", peri_checkpoint_digest(f->offered));
+    snprintf(now.parent, sizeof now.parent, "%s", peri_checkpoint_parent(f->offered));
+    snprintf(now.same_as, sizeof now.same_as, "%s", peri_checkpoint_same_as(f->offered));
+    f->taken = now;
+    f->number = f->offered_number;
+    f->n_refused = 0;
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_follower_refuse(peri_checkpoint_follower *f)
+{
+    PERI_NEED(f);
+    if (!f->offered)
+        return peri__fail(PERI_EINVAL,
+                          "peri_checkpoint_follower_refuse: nothing was offered; allowed: after _next has given one");
+    PERI_TRY(peri__grow((void **)&f->refused, &f->refused_room, f->n_refused + 1, sizeof *f->refused));
+    snprintf(f->refused[f->n_refused++], sizeof *f->refused, "%s", peri_checkpoint_digest(f->offered));
+    withdraw(f);
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_follower_forget(peri_checkpoint_follower *f)
+{
+    PERI_NEED(f);
+    f->taken = (peri_checkpoint_info){0};
+    f->number = -1;
+    return PERI_OK;
+}

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * exchange_pooled.c: exchanges of pooled embeddings: what goes to whom, and what becomes of it.
+ */
+#include "exchange.h"
+
+#include <perilune/ops.h>
+
+peri_status peri__check_counts(const char *f, const char *what, const int64_t *list, int64_t n, uint64_t *hash)
+{
+    if (!list && n) return peri__fail(PERI_EINVAL, "%s: no %s", f, what);
+    for (int64_t i = 0; i < n; i++) {
+        if (list[i] < 0 || list[i] > (int64_t)1 << 40)
+            return peri__fail(PERI_EINVAL, "%s: %s[%lld] is %lld, allowed: 0..2^40", f, what, (long long)i,
+                              (long long)list[i]);
+        *hash = peri__hash_mix(*hash, (uint64_t)list[i]);
+    }
+    return PERI_OK;
+}
+
+static peri_status check_rows(const char *f, const char *what, const peri_tensor *t, int64_t rows)
+{
+    char text[128];
+    if (t->ndim >= 1 && t->shape[0] == rows) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: the input is %s, the %s take %lld rows", f,
+                      peri__tensor_text(t, text, sizeof text), what, (long long)rows);
+}
+
+/* -- all to all ---------------------------------------------------------------------------------------------------- */
+
+peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, const int64_t *batch, const int64_t *dims,
+                                          const peri_exchange_args *options, peri_work **out)
+{
+    static const char f[] = "peri_exchange_alltoall_pooled";
+    char text[128];
+    peri__flow_args a = {
+        .function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_COLUMNS, .dims = dims, .options = options};
+    PERI_TRY(peri__group_check(f, g));
+    PERI_TRY(peri__check_tensor(f, "the input", input, -1, 2));
+    PERI_TRY(peri__check_counts(f, "batch_size_per_rank", batch, g->size, &a.alike));
+    PERI_TRY(peri__check_counts(f, "dim_sum_per_rank", dims, g->size, &a.alike));
+    PERI_TRY(check_rows(f, "batch sizes", input, peri__sum(batch, g->size)));
+    if (input->shape[1] != dims[g->rank])
+        return peri__fail(PERI_EINVAL, "%s: the input is %s, dim_sum_per_rank[%d] is %lld", f,
+                          peri__tensor_text(input, text, sizeof text), g->rank, (long long)dims[g->rank]);
+    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
+    for (int32_t i = 0; i < g->size; i++) {
+        a.out[i] = batch[i] * dims[g->rank];
+        a.in[i] = batch[g->rank] * dims[i];
+    }
+    a.rows = batch[g->rank];
+    return peri__flow_post(g, input, &a, out);
+}
+
+peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_tensor *input,
+                                                         const peri_variable_batch_args *v,
+                                                         const peri_exchange_args *options, peri_work **out)
+{
+    static const char f[] = "peri_exchange_variable_batch_alltoall_pooled";
+    peri__flow_args a = {
+        .function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_FLAT, .ndim = 1, .options = options};
+    uint64_t own = 0;
+    int64_t features = 0, first = 0, at = 0;
+    PERI_TRY(peri__group_check(f, g));
+    PERI_TRY(peri__check_tensor(f, "the input", input, -1, 1));
+    if (!v || !v->features_per_rank) return peri__fail(PERI_EINVAL, "%s: no features_per_rank", f);
+    for (int32_t r = 0; r < g->size; r++) {
+        if (v->features_per_rank[r] < 0)
+            return peri__fail(PERI_EINVAL, "%s: features_per_rank[%d] is %d", f, r, v->features_per_rank[r]);
+        if (r == g->rank) first = features;
+        features += v->features_per_rank[r];
+    }
+    int64_t mine = v->features_per_rank[g->rank];
+    PERI_TRY(
+        peri__check_counts(f, "emb_dim_per_rank_per_feature", v->emb_dim_per_rank_per_feature, features, &a.alike));
+    PERI_TRY(peri__check_counts(f, "batch_size_per_rank_per_feature", v->batch_size_per_rank_per_feature,
+                                g->size * mine, &own));
+    PERI_TRY(
+        peri__check_counts(f, "batch_size_per_feature_pre_a2a", v->batch_size_per_feature_pre_a2a, features, &own));
+    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
+    for (int32_t r = 0; r < g->size; r++) {
+        for (int64_t i = 0; i < mine; i++)
+            a.out[r] += v->batch_size_per_rank_per_feature[r * mine + i] * v->emb_dim_per_rank_per_feature[first + i];
+        for (int32_t i = 0; i < v->features_per_rank[r]; i++, at++)
+            a.in[r] += v->batch_size_per_feature_pre_a2a[at] * v->emb_dim_per_rank_per_feature[at];
+    }
+    int64_t received = peri__sum(a.in, g->size);
+    a.shape = &received;
+    peri_status status = check_rows(f, "batch sizes and dims", input, peri__sum(a.out, g->size));
+    if (status < 0) peri__flow_counts_free(a.out);
+    else status = peri__flow_post(g, input, &a, out);
+    return status;
+}
+
+/** Rows of rank @r when @rows are dealt as evenly as possible. */
+static int64_t even_part(int64_t rows, int32_t size, int32_t r) { return rows / size + (r < rows % size); }
+
+peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, int32_t n, const int64_t *dims,
+                                    const peri_exchange_args *options, peri_work **out)
+{
+    PERI_NEED(inputs);
+    static const char f[] = "peri_exchange_alltoallv";
+    peri__flow_args a = {.function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_LIST, .dims = dims,
+                         .division = PERI_DIVISION_OFF, .options = options};
+    int64_t columns = 0;
+    PERI_TRY(peri__group_check(f, g));
+    if (n < 1) return peri__fail(PERI_EINVAL, "%s: %d inputs, at least one is needed", f, n);
+    for (int32_t i = 0; i < n; i++) {
+        PERI_TRY(peri__check_tensor(f, "an input", inputs[i], -1, 2));
+        PERI_TRY(check_rows(f, "first input", inputs[i], inputs[0]->shape[0]));
+        columns += inputs[i]->shape[1];
+    }
+    PERI_TRY(peri__check_counts(f, "dim_sum_per_rank", dims, g->size, &a.alike));
+    if (columns != dims[g->rank])
+        return peri__fail(PERI_EINVAL, "%s: the inputs have %lld columns, dim_sum_per_rank[%d] is %lld", f,
+                          (long long)columns, g->rank, (long long)dims[g->rank]);
+    int64_t rows = inputs[0]->shape[0];
+    a.alike = peri__hash_mix(a.alike, (uint64_t)rows);
+    peri_tensor *joined = inputs[0];
+    if (n > 1) PERI_TRY(peri_op_cat(inputs, n, 1, &joined));
+    else peri_tensor_retain(joined);
+    peri_status status = peri__flow_counts(g, &a.out, &a.in);
+    if (status >= 0) {
+        a.rows = even_part(rows, g->size, g->rank);
+        for (int32_t i = 0; i < g->size; i++) {
+            a.out[i] = even_part(rows, g->size, i) * columns;
+            a.in[i] = a.rows * dims[i];
+        }
+        status = peri__flow_post(g, joined, &a, out);
+    }
+    peri_tensor_release(joined);
+    return status;
+}
+
+/* -- reduce-scatter, all-gather ------------------------------------------------------------------------------------ */
+
+/** Parts of @rows[i] rows of @input; NULL: parts that are alike. */
+static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, const int64_t *rows,
+                           const peri_exchange_args *options, peri_work **out)
+{
+    peri__flow_args a = {.function = f,
+                         .kind = PERI_FLOW_REDUCE_SCATTER,
+                         .layout = PERI_LAYOUT_FLAT,
+                         .ndim = input->ndim,
+                         .options = options};
+    int64_t shape[PERI_MAX_DIMS], row = peri__row_numel(input);
+    memcpy(shape, input->shape, sizeof shape);
+    shape[0] = rows ? rows[g->rank] : input->shape[0] / g->size;
+    a.shape = shape;
+    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
+    for (int32_t i = 0; i < g->size; i++) {
+        a.out[i] = (rows ? rows[i] : shape[0]) * row;
+        a.in[i] = shape[0] * row;
+    }
+    return peri__flow_post(g, input, &a, out);
+}
+
+static peri_status check_scatter(const char *f, peri_group *g, const peri_tensor *input)
+{
+    PERI_TRY(peri__group_check(f, g));
+    PERI_TRY(peri__check_float(f, "the input", input));
+    return input->ndim ? PERI_OK : peri__fail(PERI_EINVAL, "%s: the input is a scalar", f);
+}
+
+peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *const *inputs,
+                                                const peri_exchange_args *options, peri_work **out)
+{
+    PERI_NEED(inputs);
+    PERI_NEED(out);
+    static const char f[] = "peri_exchange_reduce_scatter_pooled";
+    PERI_TRY(peri__group_check(f, g));
+    for (int32_t i = 0; i < g->size; i++) PERI_TRY(check_scatter(f, g, inputs[i]));
+    peri_tensor *joined;
+    PERI_TRY(peri_op_cat(inputs, g->size, 0, &joined));
+    int64_t *rows = peri__alloc(sizeof *rows * (size_t)g->size);
+    peri_status status = rows ? PERI_OK : PERI_ENOMEM;
+    for (int32_t i = 0; i < g->size && rows; i++) rows[i] = inputs[i]->shape[0];
+    if (status >= 0) status = scatter(f, g, joined, rows, options, out);
+    peri__free(rows);
+    peri_tensor_release(joined);
+    return status;
+}
+
+peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor *input,
+                                                     const peri_exchange_args *options, peri_work **out)
+{
+    PERI_NEED(out);
+    static const char f[] = "peri_exchange_reduce_scatter_base_pooled";
+    char text[128];
+    PERI_TRY(check_scatter(f, g, input));
+    if (input->shape[0] % g->size)
+        return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: rows divisible by %d", f,
+                          peri__tensor_text(input, text, sizeof text), g->size);
+    return scatter(f, g, input, NULL, options, out);
+}
+
+peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *g, peri_tensor *input, const int64_t *input_splits,
+                                                  const peri_exchange_args *options, peri_work **out)
+{
+    static const char f[] = "peri_exchange_reduce_scatter_v_pooled";
+    uint64_t hash = 0;
+    PERI_TRY(check_scatter(f, g, input));
+    PERI_TRY(peri__check_counts(f, "input_splits", input_splits, g->size, &hash));
+    PERI_TRY(check_rows(f, "input_splits", input, peri__sum(input_splits, g->size)));
+    return scatter(f, g, input, input_splits, options, out);
+}
+
+peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, peri_tensor *input, int32_t n_features,
+                                                              const int64_t *batch, const int64_t *dims,
+                                                              const peri_exchange_args *options, peri_work **out)
+{
+    static const char f[] = "peri_exchange_reduce_scatter_v_per_feature_pooled";
+    uint64_t hash = 0;
+    PERI_TRY(check_scatter(f, g, input));
+    PERI_TRY(peri__check_tensor(f, "the input", input, -1, 1));
+    if (n_features < 0) return peri__fail(PERI_EINVAL, "%s: %d features", f, n_features);
+    PERI_TRY(peri__check_counts(f, "batch_size_per_rank_per_feature", batch, (int64_t)g->size * n_features, &hash));
+    PERI_TRY(peri__check_counts(f, "embedding_dims", dims, n_features, &hash));
+    int64_t *parts = peri__alloc_zero(sizeof *parts * (size_t)g->size);
+    if (!parts) return PERI_ENOMEM;
+    for (int32_t i = 0; i < g->size; i++)
+        for (int32_t k = 0; k < n_features; k++) parts[i] += batch[(int64_t)i * n_features + k] * dims[k];
+    peri_status status = check_rows(f, "batch sizes and dims", input, peri__sum(parts, g->size));
+    if (status >= 0) status = scatter(f, g, input, parts, options, out);
+    peri__free(parts);
+    return status;
+}
+
+peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_args *options,
+                                                 peri_work **out)
+{
+    PERI_NEED(g);
+    PERI_NEED(input);
+    PERI_NEED(out);
+    static const char f[] = "peri_exchange_all_gather_base_pooled";
+    peri__flow_args a = {.function = f,
+                         .kind = PERI_FLOW_ALL_GATHER,
+                         .layout = PERI_LAYOUT_FLAT,
+                         .ndim = input->ndim,
+                         .options = options};
+    PERI_TRY(check_scatter(f, g, input));
+    int64_t shape[PERI_MAX_DIMS], n = peri__numel(input);
+    memcpy(shape, input->shape, sizeof shape);
+    shape[0] *= g->size;
+    a.shape = shape;
+    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
+    for (int32_t i = 0; i < g->size; i++) a.out[i] = a.in[i] = n;
+    return peri__flow_post(g, input, &a, out);
+}

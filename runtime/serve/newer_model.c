@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * newer_model.c: see newer_model.h. It never gives up: whatever becomes of the file or of the checkpoints, the last
+ * good model serves on (unless somebody writes into the file that it maps, which is seen), /health says what is
+ * amiss, and the next good one is taken. It asks the file system again and again, since network file systems tell of
+ * no changes.
+ */
+#include "newer_model.h"
+
+#include "model_file.h"
+
+#include <errno.h>
+#include <perilune/checkpoint.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/** Which file it is, and in what state. */
+typedef struct identity {
+    dev_t device;
+    ino_t inode;
+    off_t bytes;
+    struct timespec changed;
+} identity;
+
+/** What may be amiss. */
+enum { FILE_NOTE, FOLDER_NOTE, RUN_NOTE, NOTES };
+
+struct peri__follow {
+    peri__follow_source source;
+    peri__server *server;
+    peri_model_follower *run; /* NULL: of no run */
+    char name[256];           /* whatever a new file says */
+    int64_t every_ns;
+    identity served, refused; /* refused: of the last file that could not be taken */
+    char notes[NOTES][PERI_MESSAGE_MAX], said[PERI_MESSAGE_MAX]; /* "": nothing */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool running, stop;
+};
+
+static bool look(const char *path, identity *out)
+{
+    struct stat st;
+    memset(out, 0, sizeof *out);
+    if (stat(path, &st) != 0) return false;
+    out->device = st.st_dev, out->inode = st.st_ino, out->bytes = st.st_size, out->changed = st.st_mtim;
+    return true;
+}
+
+static bool alike(const identity *a, const identity *b)
+{
+    return a->device == b->device && a->inode == b->inode && a->bytes == b->bytes &&
+           a->changed.tv_sec == b->changed.tv_sec && a->changed.tv_nsec == b->changed.tv_nsec;
+}
+
+/* -- the model ----------------------------------------------------------------------------------------------------- */
+
+/** The model of the file as it is now, or of the run's newest checkpoint; @run new, or NULL. */
+static peri_status open_model(peri__follow *f, const char *name, bool verify, peri_model_follower **run,
+                              peri__serve_model **out)
+{
+    const peri__follow_source *s = &f->source;
+    peri_model *model;
+    *run = NULL;
+    if (!s->folder) return peri__serve_open_file(s->path, name, verify, out);
+    PERI_TRY(peri_model_follower_new(s->path, s->folder, s->saved, PERI_MODEL_GUARD | (verify ? PERI_MODEL_VERIFY : 0),
+                                     run));
+    peri_status status = peri_model_follower_poll(*run, &model);
+    if (status != PERI_OK) { /* what is amiss is said at the first look */
+        model = peri_model_follower_model(*run);
+        peri_model_retain(model);
+    }
+    const char *checkpoint = peri_model_follower_path(*run);
+    status = peri__serve_take_file(model, s->path, name, checkpoint ? checkpoint : s->path, out);
+    if (status < 0) peri_model_follower_release(*run), *run = NULL;
+    return status;
+}
+
+/** Say once what is amiss; "": nothing is. */
+static void say(peri__follow *f)
+{
+    const char *text = "";
+    for (int i = 0; i < NOTES && !*text; i++) text = f->notes[i];
+    if (strcmp(f->said, text) == 0) return;
+    snprintf(f->said, sizeof f->said, "%s", text);
+    peri__server_note(f->server, text);
+    printf("perilune serve: %s\n", *text ? text : "everything is as it should be again");
+    fflush(stdout);
+}
+
+static void amiss(peri__follow *f, int which, const char *why)
+{
+    char text[PERI_MESSAGE_MAX];
+    char because[PERI_MESSAGE_MAX];
+    snprintf(because, sizeof because, "%s", why); /* asking the server may overwrite the error */
+    const char *state = peri__server_sound(f->server)
+                            ? "the last good model serves on"
+                            : "the file of the last good model was cut or written to; no answers without it";
+    snprintf(text, sizeof text, "%s: %.300s", state, because);
+    if (strcmp(f->notes[which], text) != 0) atomic_fetch_add(&peri__server_metrics(f->server)->reload_failures, 1);
+    memcpy(f->notes[which], text, sizeof text);
+}
+
+/** Give the server a model, which is taken over. */
+static peri_status swap(peri__follow *f, peri__serve_model *model)
+{
+    char version[64];
+    snprintf(version, sizeof version, "%s", model->facts.version);
+    peri_status status = peri__server_swap(f->server, model);
+    if (status < 0) peri__serve_model_release(model);
+    else printf("perilune serve: version %s from now on\n", version), fflush(stdout);
+    return status;
+}
+
+/** Another file has the model's name. */
+static void take_file(peri__follow *f, const identity *now)
+{
+    peri__serve_model *model = NULL;
+    peri_model_follower *run = NULL;
+    peri_status status = open_model(f, f->name, true, &run, &model);
+    if (status >= 0) status = swap(f, model);
+    if (status >= 0) {
+        peri_model_follower_release(f->run);
+        f->run = run;
+        f->served = *now;
+        *f->notes[FILE_NOTE] = 0;
+        return;
+    }
+    amiss(f, FILE_NOTE, peri_error_message());
+    peri_model_follower_release(run);
+    if (status == PERI_EFORMAT || status == PERI_EUNSUPPORTED) f->refused = *now; /* it will not get better by itself */
+}
+
+static void look_at_file(peri__follow *f)
+{
+    identity now;
+    char text[PERI_MESSAGE_MAX];
+    if (!look(f->source.path, &now)) {
+        snprintf(text, sizeof text, "'%.300s': %s", f->source.path, strerror(errno));
+        amiss(f, FILE_NOTE, text);
+    } else if (alike(&now, &f->served)) {
+        *f->notes[FILE_NOTE] = 0;
+    } else if (!alike(&now, &f->refused)) {
+        take_file(f, &now);
+    }
+}
+
+/** Whether the checkpoint that is served is gone, and the folder has no other. */
+static bool emptied(const peri__follow *f)
+{
+    const char *path = peri_model_follower_path(f->run);
+    char *names;
+    if (!path || access(path, F_OK) == 0 || peri_checkpoint_names(f->source.folder, &names) < 0) return false;
+    const bool none = !*names;
+    peri_checkpoint_names_release(names);
+    return none;
+}
+
+static void look_at_run(peri__follow *f)
+{
+    identity folder;
+    char text[PERI_MESSAGE_MAX];
+    peri_model *model;
+    peri__serve_model *served;
+    if (!look(f->source.folder, &folder)) {
+        snprintf(text, sizeof text, "'%.300s': %s", f->source.folder, strerror(errno));
+        amiss(f, FOLDER_NOTE, text);
+        return;
+    }
+    peri_status status = peri_model_follower_poll(f->run, &model);
+    if (status == PERI_PENDING && emptied(f)) {
+        snprintf(text, sizeof text, "'%.300s' has no checkpoint any more", f->source.folder);
+        amiss(f, FOLDER_NOTE, text);
+        return;
+    }
+    *f->notes[FOLDER_NOTE] = 0;
+    if (status == PERI_PENDING) return; /* what was amiss with a checkpoint is, until there is a good one */
+    if (status >= 0)
+        status = peri__serve_take_file(model, f->source.path, f->name, peri_model_follower_path(f->run), &served);
+    if (status >= 0) status = swap(f, served);
+    if (status >= 0) *f->notes[RUN_NOTE] = 0;
+    else amiss(f, RUN_NOTE, peri_error_message());
+}
+
+static void *follow(void *ctx)
+{
+    peri__follow *f = ctx;
+    peri__thread_alone();
+    pthread_mutex_lock(&f->lock);
+    while (!f->stop) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        int64_t until = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec + f->every_ns;
+        t = (struct timespec){.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+        if (pthread_cond_timedwait(&f->wake, &f->lock, &t) != ETIMEDOUT) continue;
+        pthread_mutex_unlock(&f->lock);
+        look_at_file(f);
+        if (f->run) look_at_run(f);
+        say(f);
+        pthread_mutex_lock(&f->lock);
+    }
+    pthread_mutex_unlock(&f->lock);
+    return NULL;
+}
+
+peri_status peri__follow_open(const peri__follow_source *source, peri__serve_model **model, peri__follow **out)
+{
+    peri__follow *f = peri__alloc_zero(sizeof *f);
+    if (!f) return PERI_ENOMEM;
+    f->source = *source;
+    look(source->path, &f->served); /* before it is opened: what replaces it meanwhile is seen at the first look */
+    peri_status status = open_model(f, source->name, false, &f->run, model);
+    if (status < 0) {
+        peri__free(f);
+        return status;
+    }
+    snprintf(f->name, sizeof f->name, "%s", (*model)->facts.name);
+    *out = f;
+    return PERI_OK;
+}
+
+peri_status peri__follow_start(peri__follow *f, peri__server *server, int64_t every_ns)
+{
+    f->server = server, f->every_ns = every_ns;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&f->wake, &clock);
+    pthread_condattr_destroy(&clock);
+    pthread_mutex_init(&f->lock, NULL);
+    int problem = peri__thread_start(&f->thread, follow, f);
+    if (problem) return peri__fail(PERI_EIO, "perilune serve: no thread: %s", strerror(problem));
+    f->running = true;
+    return PERI_OK;
+}
+
+void peri__follow_stop(peri__follow *f)
+{
+    if (!f) return;
+    if (f->running) {
+        pthread_mutex_lock(&f->lock);
+        f->stop = true;
+        pthread_cond_signal(&f->wake);
+        pthread_mutex_unlock(&f->lock);
+        pthread_join(f->thread, NULL);
+        pthread_cond_destroy(&f->wake);
+        pthread_mutex_destroy(&f->lock);
+    }
+    peri_model_follower_release(f->run);
+    peri__free(f);
+}

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * paths.c: which path is what. Everything but predictions is answered here at once, by the thread of connections: also
+ * while all workers are busy.
+ */
+#include "serve_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+static void word(peri__buffer *b, const char *text) { peri__buffer_append(b, text, (int64_t)strlen(text)); }
+
+static bool reply(peri__server *s, peri__http_call *call, const peri__http_reply *r)
+{
+    atomic_fetch_add_explicit(&s->metrics.other, 1, memory_order_relaxed);
+    peri__http_answer(call, r);
+    return true;
+}
+
+static bool reply_error(peri__server *s, peri__http_call *call, int status, const char *why)
+{
+    peri__http_reply r = peri__serve_error(status, why);
+    return reply(s, call, &r);
+}
+
+/** A reply with what a buffer has, which is taken. */
+static bool reply_buffer(peri__server *s, peri__http_call *call, int status, const char *type, peri__buffer *b)
+{
+    if (b->status < 0) {
+        peri__free(b->data);
+        return reply_error(s, call, 500, "no memory");
+    }
+    peri__http_reply r = {.status = status, .type = type, .body = b->data, .bytes = b->bytes, .retry = status == 503};
+    return reply(s, call, &r);
+}
+
+/** What follows @prefix in @path; NULL: @path does not begin so. */
+static const char *after(const char *path, const char *prefix)
+{
+    size_t n = strlen(prefix);
+    return path && strncmp(path, prefix, n) == 0 ? path + n : NULL;
+}
+
+static bool is(const char *path, const char *text) { return path && strcmp(path, text) == 0; }
+
+/* -- health and metrics -------------------------------------------------------------------------------------------- */
+
+/** Nanoseconds since what the model says was written by its trainer, or else since it was loaded. */
+static double age_seconds(const peri__serve_model *model)
+{
+    int64_t from = model->born_unix_ns ? model->born_unix_ns : model->loaded_unix_ns;
+    return (double)(peri__serve_unix_ns() - from) * 1e-9;
+}
+
+typedef struct state {
+    peri__serve_model *model; /* retained; NULL: none */
+    int64_t queue;
+    int32_t busy;
+    bool stopping;
+    char note[PERI_MESSAGE_MAX];
+} state;
+
+static state look(peri__server *s)
+{
+    state now;
+    pthread_mutex_lock(&s->lock);
+    now = (state){.model = s->model, .queue = s->n_queue, .busy = s->busy, .stopping = s->stopping};
+    memcpy(now.note, s->note, sizeof now.note);
+    if (now.model) peri__serve_model_retain(now.model);
+    pthread_mutex_unlock(&s->lock);
+    return now;
+}
+
+/** Alive: it answers. Ready: it has a model whose file is whole, and is not stopping. Fresh: the age. */
+static bool health(peri__server *s, peri__http_call *call, bool whole)
+{
+    state now = look(s);
+    peri__buffer b = {0};
+    bool ready = peri__server_sound(s) && !now.stopping;
+    word(&b, ready ? "{\"live\":true,\"ready\":true" : "{\"live\":true,\"ready\":false");
+    if (whole && now.model) {
+        word(&b, ",\"model\":");
+        peri__buffer_quote(&b, now.model->facts.name);
+        word(&b, ",\"version\":");
+        peri__buffer_quote(&b, now.model->facts.version);
+        peri__buffer_print(&b, ",\"age_seconds\":%.3f", age_seconds(now.model));
+    }
+    if (whole && now.note[0]) {
+        word(&b, ",\"note\":");
+        peri__buffer_quote(&b, now.note);
+    }
+    word(&b, "}\n");
+    peri__serve_model_release(now.model);
+    return reply_buffer(s, call, ready || whole ? 200 : 503, "application/json", &b);
+}
+
+static void print_features(peri__server *s, peri__buffer *b)
+{
+    word(b, "# HELP perilune_feature_values_total Values and lists that did not fit, by feature (empty: of names that "
+            "the model does not "
+            "have).\n# TYPE perilune_feature_values_total counter\n");
+    pthread_mutex_lock(&s->lock);
+    for (peri__serve_counter *c = s->counters; c; c = c->next) {
+        for (int k = 0; k < PERI__SERVE_PROBLEM_COUNT; k++) {
+            uint64_t n = atomic_load_explicit(&c->counts[k], memory_order_relaxed);
+            if (!n) continue;
+            word(b, "perilune_feature_values_total{feature=");
+            peri__serve_label(b, c->name ? c->name : "");
+            peri__buffer_print(b, ",what=\"%s\"} %" PRIu64 "\n", peri__serve_problem_names[k], n);
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+static bool metrics(peri__server *s, peri__http_call *call)
+{
+    state now = look(s);
+    peri__buffer b = {0};
+    peri__serve_gauge(&b, "perilune_ready", "gauge", "1: there is a model, and the server is not stopping.",
+                      peri__server_sound(s) && !now.stopping);
+    if (now.model) {
+        word(&b, "# HELP perilune_model_info The model that serves.\n# TYPE perilune_model_info "
+                 "gauge\nperilune_model_info{model=");
+        peri__serve_label(&b, now.model->facts.name);
+        word(&b, ",version=");
+        peri__serve_label(&b, now.model->facts.version);
+        word(&b, "} 1\n");
+        peri__serve_gauge(&b, "perilune_model_bytes", "gauge",
+                          "Of its file, which is mapped; a new file takes its own beside it until it serves.",
+                          (double)now.model->bytes);
+        peri__serve_gauge(&b, "perilune_model_age_seconds", "gauge", "Since the trainer wrote what is served.",
+                          age_seconds(now.model));
+        peri__serve_gauge(&b, "perilune_model_loaded_timestamp_seconds", "gauge", "When it was loaded.",
+                          (double)now.model->loaded_unix_ns * 1e-9);
+    }
+    peri__serve_gauge(&b, "perilune_queue_requests", "gauge", "Requests that wait.", (double)now.queue);
+    peri__serve_gauge(&b, "perilune_queue_limit", "gauge", "Requests that may wait.", (double)s->options.most_queue);
+    peri__serve_gauge(&b, "perilune_workers", "gauge", "Threads that predict.", s->options.workers);
+    peri__serve_gauge(&b, "perilune_workers_busy", "gauge", "Those of them that have requests.", now.busy);
+    peri__serve_gauge(&b, "process_start_time_seconds", "gauge", "When the server started.",
+                      (double)s->started_unix_ns * 1e-9);
+    peri__serve_gauge(&b, "perilune_memory_bytes", "gauge", "Heap and tensors that are in use.",
+                      (double)peri_mem_live());
+    peri__serve_metrics_print(&s->metrics, &b);
+    print_features(s, &b);
+    peri__serve_model_release(now.model);
+    return reply_buffer(s, call, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
+}
+
+/* -- models -------------------------------------------------------------------------------------------------------- */
+
+static bool describe(peri__server *s, peri__http_call *call, const peri__serve_model *model)
+{
+    peri__buffer b = {0};
+    b.status = peri__serve_describe(&model->facts, &b.data, &b.bytes);
+    return reply_buffer(s, call, 200, "application/json", &b);
+}
+
+/** As TensorFlow Serving says it. */
+static bool status_of(peri__server *s, peri__http_call *call, const peri__serve_model *model)
+{
+    peri__buffer b = {0};
+    word(&b, "{\"model_version_status\":[{\"version\":");
+    peri__buffer_quote(&b, model->facts.version);
+    word(&b, ",\"state\":\"AVAILABLE\",\"status\":{\"error_code\":\"OK\",\"error_message\":\"\"}}]}\n");
+    return reply_buffer(s, call, 200, "application/json", &b);
+}
+
+/** What a path under /v1/models/ or /v2/models/ asks: in @rest, behind the name and the version, if it has one. NULL:
+ *  another model. */
+static const char *behind_model(const char *path, const peri__serve_facts *facts)
+{
+    const char *rest = after(path, facts->name);
+    if (!rest || !strchr("/:", *rest)) return NULL; /* strchr finds the end, too */
+    const char *versions = after(rest, "/versions/");
+    if (!versions) return rest;
+    rest = after(versions, facts->version);
+    return rest && strchr("/:", *rest) ? rest : NULL;
+}
+
+static bool wrong_method(peri__server *s, peri__http_call *call, const char *allow)
+{
+    char why[64];
+    snprintf(why, sizeof why, "the method is %.16s, allowed: %s", call->method, allow);
+    peri__http_reply r = peri__serve_error(405, why);
+    r.allow = allow;
+    return reply(s, call, &r);
+}
+
+static bool asks(const peri__http_call *call)
+{
+    return strcmp(call->method, "GET") == 0 || strcmp(call->method, "HEAD") == 0;
+}
+
+/** False: a prediction, which has to wait for its turn. */
+static bool model_route(peri__server *s, peri__http_call *call, const peri__serve_model *model, const char *path,
+                        bool v2)
+{
+    const char *rest = model ? behind_model(path, &model->facts) : NULL;
+    if (!model) return reply_error(s, call, 503, "there is no model yet");
+    if (!rest) {
+        char why[512];
+        snprintf(why, sizeof why, "no model or version '%.*s'; there is '%.100s', version '%.100s'",
+                 (int)peri__min((int64_t)strcspn(path, ":"), 100), path, model->facts.name, model->facts.version);
+        return reply_error(s, call, 404, why);
+    }
+    if (is(rest, v2 ? "/infer" : ":predict")) {
+        if (strcmp(call->method, "POST") != 0) return wrong_method(s, call, "POST");
+        call->form = v2 ? PERI__SERVE_CALL_V2 : PERI__SERVE_CALL_V1;
+        return false;
+    }
+    bool known = !*rest || is(rest, v2 ? "/ready" : "/metadata");
+    if (!known) return reply_error(s, call, 404, "no such path: docs/serving.md has all");
+    if (!asks(call)) return wrong_method(s, call, "GET, HEAD");
+    if (v2 && *rest) return health(s, call, false);
+    return v2 || *rest ? describe(s, call, model) : status_of(s, call, model);
+}
+
+static bool plain_route(peri__server *s, peri__http_call *call)
+{
+    static const char *const paths[] = {
+        "/", "/metrics", "/health", "/health/live", "/v2/health/live", "/health/ready", "/v2/health/ready", "/v2"};
+    int which = -1;
+    for (int i = 0; i < (int)(sizeof paths / sizeof *paths); i++)
+        if (strcmp(call->path, paths[i]) == 0) which = i;
+    if (which < 0) return reply_error(s, call, 404, "no such path: docs/serving.md has all");
+    if (!asks(call)) return wrong_method(s, call, "GET, HEAD");
+    static char live[] = "{\"live\":true}\n";
+    switch (which) {
+    case 0:
+        return reply(s, call,
+                     &(peri__http_reply){.status = 200,
+                                         .type = "text/html; charset=utf-8",
+                                         .body = (char *)peri__serve_page,
+                                         .bytes = (int64_t)peri__serve_page_bytes,
+                                         .keep = true});
+    case 1: return metrics(s, call);
+    case 2: return health(s, call, true);
+    case 3:
+    case 4:
+        return reply(
+            s, call,
+            &(peri__http_reply){
+                .status = 200, .type = "application/json", .body = live, .bytes = sizeof live - 1, .keep = true});
+    case 5:
+    case 6: return health(s, call, false);
+    default: break;
+    }
+    peri__buffer b = {0};
+    word(&b, "{\"name\":\"perilune\",\"version\":");
+    peri__buffer_quote(&b, peri_version());
+    word(&b, ",\"extensions\":[\"binary_tensor_data\"],\"models\":[");
+    peri__serve_model *model = peri__server_model(s);
+    if (model) peri__buffer_quote(&b, model->facts.name);
+    word(&b, "]}\n");
+    peri__serve_model_release(model);
+    return reply_buffer(s, call, 200, "application/json", &b);
+}
+
+bool peri__serve_route(void *ctx, peri__http_call *call)
+{
+    peri__server *s = ctx;
+    if (call->refusal) {
+        peri__server_fail(s, call, call->refusal == 413 ? PERI__SERVE_TOO_LARGE : PERI__SERVE_MEMORY, call->why);
+        return true;
+    }
+    const char *v1 = after(call->path, "/v1/models/"), *v2 = after(call->path, "/v2/models/");
+    if (!v1 && !v2) return plain_route(s, call);
+    peri__serve_model *model = peri__server_model(s);
+    bool answered = model_route(s, call, model, v2 ? v2 : v1, v2 != NULL);
+    peri__serve_model_release(model);
+    return answered;
+}
