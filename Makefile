@@ -415,12 +415,20 @@ $(MANUAL): $(DEFINITIONS) $(HEADERS) runtime/gen/reference.lua runtime/gen/annot
 	@$(if $(V),,echo '  MANUAL  $@')
 	$(Q)luajit runtime/gen/reference.lua manual >$@
 
+# The documents' text, for `perilune help WORDS`.
+SEARCHED := README.md $(sort $(wildcard docs/*.md docs/benchmarks/*.md))
+DOCUMENTS := $B/lua/perilune/documents.lua
+$(DOCUMENTS): $(SEARCHED) runtime/gen/documents.lua | needed
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  TEXTS   $@')
+	$(Q)luajit runtime/gen/documents.lua $(SEARCHED) >$@
+
 # A file that appears while make runs is older than the pack: the list of names says that there is something to do.
 $B/lua.list: needed
 	@printf '%s\n' $(LUA) | cmp -s - $@ || printf '%s\n' $(LUA) >$@
-$B/pack.c: $(CDEF) $(MANUAL) $(LUA) $B/lua.list runtime/gen/pack.lua $(CONFIG)
+$B/pack.c: $(CDEF) $(MANUAL) $(DOCUMENTS) $(LUA) $B/lua.list runtime/gen/pack.lua $(CONFIG)
 	@$(if $(V),,echo '  PACK    $@')
-	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(MANUAL) $(LUA) argparse $(if $(HAVE_DKJSON),dkjson) >$@
+	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(MANUAL) $(DOCUMENTS) $(LUA) argparse $(if $(HAVE_DKJSON),dkjson) >$@
 
 $B/obj/pack.o: $B/pack.c runtime/host/host_internal.h
 	$(Q)$(CC) -std=c11 -Iruntime -fvisibility=hidden -fPIC -c $< -o $@

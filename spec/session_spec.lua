@@ -139,26 +139,49 @@ describe("the launcher", function()
       assert.matches("^peri%." .. full:gsub("%.", "%%.") .. "\n", (run("help " .. name)))
     end
     assert.matches("is the name of several:\n.*peri.JaggedTensor:to ", (run "help to"))
-    local out, status = run "help KeyedJagedTensor"
-    assert.equal(1, status)
-    assert.matches("is one of these meant%?\n  peri.KeyedJaggedTensor ", out)
+    assert.matches("is one of these meant%?\n  peri.KeyedJaggedTensor ", (run "help KeyedJagedTensor"))
     assert.matches("'gzip' is no name; these speak of it:\n.*peri.data.csv ", (run "help gzip"))
     assert.matches("'gzip csv' is no name; these speak of it:\n.*peri.data.csv ", (run "help gzip csv"))
     assert.matches("'tensorboard' is no name; these speak of it:\n  peri.nn.metrics.SummaryWriter ",
       (run "help tensorboard"))
-    assert.matches("nothing about 'scheduler'; is one of these meant%?\n  peri.nn.optim.LRScheduler ",
+    assert.matches("no name 'scheduler'; is one of these meant%?\n  peri.nn.optim.LRScheduler ",
       (run "help scheduler"))
     assert.same({ "bag: the ids of one feature of one sample, pooled (summed or averaged) into one vector "
       .. "(docs/glossary.md)\n", 0 }, { run "help bags" })
     assert.matches("^rank, world: one process of a job.-%(docs/glossary.md%)\n\nperi.rank\n", (run "help rank"))
     assert.matches("^perilune compare, a command: Draw .-perilune compare %-%-help\n", (run "help compare"))
     assert.matches("^help \"NAME\" tells about a name", (run("-i", "help\\n")))
-    assert.matches("there is nothing about 'NoSuchThing'; perilune help lists the pages", (run "help NoSuchThing"))
+    local out, status = run "help NoSuchThing"
+    assert.equal(1, status)
+    assert.matches("there is nothing about 'NoSuchThing'; perilune help lists the pages", out)
     assert.matches("In 'nn.optim' are:\n.*peri.nn.optim.Adam ", (run "help nn.optim"))
     assert.matches("^peri.nn.metrics.RecMetric:update\n", (run "help GAUCMetric:update"))
     assert.matches("^module 'no_such_module' not found", (run "-l no_such_module"))
     assert.matches("jagged  +Jagged tensors", (run "help"))
     assert.matches("peri.KeyedJaggedTensor:permute +Key i", (run "help jagged"))
+  end)
+
+  it("finds where the documents speak of words", function()
+    assert.same({ "In the documents:\n", 0 }, { (run "help resume after a crash"):match "^[^\n]*\n",
+      select(2, run "help resume after a crash") })
+    local find = require("perilune.launch.search").find
+    for path in shell.run("ls docs/tutorial_*.md docs/benchmarks/*.md"):gmatch "%S+" do
+      local seen = {}
+      for _, hit in ipairs(find(shell.read(path):match "^# ([^\n]*)")) do seen[hit.page] = true end
+      assert.is_true(seen[path], path .. ", by its title")
+    end
+    local long = ("other words "):rep(200)
+    local sections = { { "a", "One", "row row " .. long }, { "b", "Two", "row row row" }, { "c", "Rows", "nothing" },
+      { "d", "Three", "a cache of rows" }, { "e", "Four", long } }
+    local function pages(words)
+      local list = {}
+      for i, hit in ipairs(find(words, sections)) do list[i] = hit.page end
+      return table.concat(list)
+    end
+    assert.equal("bdca", pages "the rows") -- often, in a short text; in the heading; once; somewhere in a long one
+    assert.equal("d", pages "caching of rows")
+    assert.equal("", pages "narrow")
+    assert.equal("", pages "how to")
   end)
 
   it("completes in bash", function()

@@ -138,21 +138,44 @@ end
 
 -- -- C headers --------------------------------------------------------------------------------------------------------
 
---- What stands in a comment, without its frame.
+--- What stands in a comment, without its frame. Lines that are set in by four spaces or more, outside of a list, are
+--- code or a table: they come as a Markdown block, set in by four, between empty lines.
 local function uncomment(text)
   text = text:gsub("^/%*+", ""):gsub("%*/$", "")
-  local out = {}
-  for line in (text .. "\n"):gmatch "(.-)\n" do out[#out + 1] = trim((line:gsub("^%s*%*", ""))) end
-  return trim(table.concat(out, "\n"))
+  local out, block, least, in_list = {}, {}, 0, false
+  local function close()
+    if #block == 0 then return end
+    if out[#out] ~= "" then out[#out + 1] = "" end
+    for _, line in ipairs(block) do out[#out + 1] = "    " .. line:sub(least + 1) end
+    out[#out + 1], block = "", {}
+  end
+  for line in (text .. "\n"):gmatch "(.-)\n" do
+    local indent, words = line:gsub("^%s*%*", ""):match "^( *)(.-)%s*$"
+    if words == "" then in_list = false elseif words:match "^%- " then in_list = true end
+    if words ~= "" and #indent >= 4 and not in_list and line:match "^%s*%*" then
+      least = #block == 0 and #indent or math.min(least, #indent)
+      block[#block + 1] = indent .. words
+    else
+      close()
+      if words ~= "" or out[#out] ~= "" then out[#out + 1] = words end
+    end
+  end
+  close()
+  return (table.concat(out, "\n"):gsub("^%s*\n", ""):gsub("%s+$", ""):gsub("^ (%S)", "%1"))
 end
 
---- The names that a piece of C declares.
+--- The names that a piece of C declares: functions, else constants, else types.
 local function declared(code)
-  local names = {}
-  for name in code:gmatch "%f[%w_](peri_[%w_]+)%(" do names[#names + 1] = name end
+  local names, bare = {}, code:gsub("/%*.-%*/", "")
+  for name in bare:gmatch "%f[%w_](peri_[%w_]+)%(" do names[#names + 1] = name end
   if #names == 0 then
-    local name = code:match "(peri_[%w_]+);%s*$" or code:match "struct (peri_[%w_]+)"
-    names[1] = name
+    for body in bare:gmatch "enum%s*(%b{})" do
+      for name in body:gmatch "[{,]%s*(PERI_[%u%d_]+)" do names[#names + 1] = name end
+    end
+  end
+  if #names == 0 then
+    for name in bare:gmatch "(peri_[%w_]+);" do names[#names + 1] = name end
+    if bare:match "^typedef struct peri_[%w_]+ {" then names = { bare:match "struct (peri_[%w_]+)" } end
   end
   return names
 end

@@ -186,14 +186,45 @@ function M.lua_page(page, types, classes)
   return (text:gsub("\n+$", "\n"))
 end
 
+--- What stands over a piece of C: its names; of many the first ones, of constants what they begin with.
+local function c_heading(names)
+  if #names > 1 and names[1]:match "^PERI_" then
+    local common = names[1]
+    for _, name in ipairs(names) do
+      while name:sub(1, #common) ~= common do common = common:sub(1, -2) end
+    end
+    common = common:match "^PERI_.*_" or "PERI_"
+    return common == "PERI_" and names[1] .. ", ..." or common .. "*"
+  end
+  return table.concat(names, ", ", 1, math.min(#names, 3)) .. (#names > 3 and ", ..." or "")
+end
+
+--- A piece of C as a page shows it: without the macro of exported names, and calls in lines that fit.
+local function c_code(code)
+  return (code:gsub("PERI_API ([^;{}]-;)", function(call)
+    call = call:gsub("%s+", " ")
+    if #call < WIDTH then return call end
+    local open, lines, line = call:find("(", 1, true), {}, ""
+    for part in call:gmatch "[^,]+[,;]+" do
+      if #line + #part > WIDTH and line ~= "" then
+        lines[#lines + 1], line = line, (" "):rep(open <= 48 and open or 8) .. part:gsub("^ ", "")
+      else line = line .. part end
+    end
+    lines[#lines + 1] = line
+    return table.concat(lines, "\n")
+  end))
+end
+
 --- The Markdown of a header's page.
 function M.c_page(page)
   local out = { NOTICE:format(page.path), ("# C: perilune/%s.h\n"):format(page.name), page.intro .. "\n" }
   for _, entry in ipairs(page.entries) do
     if entry.heading then out[#out + 1] = ("## %s\n"):format(entry.heading)
     else
-      if entry.text ~= "" then out[#out + 1] = entry.text .. "\n" end
-      out[#out + 1] = ("```c\n%s\n```\n"):format(entry.code)
+      if #entry.names > 0 then out[#out + 1] = ("### %s\n"):format(c_heading(entry.names)) end
+      -- a line of prose that begins with a sign of a sum is no item of a list
+      if entry.text ~= "" then out[#out + 1] = entry.text:gsub("^%+ ", "\\+ "):gsub("\n%+ ", "\n\\+ ") .. "\n" end
+      out[#out + 1] = ("```c\n%s\n```\n"):format(c_code(entry.code))
     end
   end
   return (table.concat(out, "\n"):gsub("\n+$", "\n"))

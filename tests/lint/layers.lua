@@ -173,7 +173,7 @@ end
 -- Lua: the first name after "perilune.".
 local rank = {
   environment = -2, errors = -1, tables = -0.8, classes = -0.5, util = 0,
-  cdef = 0, manual = 0, launcher = 0, compiler = 0.5,
+  cdef = 0, manual = 0, documents = 0, launcher = 0, compiler = 0.5,
   library = 0.6, state = 0.7, handles = 0.8, ffi = 1, lua_states = 1.2, signature = 1.5, choices = 2,
   progress = 2, text = 2, tensor = 2,
   jagged = 3, nn = 4,

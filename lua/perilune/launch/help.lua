@@ -1,4 +1,5 @@
--- launch/help.lua: `perilune help NAME`, and help "NAME" in an interactive session: what docs/reference says of a name.
+-- launch/help.lua: `perilune help NAME`, and help "NAME" in an interactive session: what docs/reference says of a name,
+-- or where the reference and the documents speak of some words.
 local util = require "perilune.util"
 
 local M = {}
@@ -145,6 +146,8 @@ local function contents()
   lines[#lines + 1] = "\nperilune help PAGE lists the names of a page, perilune help NAME tells about a name, such as "
     .. "KeyedJaggedTensor,"
   lines[#lines + 1] = "KeyedJaggedTensor:permute, permute or peri_kjt_permute. The same as pages: docs/reference."
+  lines[#lines + 1] = "perilune help WORDS finds where the reference and the documents (docs/README.md) speak of them: "
+    .. "help gradient clipping."
   return table.concat(lines, "\n")
 end
 
@@ -159,7 +162,22 @@ local function members(class)
   return methods > 0 and "\n\nIt has:\n\n" .. listing(list) or ""
 end
 
---- The text about a name of the reference, or nil and why there is none.
+--- What is there about words that are no name: names that are much like them, else names that speak of them, and
+--- sections of the documents; or nil and that there is nothing.
+local function searched(words)
+  local similar, meant = near(words)
+  local speaking, parts = meant and {} or speaking_of(words), {}
+  if #speaking > 0 then
+    parts[1] = ("'%s' is no name; these speak of it:\n%s"):format(words, listing(speaking))
+  elseif #similar > 0 then
+    parts[1] = ("There is no name '%s'; is one of these meant?\n%s"):format(words, listing(similar))
+  end
+  parts[#parts + 1] = require("perilune.launch.search").text(words)
+  if #parts > 0 then return table.concat(parts, "\n\n") end
+  return nil, ("help: there is nothing about '%s'; perilune help lists the pages"):format(words)
+end
+
+--- The text about a name of the reference, or nil.
 local function described(name)
   local page, found = page_of(name), M.find(name)
   if page then return page.title .. "\n\n" .. listing(page.names) end
@@ -167,14 +185,6 @@ local function described(name)
   if #found > 1 then return ("'%s' is the name of several:\n\n%s"):format(name, listing(found)) end
   local others = within(name)
   if #others > 0 then return ("In '%s' are:\n\n%s"):format(name, listing(others)) end
-  local similar, meant = near(name)
-  others = meant and {} or speaking_of(name)
-  if #others > 0 then
-    return nil, ("help: '%s' is no name; these speak of it:\n%s"):format(name, listing(others))
-  end
-  return nil, #similar > 0
-    and ("help: there is nothing about '%s'; is one of these meant?\n%s"):format(name, listing(similar))
-    or ("help: there is nothing about '%s'; perilune help lists the pages"):format(name)
 end
 
 --- What a word means here (docs/glossary.md), and what the launcher's command of this name does (commands: name ->
@@ -190,12 +200,14 @@ local function meaning(name, commands)
   return #lines > 0 and table.concat(lines, "\n") or nil
 end
 
---- The text about a name or a word (nil: about the whole), or nil and why there is none. commands: of the launcher.
+--- The text about a name or a word (nil: about the whole), else where words are spoken of; or nil and that there is
+--- nothing. commands: of the launcher.
 function M.text(name, commands)
   if not name then return contents() end
-  local word, text, why = meaning(name, commands), described(name)
+  local word, text = meaning(name, commands), described(name)
   if word then return text and word .. "\n\n" .. text or word end
-  return text, why
+  if text then return text end
+  return searched(name)
 end
 
 --- The text about a value that the reference describes: a function, a class, an object of a class.
