@@ -155,7 +155,7 @@ static __attribute__((noinline)) void tbe_batch_row_odd(const peri_k_tbe_update_
         v16 g = tbe_batch_gradient(b, i, v, (int)t->cols);
         v16_store(wide + 16 * v, v16_fma(v16_set(rate), g, v16_mul(v16_set(keep), x)));
     }
-    tbe_row_round(&a->optimizer, t, tbe_table_row(&a->rows, t, b->row[i]), w, wide, room, dtype);
+    tbe_row_round(&a->optimizer, t, tbe_row_of_slot(&a->rows, t, b->row[i]), w, wide, room, dtype);
 }
 
 /** Ask for a row of the batch into the first-level cache, where the processor does not look far ahead: rounding is
@@ -196,7 +196,7 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
             } else if (u16x_beyond(most, dtype == PERI_F16 ? TBE_MOST_F16 : TBE_MOST_BF16)) {
                 tbe_batch_row_odd(u->a, t, b, i, rate, keep);
             } else {
-                uint64_t key = tbe_mix64(table_key + (uint64_t)(t->row_offset + tbe_table_row(rows, t, b->row[i])));
+                uint64_t key = tbe_mix64(table_key + (uint64_t)(t->row_offset + tbe_row_of_slot(rows, t, b->row[i])));
                 tbe_batch_row_round(w, x, key, (uint32_t)t->col_offset / 2, nv, dtype);
             }
         }

@@ -216,5 +216,5 @@ TBE_INLINE void tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
     }
     if (o->max_norm > 0) tbe_row_limit(p.w, n, o->max_norm);
     if (dtype != PERI_F32)
-        tbe_row_round(o, t, tbe_table_row(rows, t, row), narrow, p.w, (uint16_t *)(room + 2 * wide), dtype);
+        tbe_row_round(o, t, tbe_row_of_slot(rows, t, row), narrow, p.w, (uint16_t *)(room + 2 * wide), dtype);
 }

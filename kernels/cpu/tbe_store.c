@@ -52,7 +52,7 @@ static void tbe_row_ema(const peri_k_tbe_ema_args *a, const peri_k_tbe_table *t,
     }
     if (dtype == PERI_F32) return;
     int64_t wide = (t->cols + 15) / 16 * 16;
-    tbe_row_round(&a->optimizer, t, tbe_table_row(&a->rows, t, row), narrow, w, (uint16_t *)(room + 2 * wide), dtype);
+    tbe_row_round(&a->optimizer, t, tbe_row_of_slot(&a->rows, t, row), narrow, w, (uint16_t *)(room + 2 * wide), dtype);
 }
 
 static void cpu_tbe_ema(const void *args, int64_t begin, int64_t end)

@@ -199,7 +199,7 @@ static __device__ __forceinline__ peri_tbe_place peri_tbe_place_in(const peri_k_
 {
     const peri_k_tbe_table *t = &rows->tables[table];
     const int64_t row = linear - t->first_row;
-    const uint64_t key = o->stochastic ? tbe_row_key(o, t, tbe_table_row(rows, t, row)) : 0;
+    const uint64_t key = o->stochastic ? tbe_row_key(o, t, tbe_row_of_slot(rows, t, row)) : 0;
     return peri_tbe_place{linear, t->offset + row * t->stride, key, (int32_t)table, (int32_t)t->cols};
 }
 static __device__ __forceinline__ peri_tbe_place peri_tbe_place_of(const peri_k_tbe_rows *rows,

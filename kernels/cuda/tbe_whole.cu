@@ -45,7 +45,8 @@ struct average_row {
         const peri_k_tbe_table *t = &a.rows.tables[peri_tbe_table_of(a.rows.tables, a.rows.n_tables, linear)];
         const int64_t row = linear - t->first_row, at = t->offset + row * t->stride, half = t->cols / 2;
         const bool fast = peri_aligned16(a.rows.weight) && at % 4 == 0 && half % 4 == 0;
-        const uint64_t key = a.optimizer.stochastic ? tbe_row_key(&a.optimizer, t, tbe_table_row(&a.rows, t, row)) : 0;
+        const uint64_t key =
+            a.optimizer.stochastic ? tbe_row_key(&a.optimizer, t, tbe_row_of_slot(&a.rows, t, row)) : 0;
         for (int64_t d = 4 * lane; d < half; d += 32) {
             float left[4], right[4];
             peri_weight4(a.rows.weight, at + d, half - d, a.rows.weight_dtype, fast, left);

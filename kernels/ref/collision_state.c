@@ -108,7 +108,8 @@ static void ref_mch_sorted(const void *args, int64_t begin, int64_t end)
     }
 }
 
-static void ref_mch_fault(const peri_k_collision_state_args *a, int64_t k)
+/** Report the first fault that the stored state of bucket @k has, or that it has none. */
+static void ref_mch_validate_bucket(const peri_k_collision_state_args *a, int64_t k)
 {
     const peri_k_collision_map *m = &a->map;
     const peri_k_collision_bucket *b = &m->bucket[k];
@@ -136,7 +137,7 @@ static void ref_mch_fault(const peri_k_collision_state_args *a, int64_t k)
 static void ref_mch_validate(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_collision_state_args *a = args;
-    for (int64_t k = a->from + begin; k < a->from + end; k++) ref_mch_fault(a, k);
+    for (int64_t k = a->from + begin; k < a->from + end; k++) ref_mch_validate_bucket(a, k);
 }
 
 static void ref_mch_load(const void *args, int64_t begin, int64_t end)
@@ -172,8 +173,8 @@ static void ref_hash_map_read(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/** Whether @id stands twice within reach of its home, in the bucket's identities @ids. *hole: a free row comes before
- *  the first. */
+/** How often @id stands within reach of its home, in the bucket's identities @ids. *hole: a free row comes before the
+ *  first. */
 static int64_t ref_times_found(const peri_k_collision_map *m, const peri_k_collision_bucket *b, const int64_t *ids,
                                int64_t id, bool *hole)
 {
@@ -186,7 +187,8 @@ static int64_t ref_times_found(const peri_k_collision_map *m, const peri_k_colli
     return times;
 }
 
-static void ref_hash_fault(const peri_k_collision_state_args *a, int64_t k)
+/** Report the first fault that the stored state of bucket @k has, or that it has none. */
+static void ref_hash_validate_bucket(const peri_k_collision_state_args *a, int64_t k)
 {
     const peri_k_collision_map *m = &a->map;
     const peri_k_collision_bucket *b = &m->bucket[k];
@@ -211,7 +213,7 @@ static void ref_hash_fault(const peri_k_collision_state_args *a, int64_t k)
 static void ref_hash_map_validate(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_collision_state_args *a = args;
-    for (int64_t k = a->from + begin; k < a->from + end; k++) ref_hash_fault(a, k);
+    for (int64_t k = a->from + begin; k < a->from + end; k++) ref_hash_validate_bucket(a, k);
 }
 
 static void ref_hash_map_load(const void *args, int64_t begin, int64_t end)

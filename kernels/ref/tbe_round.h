@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_round.h: weights of f16 and bf16 tables: reading them, and rounding them stochastically. Scalar and normative.
+ * tbe_round.h: weights of f16 and bf16 tables: reading them, and rounding them stochastically, by random bits that
+ * depend on the seed, the table and the row. Scalar and normative.
  *
  * Random bits. Stochastic rounding wants 16 bits for every weight that is written, at the speed at which memory takes
  * the weights, so the generator is a counter-based hash, not Philox, which alone would take longer than the update of
@@ -44,8 +45,8 @@ K_INLINE uint64_t tbe_row_key(const peri_k_tbe_optimizer *o, const peri_k_tbe_ta
     return tbe_mix64(tbe_table_key(o, t) + (uint64_t)(t->row_offset + row));
 }
 
-/** The row of table @t that @row of the batch's memory stands for. */
-K_INLINE int64_t tbe_table_row(const peri_k_tbe_rows *rows, const peri_k_tbe_table *t, int64_t row)
+/** The row of table @t of which slot @row of a cache holds a copy; of a table without a cache (no slot_row), @row. */
+K_INLINE int64_t tbe_row_of_slot(const peri_k_tbe_rows *rows, const peri_k_tbe_table *t, int64_t row)
 {
     return rows->slot_row ? rows->slot_row[t->first_row + row] : row;
 }

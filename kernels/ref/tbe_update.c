@@ -131,7 +131,7 @@ static void ref_tbe_store(const peri_k_tbe_rows *rows, const peri_k_tbe_optimize
                           int64_t row, const float *w)
 {
     uint16_t *narrow = (uint16_t *)rows->weight + t->offset + row * t->stride;
-    uint64_t key = tbe_row_key(o, t, tbe_table_row(rows, t, row));
+    uint64_t key = tbe_row_key(o, t, tbe_row_of_slot(rows, t, row));
     int32_t n = rows->weight_dtype == PERI_F16 ? TBE_BITS_F16 : TBE_BITS_BF16;
     for (int64_t d = 0; d < t->cols; d++) {
         uint32_t bits = o->stochastic ? tbe_random_bits(key, t->col_offset + d, n) : 0;

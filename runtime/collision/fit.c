@@ -65,7 +65,8 @@ static bool is_better(const peri_collision_fit *a, int64_t k, int64_t at)
     return here != there ? here > there : a->entries[0][k] < a->rows[0][at];
 }
 
-static void swap(const peri_collision_fit *a, int64_t k, int64_t at)
+/** Put entry @k into row @at of the window. What was in the row becomes entry @k, and has to find another one. */
+static void exchange_entry(const peri_collision_fit *a, int64_t k, int64_t at)
 {
     for (int64_t i = 0; i < a->arrays; i++) {
         const int64_t kept = a->rows[i][at];
@@ -74,8 +75,9 @@ static void swap(const peri_collision_fit *a, int64_t k, int64_t at)
     }
 }
 
-/** Entry @k goes on from row @row, where it is @reach rows behind its home; true: to the first row behind the
- *  window. */
+/** Find a row of bucket @b for entry @k: it probes row after row from @row, which is @reach rows behind its home. Where
+ *  it is the better one it takes the row, and the entry that was there goes on from the next; one that has been probing
+ *  for too long is dropped. True: the next row to probe is the first one of the next window. */
 static bool put_one(const peri_collision_fit *a, int64_t k, int64_t b, int64_t row, int64_t reach)
 {
     const int64_t base = a->segments[b], usable = usable_of(a, b), most = peri__min(a->max_probe, usable);
@@ -88,7 +90,7 @@ static bool put_one(const peri_collision_fit *a, int64_t k, int64_t b, int64_t r
         const int64_t at = row - a->first;
         const bool free = a->rows[0][at] == -1;
         if (!free && !is_better(a, k, at)) continue;
-        swap(a, k, at);
+        exchange_entry(a, k, at);
         if (free) {
             a->filled[b]++;
             return false;

@@ -123,8 +123,9 @@ static peri_status read_sizes(sizes *s)
     return status;
 }
 
-/** Waiting for the own device is no standstill of the ranks. */
-static peri_status sync_all(sizes *s)
+/** Whether lengths and offsets of all kjts are known to be well formed; PERI_PENDING: the device still checks some.
+ *  Waiting for the own device counts as an event of the group, so that it is taken for no standstill of the ranks. */
+static peri_status test_inputs(sizes *s)
 {
     bool pending = false;
     for (int32_t i = 0; i < s->n; i++) {
@@ -142,7 +143,7 @@ static peri_status advance(sizes *s)
     peri_status status;
     switch (s->phase) {
     case SYNC:
-        if ((status = sync_all(s)) != PERI_OK) return status;
+        if ((status = test_inputs(s)) != PERI_OK) return status;
         if (s->base.group->size == 1) return PERI_OK;
         PERI_TRY(post_sizes(s));
         s->phase = ANNOUNCE;

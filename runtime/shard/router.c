@@ -423,8 +423,9 @@ peri_status peri__routing_start(peri__routing *r, peri__router *o, const peri__r
 
 /* -- setting out --------------------------------------------------------------------------------------------------- */
 
-/** The announcement of @n routings: @parts, and room for the counts of their words. */
-static peri_status announce_all(peri__routing *const *r, int32_t n, peri__announce_part *parts, int64_t *out)
+/** Make the announcement that @n routings share. Each then writes and reads its own part of it. @parts and @out are the
+ *  caller's memory: a part for each routing, and how many words it has for each rank. */
+static peri_status new_announcement(peri__routing *const *r, int32_t n, peri__announce_part *parts, int64_t *out)
 {
     peri_group *g = r[0]->router->group;
     bool ahead = false, texts = false;
@@ -458,7 +459,7 @@ peri_status peri__routings_set_out(peri__routing *const *r, int32_t n)
     if (g->size == 1) return PERI_OK;
     peri__announce_part *parts = peri__alloc(((sizeof *parts) + sizeof(int64_t) * (size_t)g->size) * (size_t)n);
     if (!parts) return PERI_ENOMEM;
-    peri_status status = announce_all(r, n, parts, (int64_t *)(parts + n));
+    peri_status status = new_announcement(r, n, parts, (int64_t *)(parts + n));
     for (int32_t i = 0; i < n && status >= 0; i++)
         status = peri__group_reserve(g, PERI_CHANNEL_IDS, PERI__PAYLOADS, &r[i]->payload);
     peri__free(parts);

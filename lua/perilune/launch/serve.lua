@@ -5,7 +5,8 @@ local M = {}
 local TIMES = { us = 1e3, ms = 1e6, s = 1e9, m = 60e9, h = 3600e9 }
 local SIZES = { [""] = 1, k = 2 ^ 10, M = 2 ^ 20, G = 2 ^ 30 }
 
-local function between(option, text, n, least, most, words)
+--- The number n as perilune-serve takes it; nil and what is wrong with the option's text: it is none of least..most.
+local function checked_text(option, text, n, least, most, words)
   if n and n >= least and n <= most then return ("%.0f"):format(n) end
   return nil, ("%s: '%s', allowed: %s"):format(option, text, words)
 end
@@ -17,21 +18,21 @@ local function time(option, least, most)
   return function(text)
     local number, unit = text:match "^(%d+%.?%d*)(%a*)$"
     local n = number and (TIMES[unit] or number + 0 == 0 and unit == "" and 1) and number * (TIMES[unit] or 1)
-    return between(option, text, n, least, most or 86400e9, words)
+    return checked_text(option, text, n, least, most or 86400e9, words)
   end
 end
 
 local function size(option)
   return function(text)
     local number, unit = text:match "^(%d+)([kMG]?)$"
-    return between(option, text, number and number * SIZES[unit], 1, 2 ^ 40,
+    return checked_text(option, text, number and number * SIZES[unit], 1, 2 ^ 40,
       "sizes from 1 byte to 1024G, such as 64k, 16M, 1G")
   end
 end
 
 local function whole(option, least, most)
   return function(text)
-    return between(option, text, text:match "^%d+$" and tonumber(text), least, most,
+    return checked_text(option, text, text:match "^%d+$" and tonumber(text), least, most,
       ("whole numbers %d..%d"):format(least, most))
   end
 end

@@ -27,11 +27,15 @@ function Supply:init(group, make_empty, device, lockstep)
   self:start(false)
 end
 
---- From now on batches of `source`, numbered from 0. total: how many there are, once that is known; dry: none is asked
---- for any more; ended: the source has no more; stopping: somebody wants no more; held: another schedule is to go on
---- with the source; most: so many are together, and the others wait for the next start: as many as the schedule says
---- (flush), or as pause says; asked: so many were asked for; full: `most` were given. again: they go on so; before:
---- with so many before them. closing: the schedule's operations that end a group of micro-batches.
+--- Take batches from `source` from now on, numbered from 0. again: they continue the run of the batches before, which
+--- `before` counts. The fields that this sets:
+---   total      how many batches there are; math.huge until the source has ended
+---   ended      the source has no more batches
+---   dry        the pipeline asks for no more: the source has ended, or somebody stops the run
+---   stopping   somebody wants to stop
+---   held       another schedule is to go on with the source
+---   most       how many batches this start gives; the others wait for the next one (a schedule's flush, or pause)
+---   asked      how many batches were asked for; full: `most` of them
 function Supply:start(source, again)
   local stopping = again and self.stopping or stop.stopped() ~= nil
   local over = self.held and self.ended and rawequal(source, self.source)
