@@ -55,6 +55,12 @@ describe("a keyed optimizer", function()
       assert.same(way == "combined" and { { "x.w" }, { "y.b" } } or way == "keyed" and { { "b", "w" } }
         or { { "w", "b" } }, peri.util.map(dict.param_groups, function(group) return group.params end))
     end)
+
+    it(way .. ": is part of a CombinedOptimizer without a name, under its own names", function()
+      local first, second = make(params ""), optim.CombinedOptimizer { make(params "") }
+      assert.same(first.names, second.names)
+      assert.same(peri.util.keys(first:state_dict().state), peri.util.keys(second:state_dict().state))
+    end)
   end
 
   it("saves the numbers of its groups and restores them, unless it is told not to", function()

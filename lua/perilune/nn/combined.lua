@@ -5,37 +5,11 @@ local keyed = require "perilune.nn.keyed"
 local clip = require "perilune.nn.clip"
 local param_groups = require "perilune.nn.groups"
 local signature = require "perilune.signature"
-local KeyedOptimizer = keyed.KeyedOptimizer
+local KeyedOptimizer, OptimizerWrapper = keyed.KeyedOptimizer, keyed.OptimizerWrapper
 
 local M = {}
 
 signature.kind("optimizer", "an optimizer", function(x) return type(x) == "table" and type(x.step) == "function" end)
-
---- Around another optimizer; hands everything on.
-local OptimizerWrapper = util.class("OptimizerWrapper", KeyedOptimizer)
-M.OptimizerWrapper = OptimizerWrapper
-function OptimizerWrapper:init(optimizer)
-  self.optimizer, self.params, self.names, self.param_groups = optimizer, optimizer.params, optimizer.names,
-    optimizer.param_groups
-  self._shared = param_groups.shared(optimizer)
-end
-function OptimizerWrapper:_check_kept() param_groups.check_shared(self, self._shared) end
-function OptimizerWrapper:step()
-  self:_check_kept()
-  self.optimizer:step()
-end
-function OptimizerWrapper:zero_grad() self.optimizer:zero_grad() end
-function OptimizerWrapper:get(name) return self.optimizer:get(name) end
-function OptimizerWrapper:set(name, value) self.optimizer:set(name, value) end
-function OptimizerWrapper:lr() return self.optimizer:lr() end
-function OptimizerWrapper:set_lr(lr) self.optimizer:set_lr(lr) end
-function OptimizerWrapper:set_momentum(value) self.optimizer:set_momentum(value) end
-function OptimizerWrapper:named_state() return self.optimizer:named_state() end
-function OptimizerWrapper:named_groups() return self.optimizer:named_groups() end
-function OptimizerWrapper:check_state(map, prefix) return self.optimizer:check_state(map, prefix) end
-function OptimizerWrapper:assign_state(map) self.optimizer:assign_state(map) end
-function OptimizerWrapper:state_groups() return self.optimizer:state_groups() end
-function OptimizerWrapper:add_param_group(group) self.optimizer:add_param_group(group) end
 
 --- Clips gradients before each step. clipping: "none", "norm" (of all gradients together) or "value".
 local GradientClippingOptimizer = util.class("GradientClippingOptimizer", OptimizerWrapper)
@@ -103,7 +77,7 @@ function CombinedOptimizer:init(optimizers)
   for i, o in ipairs(optimizers) do
     signature.value("CombinedOptimizer", ("optimizers[%d]"):format(i), type(o) == "table" and o.optimizer or o,
       "optimizer")
-    if not o.optimizer or OptimizerWrapper.is(o) then o = { name = "", optimizer = o } end
+    if not o.optimizer or KeyedOptimizer.is(o) then o = { name = "", optimizer = o } end
     signature.value("CombinedOptimizer", ("optimizers[%d].name"):format(i), o.name, "string")
     self.optimizers[i] = o
   end

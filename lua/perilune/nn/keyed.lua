@@ -272,9 +272,27 @@ end
 
 -- -- made of another --------------------------------------------------------------------------------------------------
 
+--- Around another optimizer; hands everything on.
+local OptimizerWrapper = util.class("OptimizerWrapper", KeyedOptimizer)
+M.OptimizerWrapper = OptimizerWrapper
+function OptimizerWrapper:init(optimizer)
+  self.optimizer, self.params, self.names, self.param_groups = optimizer, optimizer.params, optimizer.names,
+    optimizer.param_groups
+  self._shared = groups.shared(optimizer)
+end
+function OptimizerWrapper:_check_kept() groups.check_shared(self, self._shared) end
+function OptimizerWrapper:step()
+  self:_check_kept()
+  self.optimizer:step()
+end
+for _, name in ipairs { "zero_grad", "named_state", "check_state", "assign_state", "state_groups",
+  "named_groups", "lr", "set_lr", "set_momentum", "get", "set", "add_param_group" } do
+  OptimizerWrapper[name] = function(self, a, b) return self.optimizer[name](self.optimizer, a, b) end
+end
+
 --- KeyedOptimizerWrapper(params, factory): the optimizer that factory(list of { name =, tensor = }) makes of a map from
 --- names to tensors.
-local KeyedOptimizerWrapper = util.class("KeyedOptimizerWrapper", KeyedOptimizer)
+local KeyedOptimizerWrapper = util.class("KeyedOptimizerWrapper", OptimizerWrapper)
 M.KeyedOptimizerWrapper = KeyedOptimizerWrapper
 function KeyedOptimizerWrapper:init(params, factory)
   local list = {}
@@ -286,16 +304,7 @@ function KeyedOptimizerWrapper:init(params, factory)
   if not KeyedOptimizer.is(made) then
     P.fail(("KeyedOptimizerWrapper: factory returned %s, wanted an optimizer of nn.optim"):format(errors.kind(made)))
   end
-  self.optimizer, self.params, self.names, self.param_groups = made, made.params, made.names, made.param_groups
-  self._shared = groups.shared(made)
-end
-function KeyedOptimizerWrapper:step()
-  groups.check_shared(self, self._shared)
-  self.optimizer:step()
-end
-for _, name in ipairs { "zero_grad", "named_state", "check_state", "assign_state", "state_groups",
-  "named_groups", "lr", "set_lr", "set_momentum", "get", "set", "add_param_group" } do
-  KeyedOptimizerWrapper[name] = function(self, a, b) return self.optimizer[name](self.optimizer, a, b) end
+  OptimizerWrapper.init(self, made)
 end
 
 signature.check("KeyedOptimizer:", KeyedOptimizer, { load_state_dict = "self: table, dict: any",

@@ -22,7 +22,7 @@ local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
 local M = { KeyedOptimizer = keyed.KeyedOptimizer, KeyedOptimizerWrapper = keyed.KeyedOptimizerWrapper,
-  OptimizerWrapper = combined.OptimizerWrapper, GradientClippingOptimizer = combined.GradientClippingOptimizer,
+  OptimizerWrapper = keyed.OptimizerWrapper, GradientClippingOptimizer = combined.GradientClippingOptimizer,
   CombinedOptimizer = combined.CombinedOptimizer, grad_norm = clip.grad_norm, clip_grad_norm = clip.clip_grad_norm,
   clip_grad_value = clip.clip_grad_value, select = spread.select }
 local KeyedOptimizer = keyed.KeyedOptimizer
