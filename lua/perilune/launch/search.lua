@@ -9,8 +9,10 @@ for word in ([[a an and any are as at be by can do does for from how i in into i
   our so than that the their them then there they this to use using was we what when where which who why will with you
   your]]):gmatch "%S+" do common[word] = true end
 
---- What words of one stem begin with: "caching" and "caches" give "cach", "clipping" gives "clip".
+--- What words of one stem begin with: "rows" gives "row", "caching" and "caches" give "cach", "clipping" gives "clip".
 local function stem(word)
+  local one = word:match "^(..+[^s])s$"
+  if one and #one == 3 then return one end
   for _, ending in ipairs { "ing", "ed", "es", "s", "e" } do
     local rest = word:match("^(.+)" .. ending .. "$")
     if rest and #rest >= 4 then return (rest:gsub("([^aeiouls])%1$", "%1")) end
@@ -51,9 +53,9 @@ local function counted(sections, patterns)
   return list, worth
 end
 
---- The sections that speak most of the words, best first: { { page, heading } ... }. A word counts what it is worth, and
---- a section must have more than half of all. (The ranking is Okapi BM25, with headings: a word that is in a text again
---- and again adds ever less, and in a long text less than in a short one.)
+--- The sections that speak most of the words, best first: { { page, heading } ... }. A word counts what it is worth,
+--- and a section must have more than half of all. (The ranking is Okapi BM25, with headings: a word that is in a text
+--- again and again adds ever less, and in a long text less than in a short one.)
 function M.find(words, sections)
   sections = sections or require "perilune.documents"
   local patterns = patterns_of(words)
