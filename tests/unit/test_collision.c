@@ -731,35 +731,35 @@ static void fit_plainly(const peri_collision_fit *a, fitted *list, int64_t n, in
 }
 
 /** Pick the window's ids in two halves and put them; what goes on behind it is added to @left. Returns how many. */
-static int64_t fit_window(peri_collision_fit *a, const fitted *list, int64_t n, const fitted *come, int64_t n_come,
+static int64_t fit_window(peri_collision_fit a, const fitted *list, int64_t n, const fitted *come, int64_t n_come,
                           fitted *left, int64_t *rows)
 {
     int64_t ids[FIT_IDS], entry_ids[FIT_IDS], entry_scores[FIT_IDS], row_scores[FIT_ROWS], home[FIT_IDS];
     int64_t n_left = 0, at;
     int64_t *entries[2] = {entry_ids, entry_scores}, *window[2] = {rows, row_scores}, filled[4] = {0};
     int32_t place[FIT_IDS], bucket[FIT_IDS];
-    a->arrays = 2, a->entries = entries, a->rows = window, a->filled = filled;
-    for (int64_t r = 0; r < a->past - a->first; r++) rows[r] = -1;
+    a.arrays = 2, a.entries = entries, a.rows = window, a.filled = filled;
+    for (int64_t r = 0; r < a.past - a.first; r++) rows[r] = -1;
     for (int64_t i = 0; i < n; i++) ids[i] = list[i].id;
     for (int64_t half = -1; half < 2; half++) { /* -1: those that come from the window before */
         const int64_t begin = half == 1 ? n / 2 : 0, some = half < 0 ? n_come : half ? n - n / 2 : n / 2;
         peri_collision_picked got = {.size = sizeof got, .n = n_come};
-        if (half >= 0) assert_ok(peri_collision_fit_pick(a, ids + begin, some, place, bucket, home, &got));
+        if (half >= 0) assert_ok(peri_collision_fit_pick(&a, ids + begin, some, place, bucket, home, &got));
         for (int64_t k = 0; k < got.n; k++) {
             const fitted *x = half < 0 ? &come[k] : &list[begin + place[k]];
             entry_ids[k] = x->id;
             memcpy(&entry_scores[k], &x->score, sizeof x->score);
-            if (half < 0) bucket[k] = (int32_t)a->low, home[k] = a->first;
+            if (half < 0) bucket[k] = (int32_t)a.low, home[k] = a.first;
         }
         for (at = 0;; at++) {
-            assert_ok(peri_collision_fit_put(a, at, got.n, bucket, home, &at));
+            assert_ok(peri_collision_fit_put(&a, at, got.n, bucket, home, &at));
             if (at == got.n) break;
             left[n_left].id = entry_ids[at];
             memcpy(&left[n_left++].score, &entry_scores[at], sizeof left->score);
         }
     }
-    for (int64_t r = 0, b = a->low; r < a->past - a->first; r++) {
-        while (a->first + r >= a->segments[b + 1]) b++;
+    for (int64_t r = 0, b = a.low; r < a.past - a.first; r++) {
+        while (a.first + r >= a.segments[b + 1]) b++;
         filled[b] -= rows[r] != -1;
     }
     for (int b = 0; b < 4; b++) assert_int_equal(filled[b], 0);
@@ -782,7 +782,7 @@ static void fits(void **unused)
         for (int64_t i = 0; i < n; i++) list[i] = (fitted){(i * 7919 + round) * 104729, (double)draw(6) - 2};
         memcpy(sorted, list, sizeof sorted);
         fit_plainly(&a, sorted, n, want);
-        assert_int_equal(fit_window(&a, list, n, NULL, 0, come[0], got), 0);
+        assert_int_equal(fit_window(a, list, n, NULL, 0, come[0], got), 0);
         assert_memory_equal(got, want, sizeof got);
         a.part = true;
         for (a.low = 0; a.low < 3; a.low++) {
@@ -792,7 +792,7 @@ static void fits(void **unused)
                 before = n_come;
                 for (a.first = segments[a.low]; a.first < segments[a.high]; a.first = a.past) {
                     a.past = a.first + FIT_WINDOW < segments[a.high] ? a.first + FIT_WINDOW : segments[a.high];
-                    n_come = fit_window(&a, list, n, come[0], n_come, come[1], got + a.first);
+                    n_come = fit_window(a, list, n, come[0], n_come, come[1], got + a.first);
                     memcpy(come[0], come[1], sizeof come[0]);
                 }
             }

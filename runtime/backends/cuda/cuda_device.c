@@ -83,41 +83,40 @@ static void excuse(enum cudaStreamCaptureMode *mode)
 
 /* -- opening ------------------------------------------------------------------------------------------------------- */
 
-/** Is GPU @index one that the kernels run on? Else @reason says why not. */
-static bool usable(int index, char *reason, size_t len)
+/** Is GPU @index, of which *p tells, one that the kernels run on? Else @reason says why not. */
+static bool usable(int index, struct cudaDeviceProp *p, char *reason, size_t len)
 {
-    struct cudaDeviceProp p;
-    cudaError_t error = cudaGetDeviceProperties(&p, index);
+    cudaError_t error = cudaGetDeviceProperties(p, index);
     int pools = 0;
     if (error != cudaSuccess) snprintf(reason, len, "GPU %d: %s", index, cudaGetErrorString(error));
-    else if (p.major < LEAST_ARCH)
-        snprintf(reason, len, "GPU %d (%s) has compute capability %d.%d, wanted %d.0 or later", index, p.name, p.major,
-                 p.minor, LEAST_ARCH);
+    else if (p->major < LEAST_ARCH)
+        snprintf(reason, len, "GPU %d (%s) has compute capability %d.%d, wanted %d.0 or later", index, p->name,
+                 p->major, p->minor, LEAST_ARCH);
     else if (cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, index) != cudaSuccess || !pools)
         snprintf(
             reason, len,
             "GPU %d (%s) has no stream-ordered memory: its driver is too old or a mode of virtualization forbids it",
-            index, p.name);
+            index, p->name);
     else return true;
     (void)cudaGetLastError();
     return false;
 }
 
-/** "0: NVIDIA H200, 140 GiB, compute capability 9.0, reaches 1 2; 1: ...": what `perilune info` prints. */
-static void describe_all(int count, char *text, size_t len)
+/** "0: NVIDIA H200, 140 GiB, compute capability 9.0, reaches 1 2; 1: ...": what `perilune info` prints. Returns whether
+ *  one of them can be used. */
+static bool describe_all(int count, char *text, size_t len)
 {
+    bool any = false;
     size_t used = 0;
-    for (int i = 0; i < count && used < len; i++) {
+    for (int i = 0; i < count; i++) {
         struct cudaDeviceProp p;
-        char why[200];
-        if (!usable(i, why, sizeof why)) {
+        char why[400];
+        used = used < len ? used : len; /* no room: it is cut off */
+        if (!usable(i, &p, why, sizeof why)) {
             used += (size_t)snprintf(text + used, len - used, "%s%s", i ? "; " : "", why);
             continue;
         }
-        if (cudaGetDeviceProperties(&p, i) != cudaSuccess) {
-            (void)cudaGetLastError();
-            continue;
-        }
+        any = true;
         used += (size_t)snprintf(text + used, len - used, "%s%d: %s, %.0f GiB, compute capability %d.%d", i ? "; " : "",
                                  i, p.name, (double)p.totalGlobalMem / (1 << 30), p.major, p.minor);
         for (int k = 0, links = 0; k < count && used < len; k++) {
@@ -127,6 +126,7 @@ static void describe_all(int count, char *text, size_t len)
             used += (size_t)snprintf(text + used, len - used, links++ ? " %d" : ", reaches %d", k);
         }
     }
+    return any;
 }
 
 static peri_status device_probe(char *reason, size_t len)
@@ -147,10 +147,7 @@ static peri_status device_probe(char *reason, size_t len)
         snprintf(reason, len, "the driver sees no GPU (CUDA_VISIBLE_DEVICES hides them, if it is set)");
         return PERI_EUNSUPPORTED;
     }
-    bool any = false;
-    for (int i = 0; i < count; i++) any = usable(i, reason, len) || any;
-    if (any) describe_all(count, reason, len);
-    return any ? PERI_OK : PERI_EUNSUPPORTED;
+    return describe_all(count, reason, len) ? PERI_OK : PERI_EUNSUPPORTED;
 }
 
 /** The GPU of a rank that asks for none by its number: the next one for each rank of the machine, round and round. */
@@ -191,13 +188,14 @@ static peri_status prepare(gpu *g)
 
 static peri_status device_open(int32_t *number, void **device, int32_t *caps)
 {
-    char reason[256];
+    char reason[400];
+    struct cudaDeviceProp p;
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) (void)cudaGetLastError();
     int32_t index = *number < 0 && count > 0 ? own_index(count) : *number;
     if (index < 0 || index >= count || index >= GPUS_MOST)
         return PERI_HOST_FAIL(host, PERI_ENOTFOUND, "%s: device %d, allowed: 0 to %d", NAME, index, count - 1);
-    if (!usable(index, reason, sizeof reason)) return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED, "%s: %s", NAME, reason);
+    if (!usable(index, &p, reason, sizeof reason)) return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED, "%s: %s", NAME, reason);
     gpu *g = host->alloc_zero(sizeof *g);
     if (!g) return PERI_ENOMEM;
     g->index = index;
