@@ -560,7 +560,7 @@ gpu-check-run: all $(UNIT) $(TEST_PLUGINS) $(if $(filter cuda_host,$(GPU)),$(CUD
 # programs): compiles tests/PROGRAM.c, with the server's files where it has serve in its name. The server itself, beside the launcher that calls it.
 SANITIZED = mkdir -p $2 && $1 -c $B/amalgamation/perilune.c -o $2/perilune.o && \
 	for test in $3; do $1 tests/$$test.c $2/perilune.o $$(case $$test in fuzz/*) echo tests/harness/fuzz_main.c ;; esac) \
-	  $$(case $$test in *serve*) echo $(filter-out %/main.c,$(wildcard runtime/serve/*.c)) $B/obj/serve_page.o -lmicrohttpd ;; esac) \
+	  $$(case $$test in *serve*) echo $(filter-out %/serve_main.c,$(wildcard runtime/serve/*.c)) $B/obj/serve_page.o -lmicrohttpd ;; esac) \
 	  -o $2/$$(basename $$test) -lcmocka -lxxhash -lpthread -ldl -lm || exit 1; done
 SANITIZED_SERVER = $1 runtime/serve/*.c $B/obj/serve_page.o $2/perilune.o -o $2/perilune-serve -lmicrohttpd -lxxhash -lpthread -ldl -lm && \
 	cp $(LAUNCHER) $2/perilune
@@ -570,7 +570,7 @@ RACES := $B/amalgamation/races
 TWO_FILES_CC := $(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g1 -DPERI_ISA_MOST=0 -Iruntime/include -I.
 RACES_CC := $(TWO_FILES_CC) -fsanitize=thread
 stress: all amalgamation $B/tests/unit/test_lua
-	$(call SANITIZED,$(RACES_CC),$(RACES),unit/test_stress unit/test_model $(if $(SERVER),unit/test_serve))
+	$(call SANITIZED,$(RACES_CC),$(RACES),unit/test_stress unit/test_model $(if $(SERVER),unit/test_serve unit/test_serve_load))
 	for test in $(RACES)/test_*; do PERI_STRESS=$(or $(SECONDS),20) $$test || exit 1; done
 ifneq ($(SERVER),)
 	$(call SANITIZED_SERVER,$(RACES_CC),$(RACES))
@@ -582,7 +582,7 @@ endif
 ADDRESSES := $B/amalgamation/addresses
 ADDRESSES_CC := $(TWO_FILES_CC) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 fuzz-model: all amalgamation
-	$(call SANITIZED,$(ADDRESSES_CC),$(ADDRESSES),fuzz/model unit/test_model $(if $(SERVER),fuzz/serve unit/test_serve unit/test_serve_read))
+	$(call SANITIZED,$(ADDRESSES_CC),$(ADDRESSES),fuzz/model unit/test_model $(if $(SERVER),fuzz/serve unit/test_serve unit/test_serve_load unit/test_serve_read))
 	for test in $(ADDRESSES)/test_*; do $$test || exit 1; done
 	for test in model $(if $(SERVER),serve); do $(ADDRESSES)/$$test $(or $(SECONDS),60)s $(or $(SEED),$$(date +%s)) || exit 1; done
 ifneq ($(SERVER),)

@@ -1,5 +1,5 @@
 -- `perilune serve`: a model file answers over HTTP what it answers from Lua, bit for bit, in every form of request; the
--- command, its stop. What clients do that mean no good is in tests/unit/test_serve.c.
+-- command, its stop. What clients do that mean no good is in tests/unit/test_serve.c and test_serve_load.c.
 -- takes: 4 s, mostly waits
 local ffi = require "ffi"
 local peri = require "perilune"

@@ -4,48 +4,17 @@
  */
 #include "tests/harness/check.h"
 
-#include <perilune/checkpoint.h>
+#include "checkpoint_folder.h"
+
 #include <perilune/host.h>
 #include <perilune/shard.h>
 
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-static char folder[64], saving[128], path[128];
-
-static peri_device *cpu(void)
-{
-    peri_device *device;
-    assert_ok(peri_device_get("cpu", &device));
-    return device;
-}
-
-static int make_folder(void **context)
-{
-    (void)context;
-    strcpy(folder, "/tmp/peri-state-XXXXXX");
-    if (!mkdtemp(folder)) return 1;
-    snprintf(saving, sizeof saving, "%s/.saving", folder);
-    snprintf(path, sizeof path, "%s/model", folder);
-    return mkdir(saving, 0777);
-}
-
-static int drop(const char *name, const struct stat *s, int kind, struct FTW *f)
-{
-    (void)s, (void)kind, (void)f;
-    return remove(name);
-}
-
-static int remove_folder(void **context)
-{
-    (void)context;
-    return nftw(folder, drop, 8, FTW_DEPTH | FTW_PHYS);
-}
 
 /** 100,000 tensors of 1,000 parts: each name is looked up, not compared with all others. */
 static void many_names_take_as_long_as_they_are_many(void **context)
@@ -582,7 +551,6 @@ static void quantized_tables_are_those_of_lua(void **context)
     peri_checkpoint_release(c);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
 static const struct CMUnitTest tests[] = {
     TEST(many_names_take_as_long_as_they_are_many),
     TEST(keys_are_written_as_in_lua),
