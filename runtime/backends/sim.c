@@ -59,6 +59,9 @@ struct sim_group {
     sim_op *ops;              /* with requests */
     peri_status failed;
     char message[PERI_MESSAGE_MAX];
+    int32_t first_left;       /* of a world: the member that left first, plus 1; 0: all are here. What it said of its
+                                 models: */
+    uint64_t averaged, trained;
 };
 
 /** What one rank holds of a group. */
@@ -629,10 +632,28 @@ static void sim_abort(void *group, const char *message)
     pthread_mutex_unlock(&lock);
 }
 
+/** A member leaves the world: does it end with another model than the one that left first? */
+static void compare_models(const sim_member *m)
+{
+    sim_group *g = m->group;
+    const peri_coll_numbers *numbers = g->numbers[m->rank];
+    if (g->parent || !numbers || g->failed != PERI_OK) return;
+    if (g->first_left == 0) {
+        g->first_left = m->rank + 1;
+        g->averaged = numbers->averaged;
+        g->trained = numbers->trained;
+    }
+    if (numbers->averaged == 0 || numbers->averaged != g->averaged || numbers->trained == g->trained) return;
+    char text[PERI_MESSAGE_MAX];
+    peri_coll_models_differ(g->first_left - 1, text, sizeof text);
+    host->log(PERI_LOG_WARN, "rank %d: %s", m->rank, text);
+}
+
 static peri_status sim_close(void *group)
 {
     sim_member *m = group;
     pthread_mutex_lock(&lock);
+    compare_models(m);
     int32_t rank = m->group->ranks[m->rank];
     for (sim_group *g = m->group->world->groups; g; g = g->next) {
         const sim_group *up = g;

@@ -33,12 +33,19 @@
  * the bits of one weight of each bucket into its tag, where the host can read them without waiting for a device. It is
  * another weight each time: what differs everywhere is told with the next gradients, what differs in one parameter
  * after as many passes as its bucket has parameters.
+ *
+ * No gradients follow the last step of a run. So ranks that leave the world in good order tell each other a hash of all
+ * that they did to parameters that are averaged in it, and of these parameters' bits where the host can read them
+ * (peri__reducers_sum_up). A difference is a warning: nothing is trained with it any more.
  */
 #include "comm_internal.h"
 #include "../../kernels/convert.h"
 
 #include <stddef.h>
 #include <stdio.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 enum { DEFAULT_BYTES = 25 << 20, LEAST_BYTES = 512 << 10, PARTS = 4, GRAIN = 1 << 15 };
 enum { WEIGHT_FACT = PERI_COLL_FACTS - 2, LAST_FACT };
@@ -66,6 +73,7 @@ typedef struct bucket {
 
 struct peri_reducer {
     peri__ending ending;  /* has the references */
+    peri_reducer *next;   /* another one of the world */
     peri_group *group;    /* own; NULL in a world of one */
     int64_t n, buckets, posted, done; /* done: buckets whose averages are the gradients */
     entry *entries;       /* in the order of the buckets: the last parameter first */
@@ -388,6 +396,9 @@ static void fini(peri__ending *ending)
 {
     peri_reducer *r = of_ending(ending);
     peri_reducer_detach(r);
+    peri_reducer **list = r->group ? &r->group->comm->reducers : NULL;
+    while (list && *list && *list != r) list = &(*list)->next;
+    if (list && *list) *list = r->next;
     for (int64_t i = 0; r->entries && i < r->n; i++) {
         peri_tensor_release(r->entries[i].leaf);
         peri_tensor_release(r->entries[i].view);
@@ -434,6 +445,8 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int3
             goto out;
         }
         r->n = n;
+        r->next = group->comm->reducers;
+        group->comm->reducers = r;
         for (int64_t i = 0; i < n; i++) {
             entry *e = &r->entries[i];
             e->reducer = r;
@@ -457,6 +470,31 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int3
 out:
     if (status < 0) peri_reducer_release(r);
     return status;
+}
+
+/* -- the end of a world -------------------------------------------------------------------------------------------- */
+
+/** What has become of a reducer's parameters. */
+static uint64_t trained_in(const peri_reducer *r)
+{
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < r->n; i++) {
+        const peri_tensor *t = r->entries[i].leaf;
+        hash = peri__hash_mix(hash, r->entries[i].trained.history);
+        if (!peri__immediate(peri__device(t)) || !peri__contiguous(t)) continue;
+        hash = peri__hash_mix(hash, XXH3_64bits(peri__data(t), (size_t)(peri__numel(t) * peri_dtype_size(t->dtype))));
+    }
+    return hash;
+}
+
+void peri__reducers_sum_up(const peri__comm *comm, peri_coll_numbers *numbers)
+{
+    /* sums: models are given up in no order, and what one rank still has another one may not */
+    for (const peri_reducer *r = comm->reducers; r; r = r->next) {
+        if (r->off || r->group->size < comm->size || r->group->failed != PERI_OK) continue;
+        numbers->averaged += peri__hash_mix(r->group->tag, r->passes);
+        numbers->trained += trained_in(r);
+    }
 }
 
 /* -- finishing a pass ---------------------------------------------------------------------------------------------- */

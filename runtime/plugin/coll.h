@@ -29,7 +29,7 @@
 #include <string.h>
 
 enum {
-    PERI_COLL_ABI = 10,      /* of this header */
+    PERI_COLL_ABI = 11,      /* of this header */
     PERI_COLL_ABI_LOWEST = 8 /* the oldest contract whose backends this core still takes */
 };
 
@@ -119,6 +119,10 @@ typedef struct peri_coll_numbers {
                                         given back */
     int64_t blocked; /* of a world: the rank's thread waits for one work, and does nothing else: so many are in flight.
                         0: it does not */
+    /* Of a world that the rank leaves in good order (since contract 11): what averages of gradients have kept alike in
+     * it (0: nothing), and what became of that. Transports that hear from ranks that leave compare: of two ranks whose
+     * `averaged` is the same, `trained` should be. */
+    uint64_t averaged, trained;
 } peri_coll_numbers;
 
 enum { PERI_COLL_NOTE = 480 }; /* bytes of the largest note */
@@ -308,6 +312,15 @@ static inline bool peri_coll_numbers_differ(const peri_coll_numbers *numbers, in
              "not",
              own, peri_coll_channel_name(had), what & PERI_COLL_SPARE ? ", which was not needed" : "");
     return true;
+}
+
+/** The warning of a rank that leaves the world with another model than rank @first, in words. */
+static inline void peri_coll_models_differ(int32_t first, char *text, size_t len)
+{
+    snprintf(text, len,
+             "this rank ends with another model than rank %d: after the last averages of gradients one of them made an "
+             "optimizer's step, or changed a parameter, and the other did not, or otherwise",
+             first);
 }
 
 #endif

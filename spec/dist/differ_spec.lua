@@ -50,6 +50,64 @@ describe("a call that one rank alone makes", function()
   end
 end)
 
+--- A loop of one's own: a rank does something after the last pass (%s: which, by name), and leaves.
+local ending = [[
+  local peri = require "perilune"
+  local nn = peri.nn
+  local function train(what, odd)
+    local world = peri.init()
+    nn.manual_seed(1)
+    local layer = nn.Linear { in_features = 2, out_features = 3 }
+    local model = peri.DistributedModelParallel { module = nn.Sequential { layer } }
+    local optimizer = nn.optim.Adam { params = model:dense_parameters(), lr = 0.1 }
+    for step = 1, 2 do
+      optimizer:zero_grad()
+      model(peri.full({ 1, 2 }, world:rank() + step)):sum():backward()
+      optimizer:step()
+    end
+    if what == "all" or world:rank() ~= odd then return model end
+    if what == "step" then optimizer:step()
+    elseif what == "write" then layer.bias:detach():slice(1, 2, 3):fill(7) end
+    return model
+  end
+  %s
+  kept = train("%s", 1) -- a global: it is there when the world is left
+  %s
+]]
+
+describe("ranks that leave with models that differ", function()
+  it("are told, those that have another one than the first to leave", function()
+    local out = shell.luajit(ending:format([[
+      local kinds, list = { "all", "none", "step", "write" }, {}
+      for n = 2, 3 do
+        for _, what in ipairs(kinds) do
+          for odd = 0, n - 1 do
+            io.stderr:write(("%s of %d by %d:\n"):format(what, n, odd))
+            peri.dist.sim.run(n, function(rank) list[rank + 1] = train(what, odd) end)
+          end
+        end
+      end
+      os.exit(0)]], "", ""))
+    local told, now = {}
+    for line in out:gmatch "[^\n]+" do
+      local what, n, odd = line:match "^(%w+) of (%d) by (%d):$"
+      if what then
+        now = what .. n .. odd
+        told[now] = 0
+      elseif line:match "rank %d: this rank ends with another model than rank %d: " then told[now] = told[now] + 1
+      else error(line) end
+    end
+    for n = 2, 3 do
+      for odd = 0, n - 1 do
+        for _, what in ipairs { "all", "none" } do assert.equal(0, told[what .. n .. odd]) end
+        for _, what in ipairs { "step", "write" } do
+          assert.is_true(told[what .. n .. odd] > 0, what .. n .. odd)
+        end
+      end
+    end
+  end)
+end)
+
 describe("between processes", function()
   if shell.no_launcher() or not shell.has "mpirun" then
     return it("is tried", function() pending(shell.no_launcher() or "Open MPI was not found") end)
@@ -75,6 +133,12 @@ describe("between processes", function()
       assert.matches(("%%[rank %d%%] [^\n]*the ranks disagree: rank %%d posted operation %%d+: [^\n]*, rank "
         .. "%%d"):format(rank), out)
     end
+  end)
+
+  it("a last step that one rank alone makes is told when the ranks leave", function()
+    local out, status = run(2, ending:format("", "step", ""))
+    assert.equal(0, status, out)
+    assert.matches("perilune%[1%] warning: this rank ends with another model than rank 0: ", out)
   end)
 
   it("ranks that wait for each other in different groups find out before the deadline", function()

@@ -8,7 +8,8 @@
  *           Also "I make group g, and wait for you": what is compared is what the receiver waits in.
  *   ANSWER  what the asked rank is doing instead
  *   POISON  a group is broken, and why
- *   LEAVE   this rank leaves the world, and what had failed there; nobody finalizes MPI before all have left
+ *   LEAVE   this rank leaves the world, what had failed there, and (group, signature) what became of the models that
+ *           are averaged in it; nobody finalizes MPI before all have left
  *   OTHER   what the transport of a device has to say; kept until it asks
  *
  * Notes are small enough to be sent eagerly, so none waits for its receiver.
@@ -356,6 +357,8 @@ static void handle(const note *n)
     if (n->kind == NOTE_QUERY) handle_query(n);
     if (n->kind == NOTE_LEAVE) {
         p->left = n->epoch;
+        p->averaged = n->group;
+        p->trained = n->signature;
         snprintf(p->answer, sizeof p->answer, "%s%s", n->text[0] ? ", after: " : "", n->text);
     }
     if (n->kind == NOTE_ANSWER) {
@@ -543,9 +546,23 @@ bool peri__mpi_all_left(int64_t timeout_ns)
     }
 }
 
+/** All have left: does this rank end with another model than rank 0? */
+static void compare_models(uint64_t averaged, uint64_t trained)
+{
+    const peer *first = &peri__mpi.peers[0];
+    if (peri__mpi.rank == 0 || averaged == 0 || first->averaged != averaged || first->trained == trained) return;
+    char text[PERI_MESSAGE_MAX];
+    peri_coll_models_differ(0, text, sizeof text);
+    peri__mpi_host->log(PERI_LOG_WARN, "%s", text);
+}
+
 bool peri__mpi_leave_world(int64_t timeout_ns)
 {
-    note n = {.kind = NOTE_LEAVE};
+    const mpi_group *world = peri__mpi.groups;
+    while (world && world->parent) world = world->next;
+    const peri_coll_numbers *numbers = world ? world->numbers : NULL;
+    note n = {.kind = NOTE_LEAVE, .group = numbers ? numbers->averaged : 0,
+              .signature = numbers ? numbers->trained : 0};
     snprintf(n.text, sizeof n.text, "%s", peri__mpi.why);
     peri__mpi.peers[peri__mpi.rank].left = peri__mpi.epoch;
     for (int32_t i = 0; i < peri__mpi.size; i++)
@@ -560,7 +577,10 @@ bool peri__mpi_leave_world(int64_t timeout_ns)
             here++;
             if (now >= look) dead += peri__mpi_gone(i);
         }
-        if (!here && !control.out) return true;
+        if (!here && !control.out) {
+            compare_models(n.group, n.signature);
+            return true;
+        }
         if (peri__mpi.broken || dead || now > until) break;
         if (now >= look) look = now + STALL_NS;
         peri__mpi_host->pause(round);

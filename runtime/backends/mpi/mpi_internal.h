@@ -96,6 +96,7 @@ typedef struct peer {
     char host[48];           /* name of its machine */
     int32_t node;
     int32_t left;            /* worlds that it has left */
+    uint64_t averaged, trained; /* what it said of its models when it left (peri_coll_numbers) */
     int64_t answered_ns;
     int32_t crossed;         /* answers in a row by which it waits for this rank, and this rank for it: see control.c */
     char answer[PERI_MESSAGE_MAX + 16]; /* once it has left: what failed there first, if anything did */
