@@ -95,7 +95,7 @@ typedef struct peri_cuda_call {
 
 /* -- launches ------------------------------------------------------------------------------------------------------ */
 
-enum { PERI_BLOCK = 256, PERI_WARPS = PERI_BLOCK / 32, PERI_ALL = -1 };
+enum { PERI_BLOCK = 256, PERI_WARPS = PERI_BLOCK / 32 };
 
 /** Whether parameters of these types fit into a launch: 4 KiB, what every toolkit and card takes. */
 template <class... P> constexpr bool peri_cuda_fits = (sizeof(P) + ... + 0) <= 4096;

@@ -146,10 +146,4 @@ template <class T> static __device__ __forceinline__ T peri_chain(int32_t op, T 
     return slope == T(0) && (op == PERI_UNARY_RELU || op == PERI_UNARY_CLAMP) ? T(0) : dy * slope;
 }
 
-/** Does the derivative read what was saved? */
-static __device__ __forceinline__ bool peri_reads_saved(int32_t op)
-{
-    return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE;
-}
-
 #endif

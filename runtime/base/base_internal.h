@@ -149,8 +149,6 @@ typedef struct peri__groups {
 } peri__groups;
 extern const peri__groups peri__own_groups;
 typedef void (*peri__group_fn)(const char *folder, void *ctx);
-/** Ask @ask about the folder of each control group that the process is in, as far as they are @controller's ("cpu"). */
-void peri__groups_ask(const peri__groups *groups, const char *controller, peri__group_fn ask, void *ctx);
 /** Processors that the control groups' quotas leave to the process, rounded up; 0: there is no quota. */
 int32_t peri__quota_of(const peri__groups *groups);
 /** What peri_host_memory says of this process. @proc: "/proc". */

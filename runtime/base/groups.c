@@ -32,7 +32,8 @@ static bool listed(const char *names, const char *name)
     return false;
 }
 
-void peri__groups_ask(const peri__groups *g, const char *controller, peri__group_fn ask, void *ctx)
+/** Ask @ask about the folder of each control group that the process is in, as far as they are @controller's ("cpu"). */
+static void groups_ask(const peri__groups *g, const char *controller, peri__group_fn ask, void *ctx)
 {
     char line[4200], place[4300];
     FILE *f = fopen(g->membership, "re");
@@ -85,7 +86,7 @@ static void least_quota(const char *folder, void *ctx)
 int32_t peri__quota_of(const peri__groups *groups)
 {
     double least = 0;
-    peri__groups_ask(groups, "cpu", least_quota, &least);
+    groups_ask(groups, "cpu", least_quota, &least);
     return least > 0 ? (int32_t)peri__max(1, (int64_t)(least + 0.999)) : 0;
 }
 
@@ -136,7 +137,7 @@ int64_t peri__memory_of(const peri__groups *groups, const char *proc, int64_t *a
                      .available = bytes_from(proc, "meminfo", "MemAvailable:", 1024)};
     if (m.total < 0) m.total = INT64_MAX;
     if (m.available < 0) m.available = m.total;
-    peri__groups_ask(groups, "memory", least_memory, &m);
+    groups_ask(groups, "memory", least_memory, &m);
     if (available) *available = peri__min(m.available, m.total);
     return m.total;
 }

@@ -137,7 +137,8 @@ static peri_status open_file(peri_checkpoint *c, const char *path, const char *w
     return status;
 }
 
-peri_status peri__as_format(peri_status status)
+/** What the errors of a damaged file are: the file is wrong, not the call. */
+static peri_status as_format(peri_status status)
 {
     char text[PERI_MESSAGE_MAX];
     if (status != PERI_EINVAL && status != PERI_EMISMATCH) return status;
@@ -160,7 +161,7 @@ peri_status peri__checkpoint_open_alone(const char *path, const char *what, peri
     peri_status status = S_ISDIR(s.st_mode) ? open_folder(c, path, what) : open_file(c, path, what);
     if (status < 0) peri_checkpoint_release(c);
     else *out = c;
-    return peri__as_format(status);
+    return as_format(status);
 }
 
 peri_status peri_checkpoint_open_alone(const char *path, peri_checkpoint **out)

@@ -265,12 +265,6 @@ int64_t peri__io_read_shared(peri__io *io, peri__shared *shared, bool keep, peri
                            .keep = keep});
 }
 
-int64_t peri__io_read(peri__io *io, peri__io_file *file, void *data, int64_t bytes, int64_t at, peri__io_then *then,
-                      const void *context)
-{
-    return peri__io_read_shared(io, NULL, false, file, data, bytes, at, then, context);
-}
-
 int64_t peri__io_finish(peri__io *io, peri__io_file *file) { return give(io, &(job){.kind = FINISH, .file = file}); }
 
 bool peri__io_done(peri__io *io, int64_t number)

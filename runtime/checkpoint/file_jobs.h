@@ -48,15 +48,11 @@ void peri__io_release(peri__io *io);
 /** Give a job; blocks while too many are waiting. @data stays the owner's, and untouched until the job is done. Returns
  *  its number. */
 int64_t peri__io_write(peri__io *io, peri__io_file *file, const void *data, int64_t bytes, int64_t at);
-/** @data begins with a page and has room for all pages that have some of the bytes [@at, @at + @bytes) of the file,
- *  which lie at
- *  @data + @at % PERI__IO_PAGE then. The thread that has read them calls @then with that address (NULL: nothing), at
- *  the same time as others; not if a job has failed. */
 typedef void peri__io_then(const void *context, const char *data, int64_t bytes, int64_t at);
-int64_t peri__io_read(peri__io *io, peri__io_file *file, void *data, int64_t bytes, int64_t at, peri__io_then *then,
-                      const void *context);
-/** As peri__io_read, but bytes that another process has read, and shares, are given to @then from where they are, and
- *  put into @data only if @keep. */
+/** Read bytes [@at, @at + @bytes) of the file to @data + @at % PERI__IO_PAGE. @data begins with a page and has room for
+ *  all pages that have some of them. The thread that has read them calls @then with their address (NULL: nothing), at
+ *  the same time as others; not if a job has failed. Bytes that another process has read, and shares (@shared; NULL:
+ *  nobody does), are given to @then from where they are, and put into @data only if @keep. */
 int64_t peri__io_read_shared(peri__io *io, struct peri__shared *shared, bool keep, peri__io_file *file, void *data,
                              int64_t bytes, int64_t at, peri__io_then *then, const void *context);
 /** When all jobs before are done: sync the file to the disk (unless one has failed), close it, and free it. */

@@ -153,8 +153,7 @@ peri_status peri__safetensors_parse(peri__manifest *m, const char *name, int64_t
  *  their `begin` and the bytes of the file. */
 peri_status peri__safetensors_print(peri__manifest *m, int32_t file, char **out, int64_t *bytes);
 
-/** safetensors' name of a dtype, NULL if it has none; and the dtype of a name, -1 if there is none. */
+/** safetensors' name of a dtype, NULL if it has none. */
 const char *peri__safetensors_dtype(int32_t dtype);
-int32_t peri__safetensors_dtype_of(const char *name);
 
 #endif

@@ -63,7 +63,5 @@ peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const 
 /** A checkpoint that is an increment of the one at @path and would be without its parent if that were gone: its path in
  *  @child (PATH_MAX bytes), or "". (chain.c) */
 peri_status peri__checkpoint_child(const char *path, char *child);
-/** What the errors of a damaged file are: the file is wrong, not the call. */
-peri_status peri__as_format(peri_status status);
 
 #endif

@@ -23,7 +23,8 @@ const char *peri__safetensors_dtype(int32_t dtype)
     return dtype >= 0 && dtype < PERI_DTYPE_COUNT ? dtypes[dtype] : NULL;
 }
 
-int32_t peri__safetensors_dtype_of(const char *name)
+/** The dtype of safetensors' name for it, -1 if there is none. */
+static int32_t safetensors_dtype_of(const char *name)
 {
     for (int32_t d = 0; d < PERI_DTYPE_COUNT; d++)
         if (dtypes[d] && strcmp(dtypes[d], name) == 0) return d;
@@ -252,7 +253,7 @@ static bool parse_tensor(peri__manifest *m, peri__json *j, int64_t files)
             ndim = parse_numbers(j, shape, PERI_MAX_DIMS);
         } else if (strcmp(key, "pieces") == 0) {
             if (pieces) return peri__json_fail(j, "two lists of pieces");
-            if (!add_entry(m, j, name, peri__safetensors_dtype_of(dtype), ndim, shape)) return false;
+            if (!add_entry(m, j, name, safetensors_dtype_of(dtype), ndim, shape)) return false;
             pieces = true;
             for (peri__json_enter(j, '['); peri__json_item(j);)
                 if (!parse_piece(m, j, files)) return false;
@@ -378,7 +379,7 @@ static bool parse_named(peri__manifest *m, peri__json *j, const char *name, int3
         else if (strcmp(key, "data_offsets") == 0) n = parse_numbers(j, at, 2);
         else peri__json_skip(j, NULL, NULL);
     }
-    if (j->status < 0 || !add_entry(m, j, name, peri__safetensors_dtype_of(dtype), ndim, shape)) return false;
+    if (j->status < 0 || !add_entry(m, j, name, safetensors_dtype_of(dtype), ndim, shape)) return false;
     const int64_t bytes = m->files[file].bytes - data;
     peri__region all = {0};
     memcpy(all.size, shape, (size_t)ndim * sizeof *shape);

@@ -254,9 +254,6 @@ static inline void peri__watch_seen(peri__comm *comm, const peri_work *work)
 }
 void peri__watch_fini(peri__watch *watch);
 
-/** Step every work in flight of @comm (a peri__comm) once; nothing while that already happens. */
-void peri__comm_progress(void *comm);
-
 /** Works that are made between these two are parts of another one, whose step tests them. A step itself lies between
  *  them. */
 static inline void peri__parts_begin(peri_group *group) { group->comm->within++; }

@@ -135,7 +135,8 @@ static void step(peri_work *work)
     if (status != PERI_PENDING) end(work, status);
 }
 
-void peri__comm_progress(void *ctx)
+/** Step every work in flight of @comm (a peri__comm) once; nothing while that already happens. */
+static void comm_progress(void *ctx)
 {
     peri__comm *comm = ctx;
     if (comm->stepping) return;
@@ -174,7 +175,7 @@ static bool still_queued(void *ctx, int64_t since_ns)
 static peri_status lost(void *ctx) { return peri__comm_lost(ctx); }
 
 const peri__between_vtab peri__comm_between = {
-    .progress = peri__comm_progress, .queued = queued, .still_queued = still_queued, .lost = lost};
+    .progress = comm_progress, .queued = queued, .still_queued = still_queued, .lost = lost};
 
 /** Order the results of a complete work before later work on the caller's current stream. */
 static peri_status join(peri_work *work)
@@ -196,7 +197,7 @@ peri_status peri_work_test(peri_work *work)
         step(work);
         /* A test moves the other operations of this rank on too, if there are any. Within the step of another work
          * (comm->within > 0) it does not: whoever tested that one from outside does so when its step returns. */
-        if (work->status == PERI_PENDING && comm->within == 0 && comm->outer > !work->inner) peri__comm_progress(comm);
+        if (work->status == PERI_PENDING && comm->within == 0 && comm->outer > !work->inner) comm_progress(comm);
         peri_work_release(work);
     }
     if (work->status == PERI_OK) peri__watch_seen(work->group->comm, work);
@@ -246,7 +247,7 @@ void peri_group_expire(peri_group *group)
 int64_t peri_group_progress(peri_group *group)
 {
     if (!group) return 0;
-    peri__comm_progress(group->comm);
+    comm_progress(group->comm);
     return group->comm->events;
 }
 
@@ -282,7 +283,7 @@ peri_status peri_group_close(peri_group *group)
             group->closed = true;
             return PERI_OK;
         }
-    peri__comm_progress(comm);
+    comm_progress(comm);
     if (group->node) PERI_TRY(peri_group_close(group->node));
     int64_t pending = pending_in(group);
     if (pending > 0 && peri__group_check("peri_group_close", group) == PERI_OK)
@@ -292,7 +293,7 @@ peri_status peri_group_close(peri_group *group)
             (long long)pending, group->name);
     for (int64_t round = 0; promised_in(group); round++) { /* each of them runs, or fails by its deadline */
         peri_pause(round);
-        peri__comm_progress(comm);
+        comm_progress(comm);
     }
     peri_status lost = peri__comm_lost(comm);
     if (!group->parent) peri__reducers_sum_up(comm, &group->numbers);
@@ -302,7 +303,7 @@ peri_status peri_group_close(peri_group *group)
     if (status >= 0) status = closed;
     if (lost < 0) status = lost;
     if (!group->parent) {
-        peri__comm_progress(comm); /* what was in flight ends here */
+        comm_progress(comm); /* what was in flight ends here */
         for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_sweep(&comm->stages[i], true);
     }
     return status;

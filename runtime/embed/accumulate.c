@@ -24,7 +24,8 @@ static void kept_fini(peri__kept *k)
     peri_tensor_release(k->grad);
 }
 
-void peri__tbe_kept_forget(peri_tbe *tbe)
+/** Drop all kept backward passes. */
+static void kept_forget(peri_tbe *tbe)
 {
     for (int64_t i = 0; i < tbe->n_kept; i++) kept_fini(&tbe->kept[i]);
     tbe->n_kept = 0;
@@ -32,7 +33,7 @@ void peri__tbe_kept_forget(peri_tbe *tbe)
 
 void peri__tbe_kept_free(peri_tbe *tbe)
 {
-    peri__tbe_kept_forget(tbe);
+    kept_forget(tbe);
     peri__free(tbe->kept);
     tbe->kept = NULL;
     tbe->room_kept = 0;
@@ -213,7 +214,7 @@ peri_status peri_tbe_accumulated_apply(peri_tbe *tbe)
     PERI_TRY_GOTO(peri__batch_take(tbe, &in, &batch), out);
     PERI_TRY_GOTO(peri__batch_enter("peri_tbe_accumulated_apply", batch, true), out);
     status = peri__tbe_backward(batch, grad, NULL);
-    if (status >= 0) peri__tbe_kept_forget(tbe);
+    if (status >= 0) kept_forget(tbe);
     status = peri__batch_leave(batch, true, status);
 out:
     peri__batch_give(batch);

@@ -464,8 +464,6 @@ peri_status peri__tbe_shampoo(peri_tbe_batch *batch, peri_tensor *grad);
 
 /** Keep a checked backward pass. */
 peri_status peri__tbe_keep(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad);
-/** Drop them all; and the list too. */
-void peri__tbe_kept_forget(peri_tbe *tbe);
 void peri__tbe_kept_free(peri_tbe *tbe);
 
 /* -- stores -------------------------------------------------------------------------------------------------------- */

@@ -459,7 +459,7 @@ peri_status peri__lines_open(peri__lines *r, const peri__lines_config *given)
     return PERI_OK;
 }
 
-void peri__lines_close(peri__lines *r)
+static void lines_close(peri__lines *r)
 {
     peri__window_close(&r->window);
     for (int32_t i = 0; i < r->window.n_files; i++) peri__free((void *)r->window.files[i].path);
@@ -471,7 +471,7 @@ void peri_criteo_release(peri_criteo *r)
 {
     if (!r) return;
     int saved = errno;
-    peri__lines_close(r);
+    lines_close(r);
     peri__object_count(-1);
     r->format->release(r);
     errno = saved;

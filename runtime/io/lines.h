@@ -59,10 +59,9 @@ typedef struct peri__lines_config {
     int64_t size;
 } peri__lines_config;
 
-/** Set a zeroed reader up, all but what is the format's own; window.name says whose it is. peri__lines_close then,
- *  after an error too. */
+/** Set a zeroed reader up, all but what is the format's own; window.name says whose it is. After an error,
+ *  too, peri_criteo_release is what frees it. */
 peri_status peri__lines_open(peri__lines *r, const peri__lines_config *o);
-void peri__lines_close(peri__lines *r);
 /** PERI_EFORMAT: column @column (from 1), called @what, of the current line, which begins at @line, is the @n bytes at
  *  @p. */
 peri_status peri__lines_bad_field(const peri__lines *r, int64_t line, int32_t column, const char *what, const char *p,

@@ -209,8 +209,6 @@ peri_status peri__model_open(const char *path, int32_t flags, bool own, peri_mod
 peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, const char *what);
 /** Check all of it against a file of @bytes. */
 peri_status peri__model_check(peri_model *m, const char *what);
-/** The format of rows that a dtype's name means (-1: none), elements or bytes and bytes of a row. */
-int32_t peri__model_format(const char *dtype, int64_t columns, int64_t *stride, int64_t *row_bytes);
 /** Write panels of @cols x @inner numbers as those of @dtype (PERI_F32, PERI_BF16, PERI_I8; to nearest even) to @to;
  *  returns their bytes. */
 int64_t peri__model_panels_as(const float *panels, int64_t cols, int64_t inner, int32_t dtype, void *to);
@@ -284,7 +282,5 @@ static inline int64_t *peri__model_list_of(const peri_model_context *c, int32_t 
 /** How many of the samples from @first on, below @batch, the context has room for at once. */
 int64_t peri__model_block_of(const peri_model_context *c, int64_t first, int64_t batch,
                              const peri_model_values *inputs);
-/** All operations for samples [first, first + n). */
-void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs);
 
 #endif

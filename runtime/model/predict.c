@@ -368,7 +368,8 @@ static void ask_for_rows(const run *r)
     }
 }
 
-void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs)
+/** Run all operations of the model for samples [first, first + n). */
+static void run_samples(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs)
 {
     const peri_model *m = c->model;
     PERI__OWN_FLOATS;
@@ -433,7 +434,7 @@ static peri_status answer(const char *function, peri_model_context *context, int
     if (m->file.slot < 0) PERI_TRY(peri__model_unchanged(function, m)); /* nobody catches a read behind its end */
     for (int64_t first = 0, n; first < batch; first += n) {
         n = peri__model_block_of(context, first, batch, inputs);
-        peri__model_run(context, first, n, inputs);
+        run_samples(context, first, n, inputs);
         for (int32_t i = 0; i < m->n_outputs; i++)
             if (outputs[i]) give(context, i, first, n, outputs[i], offsets ? offsets[i] : NULL);
     }

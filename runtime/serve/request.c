@@ -195,7 +195,7 @@ typedef struct v2 {
     tensor *tensors;    /* [2 * n_inputs]: of features, then of their lengths */
     const char *binary; /* what follows the JSON */
     int64_t left;
-    bool all_binary, outputs_said;
+    bool all_binary;
 } v2;
 
 static bool read_bool(peri__json *j, bool *out)

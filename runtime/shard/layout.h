@@ -49,7 +49,7 @@ static inline int64_t peri__home_numbers(const peri__routes *r, bool counted)
 
 /** The spaces that rows of a batch lie in: a lane each for those of other ranks; this rank's own lookups; its
  *  replicas. */
-enum { PERI__OWN_ROWS = PERI__LANES, PERI__REPLICA_ROWS, PERI__SPACES };
+enum { PERI__OWN_ROWS = PERI__LANES, PERI__REPLICA_ROWS };
 
 /** Where the rows of an output are in the results, which have a row for each id. */
 typedef struct peri__end {

@@ -80,7 +80,9 @@ static int by_row(const void *a, const void *b)
     return x->row < y->row ? -1 : x->row > y->row;
 }
 
-void peri__records_order(peri__tier *tier, peri__records *s)
+/** Order the stage's moves by table and row, and give each its record. Its n, and the moves' tables and slots are set;
+ *  it is reserved. */
+static void records_order(peri__tier *tier, peri__records *s)
 {
     bool ordered = true;
     for (int64_t i = 1; i < s->n && ordered; i++) ordered = by_row(&s->moves[i - 1], &s->moves[i]) <= 0;
@@ -151,7 +153,7 @@ peri_status peri__records_spill(peri__tier *tier, peri__records *s)
     peri_device *device = tier->tbe->device;
     s->job.n = 0;
     if (s->n == 0) return PERI_OK;
-    peri__records_order(tier, s);
+    records_order(tier, s);
     PERI_TRY(launch(tier, s, false));
     if (!tier->direct) PERI_TRY(peri__copy(device, s->host, peri__data(s->device), s->bytes, PERI_COPY_D2H));
     PERI_TRY(peri__stream_dry(peri_stream_current(device)));
@@ -215,7 +217,7 @@ void peri__records_read(peri__tier *tier, peri__records *s)
 {
     s->job.n = 0;
     s->job.failed = 0;
-    peri__records_order(tier, s);
+    records_order(tier, s);
     for (int64_t i = 0; i < s->n; i++) {
         const peri_k_cache_move *m = &s->moves[i];
         peri__tier_table *t = &tier->tables[m->table];
@@ -256,7 +258,8 @@ static void check_range(void *ctx, int64_t begin, int64_t end)
     }
 }
 
-peri_status peri__records_arrive(peri__tier *tier, peri__records *s)
+/** Wait until the stage's records are read, check them, and begin the rows that the files do not have. */
+static peri_status records_arrive(peri__tier *tier, peri__records *s)
 {
     int64_t failed = peri__row_io_wait(tier->io, &s->job);
     s->job.failed = 0; /* reads are not tried again: whoever needs the rows asks again */
@@ -274,7 +277,8 @@ peri_status peri__records_arrive(peri__tier *tier, peri__records *s)
     return PERI_OK;
 }
 
-peri_status peri__records_fill(peri__tier *tier, peri__records *s)
+/** Queue the copies of the stage's records into the slots of their rows. */
+static peri_status records_fill(peri__tier *tier, peri__records *s)
 {
     if (s->n == 0) return PERI_OK;
     peri_device *device = tier->tbe->device;
@@ -297,8 +301,8 @@ peri_status peri__tier_settle(peri__tier *tier)
 peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *t)
 {
     if (t->filled) return PERI_OK;
-    peri_status status = peri__records_arrive(tier, &t->in);
-    if (status >= 0) status = peri__records_fill(tier, &t->in);
+    peri_status status = records_arrive(tier, &t->in);
+    if (status >= 0) status = records_fill(tier, &t->in);
     if (status < 0) {
         peri__ticket_forget(tier, t); /* what was not read is not read again: its batch asks anew */
         return status;
@@ -429,7 +433,7 @@ static peri_status load_range(peri__tier *tier, int32_t table, int64_t row, int6
     PERI_TRY(peri__records_reserve(tier, s, n, n * t->file->header.record_bytes));
     for (int64_t i = 0; i < n; i++) s->moves[s->n++] = (peri_k_cache_move){.row = row + i, .table = table};
     peri__records_read(tier, s);
-    return peri__records_arrive(tier, s);
+    return records_arrive(tier, s);
 }
 
 static peri_status check_rows(const char *function, peri__tier *tier, int64_t table, int32_t part, int64_t row,
@@ -527,7 +531,7 @@ static peri_status store_range(peri__tier *tier, int64_t table)
         s->moves[n++].slot = (int32_t)place - 1;
     }
     s->n = n;
-    return peri__records_fill(tier, s);
+    return records_fill(tier, s);
 }
 
 static int64_t chunk_of(const peri__tier *tier, int64_t table)
@@ -590,13 +594,13 @@ static peri_status reset_rows(peri__tier *tier, int64_t table, const int64_t *ro
             s->moves[s->n++] = (peri_k_cache_move){.row = rows[i], .table = (int32_t)table, .slot = (int32_t)place - 1};
         }
         if (s->n == 0) continue;
-        peri__records_order(tier, s);
+        records_order(tier, s);
         peri__parallel_for(s->n, GRAIN, start_records, &(starting){tier, s});
         if (pass == 0) {
             PERI_TRY(store_range(tier, table));
             continue;
         }
-        PERI_TRY(peri__records_fill(tier, s));
+        PERI_TRY(records_fill(tier, s));
         for (int64_t i = 0; i < s->n; i++) cache->slot[s->moves[i].slot].flags |= PERI__SLOT_DIRTY;
     }
     return PERI_OK;

@@ -9,7 +9,8 @@
 #include <errno.h>
 #include <stdio.h>
 
-size_t peri__row_file_stem(const char *table, char *text)
+/** How many bytes of the file's name say the table; @text has room for 220. */
+static size_t row_file_stem(const char *table, char *text)
 {
     size_t n = 0;
     const char *c = table;
@@ -27,7 +28,7 @@ size_t peri__row_file_stem(const char *table, char *text)
 char *peri__row_file_path(const char *directory, const peri__row_header *h)
 {
     char stem[220];
-    size_t most = strlen(directory) + peri__row_file_stem(h->name, stem) + 120;
+    size_t most = strlen(directory) + row_file_stem(h->name, stem) + 120;
     char *path = peri__alloc(most);
     if (path)
         snprintf(path, most, "%s/%s.rows-%lld-%lld.cols-%lld-%lld.peri", directory, stem, (long long)h->row_offset,
@@ -55,7 +56,7 @@ peri_status peri__row_files_of(const char *directory, const char *table,
                                bool (*visit)(void *ctx, const peri__row_shard *shard), void *ctx)
 {
     char stem[220];
-    size_t length = peri__row_file_stem(table, stem);
+    size_t length = row_file_stem(table, stem);
     DIR *folder = opendir(directory);
     if (!folder && errno == ENOENT) return PERI_OK;
     if (!folder)

@@ -139,8 +139,6 @@ peri_status peri__row_files_check(const char *directory, const peri__row_header 
 /** @directory/name.rows-0-1000.cols-0-64.peri, new; with characters that are no part of plain file names as %XX. NULL:
  *  no memory. */
 char *peri__row_file_path(const char *directory, const peri__row_header *header);
-/** How many bytes of the file's name say the table; @text has room for 220. */
-size_t peri__row_file_stem(const char *name, char *text);
 /** Read the header of a file that may be open elsewhere. */
 peri_status peri__row_file_peek(const char *path, peri__row_header *out);
 

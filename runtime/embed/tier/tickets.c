@@ -18,7 +18,8 @@ static peri__ticket *oldest(peri__tier *tier, int32_t state)
     return found;
 }
 
-void peri__tier_release(peri__tier *tier, peri__ticket *t)
+/** End what a batch that does not come has under way, which the cache keeps, and make the ticket free for another. */
+static void ticket_release(peri__tier *tier, peri__ticket *t)
 {
     /* What is under way belongs to the cache, also when this batch does not come. A failure shows when somebody asks
      * for the row again. */
@@ -32,7 +33,7 @@ static peri_status open_ticket(peri__tier *tier, peri_tbe_batch *owner, peri__ti
     if (!t) {
         t = oldest(tier, PERI__TICKET_LOOKED_UP);
         if (!t) t = oldest(tier, PERI__TICKET_PREFETCHED);
-        peri__tier_release(tier, t);
+        ticket_release(tier, t);
     }
     PERI_TRY(peri__records_written(tier, &t->out));
     t->state = PERI__TICKET_OPEN;
@@ -148,7 +149,7 @@ static peri_status make_room(const char *function, peri__tier *tier, peri__ticke
             peri__ticket *other = oldest(tier, PERI__TICKET_LOOKED_UP);
             if (!other) other = oldest(tier, PERI__TICKET_PREFETCHED);
             if (!other) return fail_small(function, tier, t, i);
-            peri__tier_release(tier, other);
+            ticket_release(tier, other);
         }
     }
     return PERI_OK;
@@ -409,13 +410,15 @@ out:
     return status;
 }
 
-peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool again,
-                             peri__ticket **ticket)
+/** The ticket for looking @batch up, its own or a new one; ticket->inner is ready. @again: for an update, whose lookup
+ *  was counted already. */
+static peri_status tier_begin(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool again,
+                              peri__ticket **ticket)
 {
     peri__ticket *t = batch->ticket, *partial = NULL;
     /* a second lookup: the same tensors may hold other ids by now */
     if (t && !again && t->state == PERI__TICKET_LOOKED_UP) {
-        peri__tier_release(tier, t);
+        ticket_release(tier, t);
         t = NULL;
     }
     bool prefetched = t && !again;
@@ -431,7 +434,7 @@ peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_ba
         bool there = partial && partial->state != PERI__TICKET_FREE && partial->sequence == sequence;
         if (resolved < 0 && there) batch->ticket = partial;
         PERI_TRY(resolved);
-        if (there) peri__tier_release(tier, partial);
+        if (there) ticket_release(tier, partial);
         count(tier, t, again, false);
     } else if (!again) {
         count(tier, t, false, prefetched);
@@ -453,7 +456,7 @@ static peri_status forward(const char *function, peri_tbe_batch *batch, peri_ten
 {
     peri__tier *tier = peri__tier_of(batch->tbe);
     peri__ticket *t;
-    PERI_TRY(peri__tier_begin(function, tier, batch, false, &t));
+    PERI_TRY(tier_begin(function, tier, batch, false, &t));
     peri_status status = peri__tbe_forward(t->inner, out, false);
     if (peri_grad_enabled() && status >= 0) t->state = PERI__TICKET_LOOKED_UP;
     else peri__ticket_forget(tier, t);
@@ -512,7 +515,7 @@ static peri_status backward(const char *function, peri_tbe_batch *batch, peri_te
     peri__tier *tier = peri__tier_of(batch->tbe);
     peri__ticket *t;
     peri_tensor *parts = NULL;
-    PERI_TRY(peri__tier_begin(function, tier, batch, true, &t));
+    PERI_TRY(tier_begin(function, tier, batch, true, &t));
     peri_status status = PERI_OK;
     int64_t n = peri__numel(t->mapped);
     if (grad_weights && t->layers > 1) PERI_TRY_GOTO(peri_tensor_new(batch->tbe->device, PERI_F32, 1, &n, &parts), out);
@@ -556,7 +559,7 @@ void peri__tier_drop(peri_tbe_batch *batch)
 {
     /* A device that is lost: the ticket's memory goes with the tier. */
     bool alone = peri__tbe_enter(batch->tbe, true) >= 0;
-    if (batch->ticket && alone) peri__tier_release(peri__tier_of(batch->tbe), batch->ticket);
+    if (batch->ticket && alone) ticket_release(peri__tier_of(batch->tbe), batch->ticket);
     else if (batch->ticket) batch->ticket->owner = NULL;
     if (alone) (void)peri__tbe_leave(batch->tbe, true, PERI_OK);
     batch->ticket = NULL;

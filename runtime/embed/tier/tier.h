@@ -120,11 +120,6 @@ static inline peri__tier *peri__tier_of(const peri_tbe *tbe) { return tbe->own; 
 
 /* tickets.c: lookups */
 
-/** The ticket for looking @batch up, its own or a new one; ticket->inner is ready. @again: for an update, whose lookup
- *  was counted already. */
-peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool again,
-                             peri__ticket **ticket);
-void peri__tier_release(peri__tier *tier, peri__ticket *ticket);
 /** What the store does; see peri__store. */
 peri_status peri__tier_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out);
 peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad,
@@ -164,17 +159,10 @@ static inline uint8_t *peri__tier_flags(const peri__tier *tier, int32_t table, i
  *  one. */
 peri_status peri__records_reserve(peri__tier *tier, peri__records *stage, int64_t n, int64_t bytes);
 void peri__records_fini(peri__tier *tier, peri__records *stage);
-/** Order the stage's moves by table and row, and give each its record. Its n, and the moves' tables and slots are set;
- *  it is reserved. */
-void peri__records_order(peri__tier *tier, peri__records *stage);
 /** Copy slots into records (and wait), with checksums; make the job that writes them. */
 peri_status peri__records_spill(peri__tier *tier, peri__records *stage);
 /** Make and submit the job that reads the records of rows that may be in the file. */
 void peri__records_read(peri__tier *tier, peri__records *stage);
-/** Wait for it; check records, start new rows. */
-peri_status peri__records_arrive(peri__tier *tier, peri__records *stage);
-/** Records into slots (queued). */
-peri_status peri__records_fill(peri__tier *tier, peri__records *stage);
 /** Submit the writes. The files are marked unclean. */
 void peri__records_write(peri__tier *tier, peri__records *stage);
 /** Wait for the writes, trying again what failed before. */
