@@ -70,13 +70,8 @@ K_INLINE int64_t peri_integer(int32_t op, int64_t x, int64_t y)
     return op == PERI_INTEGER_FLOOR ? x / y - apart : left + (apart ? y : 0);
 }
 
-/** dst[i] = a[..] op b[..] of integers (PERI_INTEGER_*); all three of one dtype, integers or bool. range: elements. */
-typedef struct peri_k_integer_args {
-    void *dst;
-    const void *a, *b;
-    int32_t dtype, op, ndim;
-    int64_t shape[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
-} peri_k_integer_args;
+/* integer: what `binary` is (peri_k_binary_args), of integers: op is PERI_INTEGER_*, and all three are of one dtype,
+ * integers or bool. */
 
 /** Products of matrices of integers, a batch of them: dst[..][r][c] = the sum of a[..][r][i] * b[..][i][c] over i < k,
  *  which wraps around. shape and the strides of a and b are those of the batch (ndim may be 0); dst is contiguous, [..]

@@ -48,7 +48,7 @@ struct compare_one {
 };
 
 template <class T> struct integer_one {
-    peri_k_integer_args a;
+    peri_k_binary_args a;
     __device__ void operator()(int64_t i) const
     {
         const int64_t x = ((const T *)a.a)[place_of(i, a.ndim, a.shape, a.a_stride)],

@@ -84,7 +84,7 @@ static void ref_compare(const void *args, int64_t begin, int64_t end)
 
 static void ref_integer(const void *args, int64_t begin, int64_t end)
 {
-    const peri_k_integer_args *a = args;
+    const peri_k_binary_args *a = args;
     const int64_t cols = ref_cols(a->ndim, a->shape), sa = ref_step(a->ndim, a->a_stride),
                   sb = ref_step(a->ndim, a->b_stride);
     REF_ROWS(cols)

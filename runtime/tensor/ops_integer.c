@@ -12,25 +12,6 @@
 
 /* -- two operands -------------------------------------------------------------------------------------------------- */
 
-peri_status peri__integer(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
-{
-    peri_k_integer_args k = {.dtype = a->dtype, .op = op};
-    int32_t ndim;
-    peri_tensor *y;
-    PERI_TRY(peri__broadcast_shape(function, a, b, &ndim, k.shape));
-    PERI_TRY(peri__expanded(function, a, ndim, k.shape, k.a_stride));
-    PERI_TRY(peri__expanded(function, b, ndim, k.shape, k.b_stride));
-    PERI_TRY(peri__tensor_like(a, ndim, k.shape, &y));
-    k.dst = peri__data(y);
-    k.a = peri__data(a);
-    k.b = peri__data(b);
-    k.ndim = peri__fold(ndim, k.shape, (int64_t *[]){k.a_stride, k.b_stride}, 2);
-    peri_status status = PERI_LAUNCH(peri__device(a), integer, &k, peri__numel(y), PERI_ELEMENT_GRAIN);
-    if (status < 0) peri_tensor_release(y);
-    else *out = y;
-    return status;
-}
-
 static peri_status refuse_bool(const char *function, const peri_tensor *x)
 {
     if (x->dtype != PERI_BOOL) return PERI_OK;

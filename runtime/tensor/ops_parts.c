@@ -8,6 +8,7 @@
  */
 #include "tensor_internal.h"
 #include "../../kernels/dense.h"
+#include "../../kernels/elements.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -77,25 +78,43 @@ int32_t peri__fold(int32_t ndim, int64_t *shape, int64_t *const *stride, int32_t
     return n;
 }
 
-peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+/** The arguments of a kernel for @a op @b, broadcast, and room for its result. */
+static peri_status two_operands(const char *function, int32_t op, peri_tensor *a, peri_tensor *b,
+                                peri_k_binary_args *args, peri_tensor **y)
 {
     int32_t ndim;
-    int64_t shape[PERI_MAX_DIMS];
-    PERI_TRY(peri__broadcast_shape(function, a, b, &ndim, shape));
-    peri_k_binary_args args = {.dtype = a->dtype, .op = op};
-    PERI_TRY(peri__expanded(function, a, ndim, shape, args.a_stride));
-    PERI_TRY(peri__expanded(function, b, ndim, shape, args.b_stride));
-    peri_tensor *y;
-    PERI_TRY(peri__tensor_like(a, ndim, shape, &y));
-    memcpy(args.shape, shape, sizeof *shape * (size_t)ndim);
-    args.dst = peri__data(y);
-    args.a = peri__data(a);
-    args.b = peri__data(b);
-    args.ndim = peri__fold(ndim, args.shape, (int64_t *[]){args.a_stride, args.b_stride}, 2);
-    peri_status status = PERI_LAUNCH(peri__device(a), binary, &args, peri__numel(y), PERI_ELEMENT_GRAIN);
+    *args = (peri_k_binary_args){.dtype = a->dtype, .op = op, .a = peri__data(a), .b = peri__data(b)};
+    PERI_TRY(peri__broadcast_shape(function, a, b, &ndim, args->shape));
+    PERI_TRY(peri__expanded(function, a, ndim, args->shape, args->a_stride));
+    PERI_TRY(peri__expanded(function, b, ndim, args->shape, args->b_stride));
+    PERI_TRY(peri__tensor_like(a, ndim, args->shape, y));
+    args->dst = peri__data(*y);
+    args->ndim = peri__fold(ndim, args->shape, (int64_t *[]){args->a_stride, args->b_stride}, 2);
+    return PERI_OK;
+}
+
+/** @y, which is owned, as the result of a launch of @status. */
+static peri_status launched(peri_status status, peri_tensor *y, peri_tensor **out)
+{
     if (status < 0) peri_tensor_release(y);
     else *out = y;
     return status;
+}
+
+peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    peri_k_binary_args args;
+    peri_tensor *y;
+    PERI_TRY(two_operands(function, op, a, b, &args, &y));
+    return launched(PERI_LAUNCH(peri__device(a), binary, &args, peri__numel(y), PERI_ELEMENT_GRAIN), y, out);
+}
+
+peri_status peri__integer(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    peri_k_binary_args args;
+    peri_tensor *y;
+    PERI_TRY(two_operands(function, op, a, b, &args, &y));
+    return launched(PERI_LAUNCH(peri__device(a), integer, &args, peri__numel(y), PERI_ELEMENT_GRAIN), y, out);
 }
 
 /** @sum = @scale times the sums of blocks of @block along n, of the contiguous @x. */

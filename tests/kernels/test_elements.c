@@ -81,7 +81,7 @@ static void whole_numbers(void **unused)
     static const int64_t sizes[] = {8, 4, 2, 1, 1, 1};
     for (int variant = 0; variant < 252; variant++) {
         const int32_t ndim = (int32_t)draw(4), which = variant % 6;
-        peri_k_integer_args a = {.dtype = integer_dtypes[which], .op = variant / 6 % PERI_INTEGER_COUNT, .ndim = ndim};
+        peri_k_binary_args a = {.dtype = integer_dtypes[which], .op = variant / 6 % PERI_INTEGER_COUNT, .ndim = ndim};
         const int64_t n = any_shape(a.shape, ndim);
         a.a = elements(lay(a.shape, ndim, draw(3), a.a_stride), a.dtype);
         a.b = elements(lay(a.shape, ndim, draw(3), a.b_stride), a.dtype);
