@@ -136,7 +136,8 @@ static void check_case(int64_t rows, int64_t cols, int64_t inner, int32_t act, b
 static void tiles_give_refs_bits(void **state)
 {
     (void)state;
-    static const int64_t all_rows[] = {15, 16, 17, 32, 47, 48, 70}, inner[] = {1, 3, 4, 63, 64, 65, 128, 201, 513, 1090};
+    static const int64_t all_rows[] = {15, 16, 17, 32, 47, 48, 70},
+                         inner[] = {1, 3, 4, 63, 64, 65, 128, 201, 513, 1090};
     if (!peri_kernels_isa("avx512")) skip();
     for (size_t r = 0; r < sizeof all_rows / sizeof *all_rows; r++)
         for (size_t k = 0; k < sizeof inner / sizeof *inner; k++)

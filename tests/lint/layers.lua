@@ -157,7 +157,7 @@ local walk = { "routes", "router", "way", "layout", "module", "walk" }
 local function walk_order(ctx)
   local at, complaints = {}, {}
   for i, name in ipairs(walk) do at[name] = i end
-  at.outbound, at.batch, at.pooled, at.tables = at.router, at.module, at.module, at.module
+  at.outbound, at.batch_layouts, at.pooled_stages, at.tables = at.router, at.module, at.module, at.module
   at["layout.c"] = at.module -- it lays out what module.h has
   for _, path in ipairs(ctx.files("runtime/shard", "c", "h")) do
     local from = at[path:match "[%w_]+%.c$"] or at[path:match "([%w_]+)%.[ch]$"]

@@ -1,8 +1,9 @@
 -- launch/job.lua: mpirun as a child: what it says is passed on or put into one line, signals reach it, and its end is
 -- told.
 --
--- Ranks say themselves why they fail (reports.lua), and their watchers (rank_watch.c) say how they died. mpirun explains
--- the same in boxes of dashes (openmpi.lua knows them), which are dropped here, unless nobody else has said anything.
+-- Ranks say themselves why they fail (reports.lua), and their watchers (rank_watch.c) say how they died. mpirun
+-- explains the same in boxes of dashes (openmpi.lua knows them), which are dropped here, unless nobody else has said
+-- anything.
 local openmpi = require "perilune.launch.openmpi"
 local reports = require "perilune.launch.reports"
 

@@ -195,7 +195,8 @@ static peri_status device_open(int32_t *number, void **device, int32_t *caps)
     int32_t index = *number < 0 && count > 0 ? own_index(count) : *number;
     if (index < 0 || index >= count || index >= GPUS_MOST)
         return PERI_HOST_FAIL(host, PERI_ENOTFOUND, "%s: device %d, allowed: 0 to %d", NAME, index, count - 1);
-    if (!usable(index, &p, reason, sizeof reason)) return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED, "%s: %s", NAME, reason);
+    if (!usable(index, &p, reason, sizeof reason))
+        return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED, "%s: %s", NAME, reason);
     gpu *g = host->alloc_zero(sizeof *g);
     if (!g) return PERI_ENOMEM;
     g->index = index;
