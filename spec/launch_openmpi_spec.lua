@@ -7,12 +7,13 @@ describe("facts of Open MPI", function()
   it("are told by what mpirun says of its version", function()
     for version, apart in pairs { ["4.1.4"] = "vader", ["3.1.6"] = "vader", ["5.0.7"] = "smsc", ["5.1.0rc1"] = "smsc",
       ["6.0.0"] = "smsc" } do
-      local f = openmpi.of(("mpirun (Open MPI) %s\n\nReport bugs to http://www.open-mpi.org/community/help/\n"):format(
+      local f = openmpi.version_facts(
+        ("mpirun (Open MPI) %s\n\nReport bugs to http://www.open-mpi.org/community/help/\n"):format(
         version))
       assert.equal(version, f.version)
       assert.matches(apart, table.concat(f.apart, " "))
     end
-    local f, why = openmpi.of "HYDRA build details:\n    Version: 4.0.2\n"
+    local f, why = openmpi.version_facts "HYDRA build details:\n    Version: 4.0.2\n"
     assert.is_nil(f)
     assert.equal("mpirun is another one: it says that it is 'HYDRA build details:'", why)
   end)
@@ -20,7 +21,8 @@ describe("facts of Open MPI", function()
   it("say what ranks can be bound to", function()
     local function refusal(version, bind)
       return launch.refusal({ ranks = 2, bind = bind },
-        { openmpi = openmpi.of(("mpirun (Open MPI) %s\n"):format(version)), files = 1000, memory = 1000, cpus = 4 })
+        { openmpi = openmpi.version_facts(("mpirun (Open MPI) %s\n"):format(version)), files = 1000, memory = 1000,
+          cpus = 4 })
     end
     assert.is_nil(refusal("4.1.4", "board"))
     assert.is_nil(refusal("5.0.7", "package:if-supported"))

@@ -369,7 +369,7 @@ describe("launch.command", function()
   local function words(options, machine)
     options.script, options.arguments = options.script or "s.lua", options.arguments or {}
     local m = { program = "/bin/perilune", cpus = 4, root = false, peer_memory = true, ssh = true,
-      openmpi = openmpi.of(("mpirun (Open MPI) %s\n"):format(options.version or "4.1.4")) }
+      openmpi = openmpi.version_facts(("mpirun (Open MPI) %s\n"):format(options.version or "4.1.4")) }
     for k, v in pairs(machine or {}) do m[k] = v end
     return " " .. table.concat(launch.command(options, m), " ") .. " "
   end

@@ -76,7 +76,7 @@ describe("traffic", function()
     local topology = plan.Topology { world_size = W, local_world_size = L, compute_device = "cuda",
       intra_host_latency = 0.25, inter_host_latency = 0.5 }
     local planner = planner_of { tables = tables, constraints = constraints, topology = topology, batch_size = B }
-    local got, best = traffic.of(planner, 1000), planner.last.best
+    local got, best = traffic.traffic_of_plan(planner, 1000), planner.last.best
     local sent = { ids = {}, rows = {} }
     for a = 0, W - 1 do sent.ids[a], sent.rows[a] = {}, {} end
     local function add(what, from, to, bytes)

@@ -22,12 +22,12 @@ function M.others_of_process(f)
   local before, own, from = processor_seconds(), os.clock(), seconds()
   f()
   local after, passed = processor_seconds(), seconds() - from
-  return M.of(before, after, os.clock() - own, passed)
+  return M.processors_of_others(before, after, os.clock() - own, passed)
 end
 
 --- Of the seconds that processors were busy and idle before and after `passed` seconds ({ busy =, idle = }, or nil), of
 --- which we had `ours`: how many processors others had; 0 where there was room for all.
-function M.of(before, after, ours, passed)
+function M.processors_of_others(before, after, ours, passed)
   if not (before and after) or passed <= 0 or (after.idle - before.idle) / passed > ROOM then return 0 end
   return math.max(0, (after.busy - before.busy - ours) / passed)
 end
@@ -41,7 +41,7 @@ function M.others(group, f)
   local ours = peri.Tensor.tensor({ os.clock() - own }, "f64")
   local machine = apart and peri.dist.comm.intra_and_cross_node_pg { group = group } or group
   machine:all_reduce(ours):wait()
-  return M.of(before, after, ours:item(), passed)
+  return M.processors_of_others(before, after, ours:item(), passed)
 end
 
 return M

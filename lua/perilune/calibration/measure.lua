@@ -77,7 +77,7 @@ local function sharded_of(collection, module_plan, constraints, group, batch_siz
     local config = pooled and peri.EmbeddingBagConfig or peri.EmbeddingConfig
     tables[i] = config { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
       feature_names = t.feature_names, data_type = t.data_type or "FP32", init_fn = start }
-    local constraint = constraints_of.of(constraints, collection.path, t.name)
+    local constraint = constraints_of.for_table(constraints, collection.path, t.name)
     local function numbers(key, default)
       return constraints_of.per_feature(constraint, key, t.name, #t.feature_names, default)
     end

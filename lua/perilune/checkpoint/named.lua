@@ -61,7 +61,7 @@ local function renamed(dict, names)
 end
 
 --- The object itself, or, where it numbers parameters of `models` (parts), one that does for it what checkpoints ask.
-function M.of(object, models)
+function M.by_names(object, models)
   local there = numbered(object, models)
   if not there then return object end
   local own, view = {}, {}

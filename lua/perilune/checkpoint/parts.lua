@@ -166,7 +166,7 @@ function M.list(func, given)
     end
   end
   for _, part in ipairs(others) do
-    part.object = named.of(part.object, modules)
+    part.object = named.by_names(part.object, modules)
     models[#models + 1] = part
   end
   if #models == 0 then P.fail(func .. ": parts is empty; for example { model = model, optimizer = optimizer }") end

@@ -96,7 +96,7 @@ function M.collect(parts, rank)
     end
     maps.order_by_row(tensors)
     for _, t in ipairs(tensors) do
-      rows[t.name] = row_format.of(t.tensor)
+      rows[t.name] = row_format.noted_format(t.tensor)
       -- What is trained is equal on all ranks; of a buffer, such as a running mean, each rank may have its own: the
       -- first one's is kept.
       local d = part.module and Tensor.is(t.tensor) and t.tensor:describe()

@@ -209,7 +209,7 @@ end
 --- The tracker of these parts; nil: there is no model, or nothing is to be marked.
 local function tracker_for(func, parts, a, parent)
   local model = model_of(parts)
-  local tracker = model and tracker_of.of(model, a.increments)
+  local tracker = model and tracker_of.tracker_of(model, a.increments)
   if not parent then return tracker end
   if not known_as(tracker, parent.path) then
     P.fail(("%s: increment_of: which rows changed since '%s' is not known; save or load a checkpoint with increments "
@@ -335,7 +335,7 @@ end
 function M.mark(parts, digest, as_is)
   local model = model_of(parts)
   if not model then return end
-  local tracker, pieces = tracker_of.of(model, true), pieces_of.collect(parts, 0)
+  local tracker, pieces = tracker_of.tracker_of(model, true), pieces_of.collect(parts, 0)
   local point = tracker_of.begin(tracker, sources_of(pieces))
   for _, p in ipairs(pieces) do
     if p.source and not as_is[p.name] then tracker_of.forget(point, p.source) end
@@ -347,7 +347,7 @@ end
 --- can be saved.
 function M.knows(parts, path)
   local model = model_of(parts_of.list("checkpoint.save", parts))
-  return model ~= nil and known_as(tracker_of.of(model), path) ~= nil
+  return model ~= nil and known_as(tracker_of.tracker_of(model), path) ~= nil
 end
 
 --- See checkpoint.save.

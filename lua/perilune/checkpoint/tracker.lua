@@ -20,7 +20,7 @@ local POINTS = 4 -- that are kept, the newest
 local trackers = setmetatable({}, { __mode = "k" })
 
 --- The tracker of a model (any object); nil: it has none. A new one if `make`.
-function M.of(model, make)
+function M.tracker_of(model, make)
   if not trackers[model] and make then trackers[model] = { marks = {}, points = {} } end
   return trackers[model]
 end

@@ -134,7 +134,7 @@ function TableCollection:_setup(a)
   self._input = ffi.new "peri_tbe_input"
   self._shape = ffi.new "int64_t[2]"
   self._blocks, self._seen_keys, self._seen_stride, self._ahead = false, false, -1, false
-  self._kept = kept.of(self, { "tables" }) -- names and columns of outputs are known from now on; see _check_kept
+  self._kept = kept.snapshot(self, { "tables" }) -- names and columns of outputs are known from now on; see _check_kept
   rawset(self, "_tbe", false)
   self._moment = false
   rawset(self, "_parameters", nil) -- see extend
@@ -177,7 +177,7 @@ function TableCollection:materialise()
     end
     self:_check_kept()
     self._tbe = P.lasting(self._make, self)
-    self._kept = kept.of(self, { "tables", "fused_params", "seed", "device", "table_batch" },
+    self._kept = kept.snapshot(self, { "tables", "fused_params", "seed", "device", "table_batch" },
       { fused_params = config.optimizer_arguments })
   end
   return self._tbe

@@ -32,7 +32,7 @@ end
 
 --- What `owner` has now in its fields `names`, and in the tables in these; more[name]: a set of keys that the table in
 --- field `name` may get.
-function M.of(owner, names, more)
+function M.snapshot(owner, names, more)
   local kept = { n = 0, at = 0, owners = {}, keys = {}, values = {}, paths = {} }
   for _, name in ipairs(names) do
     local plain = type(owner[name]) == "table" and getmetatable(owner[name]) == nil

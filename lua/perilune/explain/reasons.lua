@@ -171,7 +171,7 @@ end
 --- The options that tables of a unit have not, and why: what their constraints leave out, and what is not offered at
 --- all.
 local function not_offered(planner, collection_of, chosen, present)
-  local constraint = require("perilune.plan.constraints").of(planner.constraints, chosen.path, chosen.name)
+  local constraint = require("perilune.plan.constraints").for_table(planner.constraints, chosen.path, chosen.name)
   local device, out = planner.topology.compute_device, {}
   local collection = collection_of[chosen.path]
   local sharder = collection.sharder or planner.enumerator.sharder

@@ -1,7 +1,7 @@
 -- export/collections.lua: the modules of tables that a model has, and what a model file needs of them: inputs, tables,
 -- maps of raw ids.
 --
---   local used = collections.of("export", model)                  -- what the recording watches (record.lua)
+--   local used = collections.list_collections("export", model)    -- what the recording watches (record.lua)
 --   local inputs, tables, maps, lists, fields = collections.inputs("export", arguments, operations, values, state_dict)
 local ffi = require "ffi"
 local P = require "perilune.ffi"
@@ -84,7 +84,7 @@ end
 --- The collections of a model, by the order of their columns: { module =, path =, rows = not pooled, outputs = list of
 --- { name =, feature =, table =, pooling =, columns =, rows =, weighted =, module = that has the table, data_type =,
 --- bytes = rows are bytes, key = of the table in the state, map = } }. What is inside of one is left out.
-function M.of(func, model)
+function M.list_collections(func, model)
   local list, within = {}, nil
   for _, entry in ipairs(model:named_modules()) do
     local m, path = entry.module, entry.path

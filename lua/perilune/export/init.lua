@@ -332,7 +332,7 @@ end
 
 local function export(func, model, path, a, traces)
   local call = a.call or default_call
-  local used = collections.of(func, inner_of(model))
+  local used = collections.list_collections(func, inner_of(model))
   local kept, values, outputs = recorded(model, call, a, used, traces)
   local inputs, tables, maps, lists, fields = collections.inputs(func, a, kept, values, function()
     return model:state_dict()

@@ -30,7 +30,7 @@ local facts = {
 }
 
 --- Facts of a version, by what `mpirun --version` prints; nil and why not.
-function M.of(text)
+function M.version_facts(text)
   local version = text:match "^mpirun %(Open MPI%) (%d+[%w.]*)"
   if not version then
     return nil, ("mpirun is another one: it says that it is '%s'"):format(text:match "[^\n]+" or "nothing")
@@ -47,7 +47,7 @@ function M.find()
   local text = pipe:read "*a"
   pipe:close()
   if text == "" then return nil, "mpirun: No such file or directory" end
-  return M.of(text)
+  return M.version_facts(text)
 end
 
 --- All that some version binds ranks to.

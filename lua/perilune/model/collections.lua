@@ -109,7 +109,7 @@ function M.shard(collections, env, device, made)
     end
     made[i] = sharded
   end
-  local in_files = shard._files.of(made)
+  local in_files = shard._files.tables_in_files(made)
   if #in_files == 0 then return end
   local ok, err = pcall(function()
     for i, c in ipairs(collections) do made[i]:try_copy_from(c.module) end

@@ -187,7 +187,7 @@ local function simple(name, definition, spec)
   function class:_part(predictions, labels, weights)
     local threshold = self.options.threshold
     local needs = threshold and OF_CLASSES + FINITE or C.peri_metric_needs(definition[1])
-    local s, memory = samples.of(name, needs, predictions, labels, weights)
+    local s, memory = samples.metric_samples(name, needs, predictions, labels, weights)
     local sums = ffi.new "peri_metric_sums"
     check(C.peri_metric_add(s, threshold or 0.5, sums))
     local part = {}
@@ -215,7 +215,7 @@ for name, definition in util.ordered(by_sums) do simple(name, definition, specs[
 M.XAUCMetric = util.class("XAUCMetric", SumMetric)
 M.XAUCMetric.width, M.XAUCMetric.weights_at = 2, 2
 function M.XAUCMetric:_part(predictions, labels, weights)
-  local s, memory = samples.of("XAUCMetric", FINITE, predictions, labels, weights)
+  local s, memory = samples.metric_samples("XAUCMetric", FINITE, predictions, labels, weights)
   check(C.peri_metric_xauc(s, number, second))
   return { number[0], second[0] }, memory and tonumber(s.n)
 end
@@ -231,7 +231,7 @@ function M.MulticlassRecallMetric:init(args)
 end
 function M.MulticlassRecallMetric:_part(predictions, labels, weights)
   local classes, func = self.options.number_of_classes, "MulticlassRecallMetric"
-  local s, memory = samples.of(func, NOT_NEGATIVE, predictions, labels, weights, classes)
+  local s, memory = samples.metric_samples(func, NOT_NEGATIVE, predictions, labels, weights, classes)
   local of = samples.layout(predictions)
   if of and classes > 1 and of:find "," and not of:find((" %d$"):format(classes)) then
     P.fail(("%s: predictions are %s, wanted [samples, %d]"):format(func, require("perilune.tensor")._text(predictions),
@@ -303,7 +303,7 @@ local function sessions_of(s, session)
 end
 function M.NDCGMetric:_part(predictions, labels, weights, session)
   local o = self.options
-  local s, memory = samples.of("NDCGMetric", FINITE + NOT_NEGATIVE, predictions, labels, weights)
+  local s, memory = samples.metric_samples("NDCGMetric", FINITE + NOT_NEGATIVE, predictions, labels, weights)
   local n = tonumber(s.n)
   local ids = samples.sessions(session, n, "NDCGMetric")
   local sum, count = 0, 0
@@ -404,7 +404,7 @@ function SampleMetric:reset()
 end
 
 function SampleMetric:update(predictions, labels, weights)
-  local s, memory = samples.of(self.class_name, self.needs, predictions, labels, weights)
+  local s, memory = samples.metric_samples(self.class_name, self.needs, predictions, labels, weights)
   if self._taken then self:_taken(s) end
   self.samples = self.samples or Samples(place(self))
   if self.samples.size > self.samples.lasting then self.samples:shrink() end
@@ -475,7 +475,7 @@ end
 
 --- Area under the ROC curve of these samples: of those of this rank alone. Nothing is collective.
 function M.auc(predictions, labels, weights)
-  local s, memory = samples.of("metrics.auc", OF_CLASSES, predictions, labels, weights)
+  local s, memory = samples.metric_samples("metrics.auc", OF_CLASSES, predictions, labels, weights)
   check(C.peri_metric_auc(s, number))
   return memory and number[0]
 end
@@ -483,7 +483,7 @@ end
 --- Everything that a report says about these samples (of this rank alone), with predictions in [0, 1]: samples, auc,
 --- ne, logloss (natural logarithm), calibration, ctr, accuracy.
 function M.evaluate(predictions, labels, weights)
-  local s, memory = samples.of("metrics.evaluate", ENTROPY, predictions, labels, weights)
+  local s, memory = samples.metric_samples("metrics.evaluate", ENTROPY, predictions, labels, weights)
   local sums = ffi.new "peri_metric_sums"
   check(C.peri_metric_add(s, 0.5, sums))
   local report = {}

@@ -42,7 +42,7 @@ end
 
 --- peri_metric_samples of predictions, labels and weights (nil: all 1), which are what `needs` (flags) says; the second
 --- value keeps their memory alive. `per_sample`: predictions per label.
-function M.of(func, needs, predictions, labels, weights, per_sample)
+function M.metric_samples(func, needs, predictions, labels, weights, per_sample)
   local p, n = numbers(func, "predictions", predictions)
   local y, labelled = numbers(func, "labels", labels)
   if n ~= labelled * (per_sample or 1) then P.fail(("%s: %d predictions for %d labels"):format(func, n, labelled)) end

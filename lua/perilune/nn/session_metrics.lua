@@ -48,7 +48,7 @@ local function define_gauc(SumMetric)
   M.GAUCMetric = util.class("GAUCMetric", SumMetric)
   M.GAUCMetric.width = 2
   function M.GAUCMetric:_part(predictions, labels, weights, session)
-    local s, memory = samples.of("GAUCMetric", OF_CLASSES, predictions, labels, weights)
+    local s, memory = samples.metric_samples("GAUCMetric", OF_CLASSES, predictions, labels, weights)
     local sum, count = 0, 0
     for _, positions in ipairs(by_session(s, "GAUCMetric", session)) do
       local auc = auc_of(s, positions)
@@ -73,7 +73,8 @@ local function of_session(SumMetric, name, value_name, report)
   end
   function class:_part(predictions, labels, weights, session)
     local o = self.options
-    local s, memory = samples.of(name, o.run_ranking_of_labels and 0 or OF_CLASSES, predictions, labels, weights)
+    local s, memory = samples.metric_samples(name, o.run_ranking_of_labels and 0 or OF_CLASSES, predictions, labels,
+      weights)
     local hit, shown, missed = 0, 0, 0
     local function above(array, positions, i) -- samples of the session that are higher
       local n = 0
@@ -102,7 +103,7 @@ local function define_segmented(SumMetric, value_of)
   end
   function M.SegmentedNEMetric:_part(predictions, labels, weights, grouping_keys)
     local func, groups = "SegmentedNEMetric", self.options.num_groups
-    local s, memory = samples.of(func, FINITE + PROBABILITIES + OF_CLASSES, predictions, labels, weights)
+    local s, memory = samples.metric_samples(func, FINITE + PROBABILITIES + OF_CLASSES, predictions, labels, weights)
     local keys, part = samples.numbers(func, "grouping_keys", grouping_keys, tonumber(s.n)), {}
     for i = 1, self.width do part[i] = 0 end
     for i = 0, tonumber(s.n) - 1 do

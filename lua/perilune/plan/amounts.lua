@@ -123,7 +123,7 @@ end
 --- ranks do each for itself, a list of { unit =, [r] = of rank r - 1, way = the only direction it is in, or nil } }.
 --- kept: a table whose lists are filled again (until the next call with it), of one who rates many plans on as many
 --- ranks; nil: new ones.
-function M.of(ranks, topology, kept)
+function M.amounts_of_ranks(ranks, topology, kept)
   local shared = math.max(1, math.min(topology.local_world_size, #ranks) * topology.hosts_sharing / topology.processors)
   local each = shared / #ranks -- what is as much on every rank
   local amounts = { step = 1, home_id = sum_of(ranks, "id") * each, home_bag = sum_of(ranks, "home_bag") * each,

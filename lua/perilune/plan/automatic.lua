@@ -144,7 +144,7 @@ local function planned(collections, topology, types, device, plain)
 end
 
 --- The plan of collections (list of { path =, module =, tables =, sharder = }) on the ranks of env. Local.
-function M.of(collections, env, device)
+function M.plan_collections(collections, env, device)
   local topology = M.topology(env, collections, device)
   local ok, plan = pcall(planned, collections, topology, exact, device, false)
   if ok then return plan end
@@ -155,9 +155,9 @@ end
 
 --- The same plan on all ranks of env: rank 0's. Collective; waits.
 function M.collective(collections, env, device)
-  if not env.pg then return M.of(collections, env, device) end
+  if not env.pg then return M.plan_collections(collections, env, device) end
   local text = collective_utils.invoke_on_rank_and_broadcast_result(env.pg, 0, function()
-    return json.to_json(M.of(collections, env, device))
+    return json.to_json(M.plan_collections(collections, env, device))
   end)
   return json.from_json(text)
 end

@@ -41,7 +41,7 @@ function M.left_out(constraints, model, device)
   local out = {}
   for _, c in ipairs(model) do
     for _, t in ipairs(c.tables) do
-      local group = M.of(constraints, c.path, t.name).device_group
+      local group = M.for_table(constraints, c.path, t.name).device_group
       if group and group ~= device then out[#out + 1] = { fqn = M.fqn(c.path, t.name), device_group = group } end
     end
   end
@@ -97,7 +97,7 @@ function M.check(func, constraints, model)
 end
 
 --- What is said about a table: under its path and name ("sparse.ebc.t"), else under its name. Empty if nothing is.
-function M.of(constraints, path, name)
+function M.for_table(constraints, path, name)
   local found = constraints and (constraints[M.fqn(path, name)] or constraints[name])
   if found and not ParameterConstraints.is(found) then found = ParameterConstraints(found) end
   return found or {}
@@ -119,7 +119,7 @@ signature.object("with_tables", "a collection of a model", { path = "string", ta
 signature.list_of("lists_of_tables", "a list of collections of a model", "with_tables")
 signature.check("plan.constraints.", M, { fqn = "path: string, name: string",
   check = "func: string, constraints: table, model: lists_of_tables",
-  of = "constraints: table?, path: string, name: string",
+  for_table = "constraints: table?, path: string, name: string",
   left_out = "constraints: table?, model: lists_of_tables, device: string",
   per_feature = "constraint: table, key: string, table_name: string, n: count, default: number" })
 

@@ -177,7 +177,7 @@ end
 --- The options of one table, onto `list`.
 function EmbeddingEnumerator:_add_table(list, collection, config)
   local topology = self.topology
-  local constraint = constraints_of.of(self.constraints, collection.path, config.name)
+  local constraint = constraints_of.for_table(self.constraints, collection.path, config.name)
   if constraint.device_group and constraint.device_group ~= topology.compute_device then return end
   local shared = self:_shared_fields(collection, config, constraint)
   local ways, refused, offered = self:_ways(collection, shared, constraint)

@@ -32,7 +32,7 @@ function M.batch_bytes(model, batch_size, constraints)
   local ids = 0
   for _, collection in ipairs(model) do
     for _, config in ipairs(collection.tables) do
-      local c = constraints_of.of(constraints, collection.path, config.name)
+      local c = constraints_of.for_table(constraints, collection.path, config.name)
       local lengths = constraints_of.per_feature(c, "pooling_factors", config.name, #config.feature_names, 1)
       local batches = constraints_of.per_feature(c, "batch_sizes", config.name, #config.feature_names, batch_size)
       for i, length in ipairs(lengths) do ids = ids + length * batches[i] end

@@ -200,7 +200,7 @@ function M.constrain(statistics, model, given, world_size)
   for _, collection in ipairs(model) do
     for _, config in ipairs(collection.tables) do
       local key = constraints_of.fqn(collection.path, config.name)
-      local user = constraints_of.of(given, collection.path, config.name)
+      local user = constraints_of.for_table(given, collection.path, config.name)
       local fields, lengths = util.copy(user), {}
       for i, name in ipairs(config.feature_names) do lengths[i] = by_name[name] and by_name[name].mean_length or 1 end
       fields.pooling_factors = fields.pooling_factors or lengths

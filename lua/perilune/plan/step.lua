@@ -96,7 +96,7 @@ end
 
 --- Milliseconds of a step: all, forward, backward.
 local function step_ms(ranks, topology, kept)
-  local amounts, costs, passes = amounts_of.of(ranks, topology, kept), topology.costs or usual, {}
+  local amounts, costs, passes = amounts_of.amounts_of_ranks(ranks, topology, kept), topology.costs or usual, {}
   local far = far_ms(ranks, topology, amounts, costs)
   for _, way in ipairs { "forward", "backward" } do
     local of = amounts[way]
@@ -109,7 +109,7 @@ end
 
 --- Units of a step of these ranks (amounts.lua), with far: as if nothing were computed.
 local function amounts(ranks, topology)
-  local all, far = amounts_of.of(ranks, topology), far_ms(ranks, topology)
+  local all, far = amounts_of.amounts_of_ranks(ranks, topology), far_ms(ranks, topology)
   for _, way in ipairs { "forward", "backward" } do all[way].far = far[way] end
   return all
 end
@@ -126,7 +126,7 @@ function M.of_plan(plan, model, topology, batch_size, constraints)
     for _, config in ipairs(collection.tables) do
       local entry, map = tables[config.name], collection.maps and collection.maps[config.name]
       if map then entry = buckets.cut(entry, map, env) end
-      local constraint = constraints_of.of(constraints or {}, collection.path, config.name)
+      local constraint = constraints_of.for_table(constraints or {}, collection.path, config.name)
       local fields, ranks = enumerator:_shared_fields(collection, config, constraint), {}
       fields.id, fields.sharding_type, fields.compute_kernel, fields.runs = #list + 1, entry.sharding_type,
         entry.compute_kernel, {}

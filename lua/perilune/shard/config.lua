@@ -192,7 +192,7 @@ end
 --- The configuration of a module with the arguments `a` (embedding.lua), a plan that was checked in `env`, and codecs
 --- for the operations in `slots`. Returns it, what must live while it is used, and its optimizers: a list of { name =,
 --- params = (fused_params), tables = (names), learning_rate = }.
-function M.of(func, a, plan, env, kind, slots)
+function M.sharded_config(func, a, plan, env, kind, slots)
   local anchors, keep = keeper()
   check_own_params(func, a)
   for _, t in ipairs(a.tables) do config._check_trained(func, t) end

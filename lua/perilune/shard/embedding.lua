@@ -147,7 +147,7 @@ function ShardedEmbeddingModule:init(args, index_dedup)
   self.optimizers, self.device = optimizers, a.device or false
   self:_make(cfg, anchors)
   self:_register_dense()
-  self._kept = kept.of(self, { "tables" })
+  self._kept = kept.snapshot(self, { "tables" })
 end
 
 --- Over what a plan cuts the tables of a module of this group.
@@ -155,7 +155,7 @@ function ShardedEmbeddingModule:_env(group) return ShardingEnv.from_process_grou
 
 --- What C is told: see config.lua.
 function ShardedEmbeddingModule:_configure(func, a, plan, env)
-  return config.of(func, a, plan, env, self.kind, self.codec_slots)
+  return config.sharded_config(func, a, plan, env, self.kind, self.codec_slots)
 end
 
 --- Make the C module. With tables in files, ranks tell each other what came of it.
@@ -423,7 +423,7 @@ function ShardedEmbeddingModule:set_iteration(iteration)
   check(C.peri_sharded_iteration_set(module_ptr(self._ref), iteration))
 end
 
-function ShardedEmbeddingModule:own_state() return states.of(self) end
+function ShardedEmbeddingModule:own_state() return states.list_state(self) end
 
 function ShardedEmbeddingModule:_identity()
   local list, text = {}, ffi.string(C.peri_sharded_identity(module_ptr(self._ref)))

@@ -118,7 +118,7 @@ function M.flush(group, func, modules)
 end
 
 --- Those of the modules that have tables in files.
-function M.of(modules)
+function M.tables_in_files(modules)
   local list = {}
   for _, m in ipairs(modules) do
     if m:in_files() then list[#list + 1] = m end
@@ -134,7 +134,7 @@ signature.kind("collections", "a list of sharded collections", function(x)
   return true
 end)
 signature.check("shard.files.", M,
-  { of = "modules: collections", flush = "group: Group, func: string, modules: collections",
+  { tables_in_files = "modules: collections", flush = "group: Group, func: string, modules: collections",
     agree = "group: Group, func: string, modules: collections, err: any" })
 
 return M

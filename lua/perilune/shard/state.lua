@@ -102,7 +102,7 @@ local function state_of(module, t, name, geometry, dtype)
 end
 
 --- What a state_dict has of a sharded module: a list of { name =, tensor = }.
-function M.of(module)
+function M.list_state(module)
   return util.map(module.tables, function(t)
     local tensor, alike = state_of(module, t, "weight", "full", embed_config.data_types[t.data_type])
     return { name = module:_parameter_name(t.name), tensor = tensor, alike = alike }

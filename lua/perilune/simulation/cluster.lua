@@ -114,7 +114,7 @@ function M.simulate(args)
   util.integer(f, "dense_bytes", a.dense_bytes, 0)
   local plan, W = a.schedule:check(), a.planner.topology.world_size
   simulate.check_times(a.times or {}, plan)
-  local t = traffic.of(a.planner, a.dense_bytes)
+  local t = traffic.traffic_of_plan(a.planner, a.dense_bytes)
   local shown, list = shown_ranks(W)
   local run = simulate.run(plan, { ranks = W, steps = a.steps, work = work_of(plan, a.times or {}, t), shown = shown,
     links = function(name) return t.links[name] end })

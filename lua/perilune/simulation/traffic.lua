@@ -46,7 +46,7 @@ end
 
 --- What a planner's plan asks of ranks: { lookup, update, prefetch = ms by rank from 0, links = by exchange ("ids",
 --- "rows", "grads", "dense"): see simulate.lua }. dense_bytes: of the dense part's gradients.
-function M.of(planner, dense_bytes)
+function M.traffic_of_plan(planner, dense_bytes)
   local topology, best = planner.topology, planner.last.best
   local W, out = topology.world_size, {}
   for name, part in util.ordered { lookup = "fwd_compute", update = "bwd_compute", prefetch = "prefetch_compute" } do

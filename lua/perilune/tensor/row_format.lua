@@ -13,7 +13,7 @@ function M.note(x, format)
 end
 
 --- The format that was noted; nil: none was.
-function M.of(x) return formats[x] end
+function M.noted_format(x) return formats[x] end
 
 local function words(x, format) return format and "rows of " .. format or x:dtype() .. " numbers" end
 

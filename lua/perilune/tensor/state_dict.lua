@@ -34,7 +34,7 @@ end
 M.is_dict = is_dict
 
 local function copy_tensor(t)
-  return row_format.note(Tensor.empty(t:shape(), t:dtype(), t:device()):copy(t:detach()), row_format.of(t))
+  return row_format.note(Tensor.empty(t:shape(), t:dtype(), t:device()):copy(t:detach()), row_format.noted_format(t))
 end
 local function cloned(t) return t:clone() end
 local function gathered(t) return t:gather() end
