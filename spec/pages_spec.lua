@@ -83,6 +83,63 @@ describe("docs/models.md", function()
   end)
 end)
 
+describe("the pages", function()
+  local pages = {}
+  for path in shell.run("ls README.md docs/*.md docs/benchmarks/*.md"):gmatch "%S+" do
+    pages[#pages + 1] = { path = path, text = shell.read(path) }
+  end
+
+  it("name functions of Lua and C, constants and variables that there are", function()
+    require("perilune").init()
+    local names, help, wrong, looked = dofile "tests/reference/names.lua", require "perilune.launch.help", {}, 0
+    local words = {} -- of all sources
+    for path in shell.run("find runtime kernels lua spec tests -name '*.[ch]' -o -name '*.cu*' -o -name '*.lua'")
+      :gmatch "%S+" do
+      for word in shell.read(path):gmatch "%f[%w_][Pp][Ee][Rr][Ii]_[%w_]+" do words[word] = true end
+    end
+    for _, page in ipairs(pages) do
+      for name in page.text:gmatch "%f[%w_%.:/](peri[%.:][%w_%.:]*[%w_])" do
+        looked = looked + 1
+        if names.value(name) == nil and #help.find(name) ~= 1 then wrong[#wrong + 1] = page.path .. ": " .. name end
+      end
+      for word in page.text:gmatch "%f[%w_]([Pp][Ee][Rr][Ii]_[%w_]*[%w])%f[^%w_%*]" do
+        looked = looked + 1
+        if not words[word] then wrong[#wrong + 1] = page.path .. ": " .. word end
+      end
+    end
+    assert.same({}, wrong)
+    assert.is_true(looked > 1000)
+  end)
+
+  it("name options that the launcher's commands have", function()
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    local options, wrong, looked = {}, {}, 0
+    local function of(command)
+      if not options[command] then
+        options[command] = {}
+        for o in shell.run(shell.perilune .. " " .. command .. " --help"):gmatch "%-%-?%a[%w%-]*" do
+          options[command][o] = true
+        end
+      end
+      return options[command]
+    end
+    for _, page in ipairs(pages) do
+      local function look(line)
+        local command, rest = line:match "perilune (%l+)(.*)"
+        rest = command == "run" and rest:match "^(.-)%s[%w_/%.]+%.lua" or rest or "" -- behind it: the script's own
+        for o in rest:gmatch "%s(%-%-?%a[%w%-]*)" do
+          looked = looked + 1
+          if not of(command)[o] then wrong[#wrong + 1] = ("%s: %s %s"):format(page.path, command, o) end
+        end
+      end
+      for line in page.text:gmatch "\n%s*([build/]*perilune %l[^\n]*)" do look(line) end
+      for line in page.text:gmatch "`([build/]*perilune %l[^`\n]*)`" do look(line) end
+    end
+    assert.same({}, wrong)
+    assert.is_true(looked > 50)
+  end)
+end)
+
 describe("the README", function()
   it("leads to every page, or the index of the documents does", function()
     local text, index, lost = shell.read "README.md", shell.read "docs/README.md", {}

@@ -192,7 +192,16 @@ describe("the launcher", function()
     end
     assert.equal("calibrate\n", completes("perilune cal", 1))
     assert.equal("KeyedJaggedTensor.permute\n", completes("perilune help KeyedJaggedTensor.perm", 2))
+    assert.equal("print\n", completes("perilune schedule pr", 2))
+    assert.equal("ls\n", completes("perilune checkpoint l", 2))
+    assert.matches("%-%-times", completes("perilune schedule --t", 2))
     assert.matches("^#compdef perilune", (run "completion zsh"))
+  end)
+
+  it("completes in zsh, by eval too", function()
+    if not shell.has "zsh" then return pending "zsh was not found" end
+    assert.equal("_perilune\n", (shell.run(("PATH=%s:$PATH zsh -fc 'autoload -U compinit; compinit -u -D; "
+      .. "eval \"$(perilune completion zsh)\"; echo $_comps[perilune]'"):format(shell.build))))
   end)
 
   it("compares the logs of runs", function()

@@ -104,7 +104,7 @@ local function lines_of(section)
   for i, l in ipairs(lines) do
     local symbol = l.symbol and l.symbol:match "%.$" and l.symbol .. (#l.names == 1 and l.names[1] or "*") or l.symbol
     lines[i] = ("| %s | %s | %s | %s | %s |"):format(table.concat(l.names, ", "), words[l.kind], code(symbol),
-      code(l.proof), l.note or "")
+      l.note or "", code(l.proof))
   end
   return lines
 end
@@ -160,7 +160,7 @@ function M.make()
   end
   table.insert(text, "\n## What is not built\n\n| what | names | in |\n|---|---|---|\n" .. gaps(sections))
   for _, section in ipairs(sections) do
-    table.insert(text, ("\n## %s\n\n| name | | here | proof | |\n|---|---|---|---|---|"):format(section[1]))
+    table.insert(text, ("\n## %s\n\n| name | | here | | proof |\n|---|---|---|---|---|"):format(section[1]))
     table.insert(text, table.concat(lines_of(section), "\n"))
   end
   return table.concat(text, "\n") .. "\n", counts

@@ -2,16 +2,33 @@
 -- line.
 local M = {}
 
--- Behind `perilune help` names of the reference stand. A shell parts words at ':', so methods are written with a dot.
+-- What argparse's script for bash leaves out: first arguments of a command. Behind `perilune help` names of the
+-- reference stand. A shell parts words at ':', so methods are written with a dot.
 local BASH = [[
 _perilune_or_help() {
-    if [ "$COMP_CWORD" = 2 ] && [ "${COMP_WORDS[1]}" = help ]; then
-        COMPREPLY=($(compgen -W "$(perilune help --names)" -- "${COMP_WORDS[2]}"))
+    local words=
+    if [ "$COMP_CWORD" = 2 ]; then
+        case "${COMP_WORDS[1]}" in
+            help) words="$(perilune help --names)" ;;
+%s        esac
+    fi
+    case "${COMP_WORDS[2]}" in -*) words= ;; esac
+    if [ -n "$words" ]; then
+        COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[2]}"))
     else
         _perilune "$@"
     fi
 }
 complete -F _perilune_or_help -o bashdefault -o default perilune
+]]
+
+-- argparse's script for zsh is a file of fpath, which runs as the function that it defines; `eval` registers it.
+local ZSH = [[
+if [ "$funcstack[1]" = _perilune ]; then
+  _perilune
+else
+  compdef _perilune perilune
+fi
 ]]
 
 --- Names of the reference, one a line: what `perilune help --names` prints.
@@ -28,9 +45,17 @@ function M.script(parser, shell)
   if shell == "zsh" then
     local text = parser:get_zsh_complete()
     -- the argument of help is a name of the reference
-    return (text:gsub('(help%)\n.-)"[^"\n]*:_files"', '%1":name:($(perilune help --names))"', 1))
+    text = text:gsub('(help%)\n.-)"[^"\n]*:_files"', '%1":name:($(perilune help --names))"', 1)
+    return (text:gsub("_perilune%s*$", function() return ZSH end))
   end
-  return parser:get_bash_complete() .. BASH
+  local cases = {}
+  for _, command in ipairs(parser._commands) do
+    local first = command._arguments[1]
+    if first and first._choices then
+      cases[#cases + 1] = ('            %s) words="%s" ;;\n'):format(command._name, table.concat(first._choices, " "))
+    end
+  end
+  return parser:get_bash_complete() .. BASH:format(table.concat(cases))
 end
 
 return M
