@@ -13,11 +13,14 @@ local data = {}
 ---  `sign(x) ln(1 + abs(x))`; `fallback`: what an empty field has (0).
 ---- `kind = "ids"`: a bag of ids. `rows`: of its table; `table`: the table's name, which columns may share (`t_` and
 ---  the column's name); `separator`: the character between ids (without it there is one, or none); `base`: 10 or 16,
----  how they are written; `most`: so many are kept, the first ones (0: all); `ids`: what an id x becomes: `exact`
----  (default): x, which is below `rows`, `mod`: x mod rows, `hash`: XXH3_64bits of its 8 bytes (little-endian) mod
----  rows, `text`: XXH3_64bits of its bytes, whatever they are, mod rows (of each member, where there is a separator;
----  `data.hash` gives the same number), `raw`: x, any 64 bits with or without sign, for collections that give raw ids
----  their rows (ManagedCollisionEmbeddingBagCollection).
+---  how they are written; `most`: so many are kept, the first ones (0: all); `ids`: what an id x becomes:
+---  - `exact` (default): x, which is below `rows`;
+---  - `mod`: x mod rows;
+---  - `hash`: XXH3_64bits of its 8 bytes (little-endian), mod rows;
+---  - `text`: XXH3_64bits of its bytes, whatever they are, mod rows (of each member, where there is a separator);
+---    `data.hash` gives the same number;
+---  - `raw`: x, any 64 bits with or without sign, for collections that give raw ids their rows
+---    (ManagedCollisionEmbeddingBagCollection).
 ---- `kind = "skip"`: left out.
 ---
 ---A field may stand between quotation marks; it then may have delimiters in it, and two quotation marks for one. Lines

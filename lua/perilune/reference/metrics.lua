@@ -18,7 +18,8 @@ local metrics = {}
 ---@field window_size? integer Samples of all ranks together that the window holds (default: 10000000).
 ---@field group? peri.dist.Group|boolean The ranks (default: the world when the first samples come); `false`: this rank alone.
 
----The class above all metrics: what every one of them can do. Make one of those below.
+---The class above all metrics: what every one of them can do. Make one of those below. A metric of your own is no
+---class below this one, but any object that adds up its sums: docs/models.md, "A metric of your own".
 ---
 ---Errors: it is no metric itself.
 ---
