@@ -246,6 +246,22 @@ describe("DMPCollection", function()
     end
   end, { sizes = { 2, 4 } })
 
+  worlds.each("has no state on any rank, those without rows too, while its replicas are apart", function(world, device,
+    n)
+    for _, fused in ipairs { true, false } do
+      local model = peri.DMPCollection { global_pg = world, device = device, sharding_group_size = n / 2,
+        sync_interval = 2, module = peri.EmbeddingBagCollection {
+          tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 4,
+            feature_names = { "f" } } }, fused_params = fused and { optimizer = "sgd" } or nil },
+        plan = { [""] = { t = plan.table_wise(0, { compute_kernel = fused and "fused" or "dense" }) } } }
+      for step = 1, 4 do
+        model:backward(model(peri.KeyedJaggedTensor { keys = { "f" }, values = { step - 1 }, lengths = { 1 },
+          device = device }):values():sum())
+        assert.equal(not fused or step % 2 == 0, (pcall(model.state_dict, model)))
+      end
+    end
+  end, { sizes = { 4 } })
+
   worlds.each("loads what all sharding groups are given alike, whole or in pieces", function(world, device, n)
     for _, kind in ipairs { "mixed", "dense" } do
       local model = make(world, device, kind, { size = n / 2, interval = 2, fused_params = { optimizer = "sgd" } })

@@ -293,11 +293,14 @@ function DMPCollection:_unfinished()
   return DistributedModelParallel._unfinished(self) or self.sync_interval > 0 and self._steps > 0
 end
 
---- Replicas that have learned apart are no one model: what one of them has, the others lack.
+--- Replicas that have learned apart are no one model: what one of them has, the others lack. An error on all ranks,
+--- also on those that have no rows of the tables.
 function DMPCollection:check_moment()
   DistributedModelParallel.check_moment(self)
   local steps = self._steps + (self._open and 1 or 0)
-  if self.replica_pg:size() == 1 or #self._averaged == 0 or steps == 0 then return end
+  if self.replica_pg:size() == 1 or steps == 0 or #self:fused_optimizer().param_groups == 0 then
+    return
+  end
   P.fail(("DMPCollection:state_dict: the replicas have learned apart since their last average (%d step%s); allowed: "
     .. "after model:sync() on all ranks, or after a step that ends with an average (sync_interval = %d; "
     .. "model:backward(loss) ends a step)"):format(steps, steps == 1 and "" or "s", self.sync_interval))
