@@ -32,48 +32,43 @@ static void cpu_nearest_rows(const peri_op_nearest *op, int64_t i, int64_t n, fl
         cpu_convert_row(room + r * op->dim, PERI_F32, 1, first + r * op->stride, op->dtype, 1, op->dim);
 }
 
-/* A mask of lane numbers of two vectors, whose lanes are numbered one behind the other: f(lane, h) for each. */
+/* Lanes of two vectors, numbered one behind the other: in place l of the result is lane f(l, h), a constant. */
 #define K_EIGHT(f, l, h)                                                                                               \
     f(l, h), f(l + 1, h), f(l + 2, h), f(l + 3, h), f(l + 4, h), f(l + 5, h), f(l + 6, h), f(l + 7, h)
 #if defined(__AVX512F__)
-#define K_LANE_NUMBERS(f, h) ((k_ivec){K_EIGHT(f, 0, h), K_EIGHT(f, 8, h)})
+#define K_LANE_NUMBERS(f, h) K_EIGHT(f, 0, h), K_EIGHT(f, 8, h)
 #else
-#define K_LANE_NUMBERS(f, h) ((k_ivec){K_EIGHT(f, 0, h)})
+#define K_LANE_NUMBERS(f, h) K_EIGHT(f, 0, h)
 #endif
 #define K_LOW(l, h) ((l) & (h) ? K_LANES + (l) - (h) : (l))
 #define K_HIGH(l, h) ((l) & (h) ? K_LANES + (l) : (l) + (h))
-
-/** Lanes of @a and @b, by their numbers. */
-static inline __attribute__((always_inline)) k_vec k_pick(k_vec a, k_vec b, k_ivec lanes)
-{
 #if defined(__clang__)
-    k_vec picked = a;
-    for (int k = 0; k < K_LANES; k++) picked[k] = lanes[k] < K_LANES ? a[lanes[k]] : b[lanes[k] - K_LANES];
-    return picked;
+#define K_PICK(a, b, f, h) __builtin_shufflevector(a, b, K_LANE_NUMBERS(f, h))
 #else
-    return __builtin_shuffle(a, b, lanes);
+#define K_PICK(a, b, f, h) __builtin_shuffle(a, b, (k_ivec){K_LANE_NUMBERS(f, h)})
 #endif
-}
 
-/** In pairs of vectors @h apart, blocks of @h lanes change places. @h is a constant. */
-static inline __attribute__((always_inline)) void k_swap_blocks(k_vec r[K_LANES], const int h)
-{
-#pragma GCC unroll 16
-    for (int i = 0; i < K_LANES; i++) {
-        if (i & h) continue;
-        const k_vec a = r[i], b = r[i + h];
-        r[i] = k_pick(a, b, K_LANE_NUMBERS(K_LOW, h));
-        r[i + h] = k_pick(a, b, K_LANE_NUMBERS(K_HIGH, h));
-    }
-}
+/* In pairs of vectors of @r h apart, blocks of h lanes change places. */
+#define K_SWAP_BLOCKS(r, h) \
+    do { \
+        _Pragma("GCC unroll 16") for (int i = 0; i < K_LANES; i++) \
+        { \
+            if (i & (h)) continue; \
+            const k_vec a = (r)[i], b = (r)[i + (h)]; \
+            (r)[i] = K_PICK(a, b, K_LOW, h); \
+            (r)[i + (h)] = K_PICK(a, b, K_HIGH, h); \
+        } \
+    } while (0)
 
 /** Lane k of vector i and lane i of vector k change places. */
 static inline __attribute__((always_inline)) void k_transpose(k_vec r[K_LANES])
 {
-    if (K_LANES == 16) k_swap_blocks(r, 8);
-    k_swap_blocks(r, 4);
-    k_swap_blocks(r, 2);
-    k_swap_blocks(r, 1);
+#if defined(__AVX512F__)
+    K_SWAP_BLOCKS(r, 8);
+#endif
+    K_SWAP_BLOCKS(r, 4);
+    K_SWAP_BLOCKS(r, 2);
+    K_SWAP_BLOCKS(r, 1);
 }
 
 /** K_LANES rows from column d on, turned, to K_LANES lines of a panel, which are PERI_PANEL numbers apart. */
