@@ -52,7 +52,7 @@ static peri_status identify(const char *path, peri_checkpoint_info *out)
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = errno;
     if (fd < 0)
-        return peri__fail(why == ENOENT || why == ENOTDIR ? PERI_ENOTFOUND : PERI_EIO, "checkpoint '%.300s': %s", path,
+        return peri__fail(peri__status_of(why), "checkpoint '%.300s': %s", path,
                           strerror(why));
     ssize_t n = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > END ? pread(fd, head, HEAD, 0) : 0;
     const ssize_t last = n > 0 ? pread(fd, end, END, s.st_size - END) : n;
@@ -101,7 +101,8 @@ static void siblings_fini(siblings *s)
 }
 
 /** All checkpoints that lie in the folder in which @path lies, in the order of their names. Damaged ones are left out;
- *  one that cannot be read now, which may be good, is an error if @all are wanted. */
+ *  one that cannot be read now, which may be good, is an error if @all are wanted, or if this process lacks memory or
+ *  descriptors for it. */
 static peri_status siblings_of(const char *path, bool all, siblings *s)
 {
     char *names;
@@ -116,14 +117,14 @@ static peri_status siblings_of(const char *path, bool all, siblings *s)
         *end = 0;
         if (peri__path_join(s->folder, name, full) < 0) continue;
         status = identify(full, &is);
-        if (status == PERI_EFORMAT || status == PERI_ENOTFOUND || (status < 0 && !all)) {
+        if (status == PERI_EFORMAT || status == PERI_ENOTFOUND || (status < 0 && status != PERI_ENOMEM && !all)) {
             status = PERI_OK;
             continue;
         }
         if (status < 0) {
             char why[512];
             snprintf(why, sizeof why, "%s", peri_error_message());
-            status = peri__fail(status, "%s; it may be an increment of another one in the folder", why);
+            if (all) status = peri__fail(status, "%s; it may be an increment of another one in the folder", why);
             break;
         }
         status = peri__grow((void **)&s->list, &s->room, s->n + 1, sizeof *s->list);

@@ -213,7 +213,7 @@ peri_status peri__io_new(int32_t threads, peri__io **out)
         if ((why = peri__thread_start(&io->threads[io->n_threads], work, io)) == 0) io->n_threads++;
     if (io->n_threads == 0) {
         peri__io_release(io);
-        return peri__fail(PERI_EIO, "checkpoint: no thread for reading and writing: %s", strerror(why));
+        return peri__fail(PERI_ENOMEM, "checkpoint: no thread for reading and writing: %s", strerror(why));
     }
     *out = io;
     return PERI_OK;

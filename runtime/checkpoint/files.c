@@ -20,10 +20,16 @@ peri_status peri__path_join(const char *folder, const char *name, char *out)
                       PATH_MAX - 1);
 }
 
+peri_status peri__status_of(int why)
+{
+    if (why == ENOMEM || why == EMFILE || why == ENFILE) return PERI_ENOMEM;
+    return why == ENOENT || why == ENOTDIR ? PERI_ENOTFOUND : PERI_EIO;
+}
+
 static peri_status failed(const char *verb, const char *path)
 {
     int why = errno;
-    return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: %s '%.300s': %s", verb, path,
+    return peri__fail(peri__status_of(why), "checkpoint: %s '%.300s': %s", verb, path,
                       strerror(why));
 }
 
@@ -64,8 +70,8 @@ peri_status peri__file_get(int fd, const char *path, void *out, int64_t bytes, i
         if (n < 0 && errno == EINTR) continue;
         int why = errno;
         if (n < 0)
-            return peri__fail(PERI_EIO, "checkpoint: reading '%.300s' at byte %lld: %s", path, (long long)at,
-                              strerror(why));
+            return peri__fail(peri__status_of(why), "checkpoint: reading '%.300s' at byte %lld: %s", path,
+                              (long long)at, strerror(why));
         if (n == 0)
             return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' ends at byte %lld, wanted are %lld more", path,
                               (long long)at, (long long)bytes);

@@ -13,6 +13,9 @@ enum { PERI__IO_BLOCK = 4 << 20 }; /* bytes of one read or write */
 /** For how long a name that another host made is waited for: on network file systems names appear late. */
 #define PERI__LATE_SECONDS 30.0
 
+/** The status for errno @why of a call that opens or reads. PERI_ENOMEM: this process lacks memory or file descriptors,
+ *  so nothing is known of the file. */
+peri_status peri__status_of(int why);
 /** "@folder/@name" in @out of PATH_MAX bytes. */
 peri_status peri__path_join(const char *folder, const char *name, char *out);
 /** A new file, which must not be there. @fd: open for writing. */

@@ -249,7 +249,7 @@ peri_status peri_checkpoint_names(const char *folder, char **out)
     DIR *d = opendir(folder);
     int why = errno;
     if (!d)
-        return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: folder '%.300s': %s", folder,
+        return peri__fail(peri__status_of(why), "checkpoint: folder '%.300s': %s", folder,
                           strerror(why));
     peri_status status = PERI_OK;
     for (struct dirent *e; status >= 0 && (e = readdir(d));) {

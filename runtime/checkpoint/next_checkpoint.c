@@ -82,7 +82,7 @@ static void candidates_fini(candidate *list, int64_t n)
     peri__free(list);
 }
 
-/** All checkpoints of the folder whose manifests can be read. */
+/** All checkpoints of the folder whose manifests can be read. Without memory or descriptors there is no answer. */
 static peri_status candidates_of(const char *folder, candidate **list, int64_t *n)
 {
     char *names, path[PATH_MAX];
@@ -95,8 +95,13 @@ static peri_status candidates_of(const char *folder, candidate **list, int64_t *
         peri_checkpoint_info is = {.size = sizeof is};
         int64_t number, step;
         *end = 0;
-        if (peri__path_join(folder, name, path) < 0 || peri_checkpoint_identify(path, &is) < 0) continue;
-        status = peri__grow((void **)list, &room, *n + 1, sizeof **list);
+        status = peri__path_join(folder, name, path);
+        if (status >= 0) status = peri_checkpoint_identify(path, &is);
+        if (status < 0 && status != PERI_ENOMEM) {
+            status = PERI_OK;
+            continue;
+        }
+        if (status >= 0) status = peri__grow((void **)list, &room, *n + 1, sizeof **list);
         if (status < 0) break;
         (*list)[*n] = (candidate){
             .path = peri__strdup(path), .number = peri__saver_name(name, &number, &step) ? number : -1, .is = is};
@@ -173,7 +178,8 @@ static bool has_other_run(peri_checkpoint_follower *f, const candidate *list, in
     return f->missed > 1;
 }
 
-/** Among numbered names: the newest that can be opened and is newer than what was taken, or any if that is gone. */
+/** Among numbered names: the newest that can be opened and is newer than what was taken, or any if that is gone. One
+ *  that this process has no memory or descriptors for may be good: no older one is offered then. */
 static peri_status next_number(peri_checkpoint_follower *f, candidate *list, int64_t n, peri_checkpoint **out,
                                int64_t *level)
 {
@@ -185,7 +191,7 @@ static peri_status next_number(peri_checkpoint_follower *f, candidate *list, int
         if (is_taken(f, &list[i].is)) break;
         if (is_refused(f, list[i].is.digest)) continue;
         peri_status status = offer(f, &list[i], out, level);
-        if (status >= 0) return status;
+        if (status >= 0 || status == PERI_ENOMEM) return status;
         if (failed != PERI_PENDING) continue;
         failed = status;
         snprintf(why, sizeof why, "%s", peri_error_message());

@@ -45,7 +45,7 @@ static peri_status have_file(peri_checkpoint *c, int32_t file, bool direct, peri
                         O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
         int why = errno;
         if (fd < 0)
-            return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO,
+            return peri__fail(peri__status_of(why),
                               "checkpoint: file '%.300s', which the manifest lists: %s", path, strerror(why));
         PERI_TRY(peri__io_file_new(fd, path, &c->open[direct]));
         const bool known = fstat(fd, &s) == 0;

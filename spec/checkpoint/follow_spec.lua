@@ -1,6 +1,7 @@
 -- A process that follows a run has what that one saved, bit by bit and as a whole: under other plans, on other numbers
 -- of ranks, over increments, full checkpoints and compacted chains; damaged ones change nothing; another process
 -- follows while one trains.
+local ffi = require "ffi"
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local text = require "spec.support.facts"
@@ -292,6 +293,56 @@ describe("a follower", function()
     assert.is_true(state(model) == state(alone))
     follower:close()
     saver:close()
+  end)
+
+  it("offers no older save where memory or descriptors fail for the newest, and a Saver goes on from none", function()
+    local of = folder .. "/scarce"
+    local model, alone = build(), build()
+    local parts = { parts = { model = model }, folder = of, every = 1, full_every = 2, keep = 9 }
+    local saver = peri.checkpoint.Saver(parts)
+    for step = 1, 4 do
+      train(model, step, step)
+      saver:step(step)
+    end
+    saver:close()
+    ffi.cdef [[typedef struct spec_rlimit { unsigned long now, most; } spec_rlimit;
+      int getrlimit(int, spec_rlimit *); int setrlimit(int, const spec_rlimit *); int dup(int); int close(int);]]
+    local NOFILE, limit, counts = 7, ffi.new "spec_rlimit", { 0, 0 }
+    ffi.C.getrlimit(NOFILE, limit)
+    --- Call f while n more descriptors can be opened, or memory fails for the n-th time that some is asked for.
+    local scarce = {
+      function(n, f)
+        local free = ffi.C.dup(0)
+        ffi.C.close(free)
+        ffi.C.setrlimit(NOFILE, ffi.new("spec_rlimit", free + n, limit.most))
+        local ok, taken, why = pcall(f)
+        ffi.C.setrlimit(NOFILE, limit)
+        return ok and taken, ok and why or taken
+      end,
+      function(n, f)
+        check(C.peri_fault_arm("alloc", n + 1))
+        local ok, taken, why = pcall(f)
+        check(C.peri_fault_arm("alloc", 0))
+        return ok and taken, ok and why or taken
+      end,
+    }
+    for kind, call in ipairs(scarce) do
+      local follower = peri.checkpoint.follow(of, { model = alone })
+      repeat
+        local taken, why = call(counts[kind], function() return follower:poll() end)
+        counts[kind] = counts[kind] + 1
+        assert.is_true(not not (taken or why), "nothing newer, it says")
+      until taken
+      assert.equal(4, follower.step)
+      follower:close()
+      for n = 0, counts[kind] do
+        saver = peri.checkpoint.Saver(parts)
+        local step = call(n, function() return saver:resume() end)
+        assert.is_true(step == false or step == 4, step)
+        saver:close()
+      end
+    end
+    assert.is_true(counts[1] > 3 and counts[2] > 20, table.concat(counts, " "))
   end)
 
   it("says when the first checkpoint does not fit, and what its options may be", function()

@@ -27,6 +27,8 @@ local C, check = P.C, P.check
 local _, _, _, wrap_follower = P.handle("peri_checkpoint_follower", {}, nil, "who follows checkpoints")
 local follower_out, checkpoint_out = ffi.new "peri_checkpoint_follower *[1]", ffi.new "peri_checkpoint *[1]"
 local level_out = ffi.new "int64_t[1]"
+-- What may be otherwise at the next look: a checkpoint that was not read for such a reason may be good.
+local passing = { EIO = true, ENOTFOUND = true, ENOMEM = true }
 local BLOCK_BYTES = 8 * 2 ^ 20 -- of rows that are read and written at once
 
 -- -- rows that changed ------------------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ local function apply(self, func, c, level)
   local why, damaged, again = errors.said(result), false, false
   for _, other in ipairs(group and group:all_gather_object({ met.damaged or false, met.kind or false }, func)
     or { { met.damaged, met.kind } }) do
-    damaged, again = damaged or other[1], again or other[2] == "EIO" or other[2] == "ENOTFOUND"
+    damaged, again = damaged or other[1], again or passing[other[2]]
   end
   if not self.path and not damaged and not met.begun then error(result, 0) end -- the parts are others
   if not again then tell(self, C.peri_checkpoint_follower_refuse) end -- it will not get better by itself
