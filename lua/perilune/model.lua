@@ -135,7 +135,8 @@ function DistributedModelParallel:init(args)
   for _, m in ipairs(module:modules()) do
     if m.reduction == "global_mean" and m.set_group then m:set_group(self.dense_env.pg) end
   end
-  self._accumulates, self._held, self._mid_step = false, 0, -1 -- passes whose gradients are kept; see _note_step
+  self._accumulates, self._held = false, 0 -- passes whose gradients are kept
+  self._mid_step, self._mid_pipeline = -1, false -- see _note_step
   self._reducer, self._watcher, self._wrapped, self._home = false, false, false, P.state.world or false
   Tensor.stray_checks[self] = changes.check
   if a.init_data_parallel then self:init_data_parallel() end
@@ -219,10 +220,13 @@ function DistributedModelParallel:_check_replicas(func)
   if self._wrapped and wrapper.DefaultDataParallelWrapper.is(self._wrapper) then changes.check_replicas(self, func) end
 end
 function DistributedModelParallel:check_moment() changes.check_moment(self, "state_dict") end
---- Whether there is a state after some more steps, and none now: gradients of micro-batches wait for their update, or
---- maps of raw ids have learned from batches that a pipeline has yet to train, which it does then before it loads more.
+--- Whether there is a state after some more steps, and none now: gradients of micro-batches wait for their update, or a
+--- pipeline has to train batches that maps of raw ids have learned from, or the dense part by a batch that the tables
+--- have learned from, which it does then before it loads more.
 function DistributedModelParallel:_unfinished()
-  local ahead = false
+  local pipeline = self._mid_step >= 0 and self._mid_pipeline
+  local ahead = pipeline and not pipeline.stepping or false -- within a step nothing is there after some more steps
+  if ahead then pipeline.supply:pause() end
   for _, sharded in ipairs(self.sharded) do
     if sharded:_ahead() then
       ahead = true
@@ -231,8 +235,11 @@ function DistributedModelParallel:_unfinished()
   end
   return ahead or self._held > 0
 end
---- A pipeline's step is between the tables' update by batch `batch` and that of the dense part; -1: it is not.
-function DistributedModelParallel:_note_step(batch) rawset(self, "_mid_step", batch) end
+--- A pipeline is between the tables' update by batch `batch` and that of the dense part; -1: it is not.
+function DistributedModelParallel:_note_step(batch, pipeline)
+  rawset(self, "_mid_step", batch)
+  rawset(self, "_mid_pipeline", pipeline)
+end
 
 --- What checkpoint.save and load take for the model and `options`.
 local function with_parts(model, options)

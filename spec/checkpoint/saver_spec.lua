@@ -73,6 +73,49 @@ describe("a Saver", function()
     assert.equal("save-000001-step-4\nsave-000002-step-8\nsave-000003-step-12\n", names(folder .. "/replicas"))
   end)
 
+  it("has a pipeline whose optimizer is a step behind come to a whole state, and go on to the same bits", function()
+    local Net = nn.Module:extend "Behind"
+    function Net:init()
+      self.ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd", learning_rate = 0.1 }, tables = {
+        peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } } }
+      self.over = nn.Linear { in_features = 4, out_features = 1 }
+    end
+    function Net:forward(kjt) return self.over(self.ebc(kjt):values()):mean() end
+    local behind = peri.pipeline.Schedule { name = "behind", depth = 4, { "load", ahead = 1 },
+      { "optimizer", ahead = -1 }, { "zero_grad" }, { "forward" }, { "backward" } }
+    local function trained(world, from, last, path, stop)
+      nn.manual_seed(4)
+      local m = peri.DistributedModelParallel { module = Net(), group = world }
+      local optimizer = nn.optim.Adam { params = m:dense_parameters(), lr = 0.05 }
+      local parts, step = { model = m, optimizer = optimizer }, from
+      local saver = path and peri.checkpoint.Saver { folder = path, parts = parts, every = 3, keep = 9, group = world }
+      if saver then step = saver:resume() or 0 end
+      local loaded = step
+      local pipeline = peri.pipeline.Pipeline { model = m, optimizer = optimizer, schedule = behind }
+      for _ in pipeline:run(function()
+        loaded = loaded + 1
+        return loaded <= last and peri.KeyedJaggedTensor { keys = { "f" }, values = { loaded % 9 }, lengths = { 1 } }
+          or nil
+      end) do
+        step = step + 1
+        if saver then saver:step(step) end
+        if step == stop then peri.request_stop() end
+      end
+      if saver then saver:close(step) end
+      return tostring(m.module.over.weight) .. tostring(m.module.over.bias), step
+    end
+    for n = 1, 2 do
+      local path, wanted = folder .. "/behind-" .. n, {}
+      sim.run(n, function(rank, world)
+        wanted[rank] = trained(world, 0, 14)
+        local _, stopped = trained(world, 0, 14, path, 8)
+        assert.is_true(stopped >= 8 and stopped < 14)
+      end)
+      sim.run(n, function(rank, world) assert.equal(wanted[rank], (trained(world, 0, 14, path))) end)
+      assert.matches("^save%-000001%-step%-4\n", names(path))
+    end
+  end)
+
   it("has a loop of one's own stop where there is a whole state; a run that stops elsewhere keeps the last one",
     function()
     local function stops(path, world, m, again)

@@ -190,7 +190,7 @@ end
 --- The tables have learned from a batch, from which an optimizer has yet to train the dense part.
 local function tables_learned(pipeline, context)
   pipeline.learned = context.index
-  if pipeline.optimizer and pipeline.model._note_step then pipeline.model:_note_step(context.index) end
+  if pipeline.optimizer and pipeline.model._note_step then pipeline.model:_note_step(context.index, pipeline) end
 end
 
 function M.backward(pipeline, context, operation)
@@ -241,7 +241,7 @@ function M.sync(pipeline) pipeline.model:sync() end
 function M.optimizer(pipeline, context)
   if not pipeline.optimizer then return end
   pipeline.optimizer:step()
-  if pipeline.model._note_step and context.index >= pipeline.learned then pipeline.model:_note_step(-1) end
+  if pipeline.model._note_step and context.index >= pipeline.learned then pipeline.model:_note_step(-1, pipeline) end
 end
 
 function M.zero_grad(pipeline)

@@ -330,7 +330,7 @@ local function begin(self, batches)
     if self.stage then compare_stages(self) end
   end
   self.agreed, self.next, self.before, self.learned = true, 0, self.steps, -1
-  if type(self.model) == "table" and self.model._note_step then self.model:_note_step(-1) end
+  if type(self.model) == "table" and self.model._note_step then self.model:_note_step(-1, self) end
   self:attach()
   self.supply:start(batches, self.again)
   self.again = false
@@ -418,20 +418,36 @@ local function check_replicas(self)
   if type(model) == "table" and model._check_replicas then model:_check_replicas(self.class_name) end
 end
 
-local function progress(self, batches, taking)
-  if self.broken then fail(self, "an earlier step failed: %s", self.broken) end
-  check_between(self, "progress")
-  if not self.next then check_batches(self, batches) end
+local function stepped(self, batches, taking)
   self.stepping = true
   local ok, loss, second, third = xpcall(recorded, P.locate, self, batches, taking)
   self.stepping = false
   accumulate(self, false)
   if not ok then broken(self, loss) end
+  return loss, second, third
+end
+
+--- All batches that are together were trained: whether others follow.
+local function go_on(self)
+  local following = self.following
+  self.again = self.supply.full
+  if following then self:set_schedule(following) end
+  return following or self.again
+end
+
+local function progress(self, batches, taking)
+  if self.broken then fail(self, "an earlier step failed: %s", self.broken) end
+  check_between(self, "progress")
+  if not self.next then check_batches(self, batches) end
+  local loss, second, third = stepped(self, batches, taking)
+  -- Before a pause the operations that are a step behind run for the last batch, too: who waits finds a whole state.
+  if loss ~= nil and self.plan.behind > 0 and self.next == self.supply.most then
+    stepped(self, batches, taking)
+    go_on(self)
+  end
   if loss ~= nil or self.next then return loss, second, third end
   self.supply:raise()
-  self.again = self.supply.full -- the next that are together
-  if self.following then self:set_schedule(self.following)
-  elseif not self.again then
+  if not go_on(self) then
     check_replicas(self)
     stop._call()
     return nil
