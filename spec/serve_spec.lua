@@ -285,14 +285,18 @@ describe("perilune serve", function()
       saver:step(step)
       local last = ("%s/run/save-%06d-step-%d"):format(folder, step, step)
       if step == 3 then
-        shell.run(("f=$(ls %s/*.safetensors | head -1); printf xx | dd of=$f bs=1 conv=notrunc seek=$(($(stat -c %%s "
-          .. "$f) - 2))"):format(
-          last))
+        shell.run(("f=$(ls %s/*.safetensors | head -1); cp $f %s/kept; echo $f >%s/name; printf xx | dd of=$f bs=1 "
+          .. "conv=notrunc seek=$(($(stat -c %%s $f) - 2))"):format(last, folder, folder))
         os.execute("kill -CONT " .. process)
         health "the last good model serves on"
         assert.matches('"version":"2"', run("curl -s " .. url .. "health"), 1, true)
         still()
-      elseif step ~= 4 then -- an increment of the damaged one; step 5 is full
+      else
+        if step == 4 then -- an increment of the damaged one, which becomes good again, as late bytes of a network do
+          os.execute "sleep 0.3"
+          still()
+          shell.run(("cat %s/kept >$(cat %s/name)"):format(folder, folder))
+        end
         health(('"version":"%d"'):format(step))
         export_now()
         still()

@@ -22,6 +22,14 @@ typedef struct candidate {
     bool parent; /* another one is an increment of it */
 } candidate;
 
+/** A checkpoint that was refused. It is offered again after a while, and after twice as long each time it is refused
+ *  again: what a file system of a network shows late, or wrong at first, becomes good by itself. */
+typedef struct refusal {
+    char digest[PERI_CHECKPOINT_DIGEST + 1];
+    int64_t looks, until; /* for how many looks it is left out; the look at which it is offered again */
+} refusal;
+enum { FIRST_LOOKS = 8, MOST_LOOKS = 512 };
+
 struct peri_checkpoint_follower {
     char *folder;
     peri_checkpoint_info taken; /* its digest is "" at first */
@@ -32,7 +40,8 @@ struct peri_checkpoint_follower {
     peri_checkpoint *offered;       /* what next gave last */
     char *offered_path;             /* its path, so that taking it needs no memory */
     int64_t offered_number;
-    char (*refused)[PERI_CHECKPOINT_DIGEST + 1];
+    int64_t looks;                  /* how often the folder was looked at */
+    refusal *refused;
     int64_t n_refused, refused_room;
 };
 
@@ -125,11 +134,18 @@ static bool is_taken(const peri_checkpoint_follower *f, const peri_checkpoint_in
     return stands_for(is, f->taken.digest) || stands_for(is, f->taken.same_as);
 }
 
-static bool is_refused(const peri_checkpoint_follower *f, const char *digest)
+/** The refusal of a checkpoint; NULL: there was none. */
+static refusal *refusal_of(const peri_checkpoint_follower *f, const char *digest)
 {
     for (int64_t i = 0; i < f->n_refused; i++)
-        if (strcmp(f->refused[i], digest) == 0) return true;
-    return false;
+        if (strcmp(f->refused[i].digest, digest) == 0) return &f->refused[i];
+    return NULL;
+}
+
+static bool is_refused(const peri_checkpoint_follower *f, const char *digest)
+{
+    const refusal *r = refusal_of(f, digest);
+    return r && f->looks < r->until;
 }
 
 /** Whether candidate @i goes on from what was taken: its parent does, or is it. */
@@ -229,6 +245,7 @@ peri_status peri_checkpoint_follower_next(peri_checkpoint_follower *f, peri_chec
     PERI_NEED(out);
     PERI_NEED(level);
     withdraw(f);
+    f->looks++;
     peri_status status = candidates_of(f->folder, &list, &n);
     if (status == PERI_ENOTFOUND) return PERI_PENDING; /* nothing was saved yet */
     if (status < 0) return status;
@@ -265,8 +282,15 @@ peri_status peri_checkpoint_follower_refuse(peri_checkpoint_follower *f)
     if (!f->offered)
         return peri__fail(PERI_EINVAL,
                           "peri_checkpoint_follower_refuse: nothing was offered; allowed: after _next has given one");
-    PERI_TRY(peri__grow((void **)&f->refused, &f->refused_room, f->n_refused + 1, sizeof *f->refused));
-    snprintf(f->refused[f->n_refused++], sizeof *f->refused, "%s", peri_checkpoint_digest(f->offered));
+    refusal *r = refusal_of(f, peri_checkpoint_digest(f->offered));
+    if (!r) {
+        PERI_TRY(peri__grow((void **)&f->refused, &f->refused_room, f->n_refused + 1, sizeof *f->refused));
+        r = &f->refused[f->n_refused++];
+        *r = (refusal){.looks = FIRST_LOOKS / 2};
+        snprintf(r->digest, sizeof r->digest, "%s", peri_checkpoint_digest(f->offered));
+    }
+    r->looks = peri__min(2 * r->looks, MOST_LOOKS);
+    r->until = f->looks + r->looks;
     withdraw(f);
     return PERI_OK;
 }

@@ -123,7 +123,9 @@ peri_status peri__model_open(const char *path, int32_t flags, bool own, peri_mod
     if (status >= 0) status = peri__model_check(m, what);
     if (status >= 0 && (flags & PERI_MODEL_VERIFY)) status = peri_model_verify(m);
     peri__free(text);
-    if (status >= 0 && peri__mapped_cut(&m->file)) status = broken(m, "it became shorter while it was opened");
+    if (peri__mapped_cut(&m->file))
+        status = peri__fail(PERI_EIO, "peri_model_open: '%.200s' was cut, or could not be read, while it was opened",
+                            m->path);
     if (status < 0) peri_model_release(m);
     else *out = m;
     return status;
@@ -147,7 +149,7 @@ peri_status peri_model_verify(const peri_model *model)
         const peri__model_section *s = &model->sections[i];
         const bool same = XXH3_64bits(peri__model_data(model, i), (size_t)s->bytes) == s->checksum;
         if (peri__mapped_cut(&model->file))
-            return peri__fail(PERI_EIO, "peri_model_verify: '%.200s' became shorter", model->path);
+            return peri__fail(PERI_EIO, "peri_model_verify: '%.200s' was cut, or cannot be read", model->path);
         if (!same)
             return peri__fail(PERI_EFORMAT, "peri_model_verify: '%.200s': section %d, bytes %lld to %lld, is damaged",
                               model->path, i, (long long)s->offset, (long long)(s->offset + s->bytes));
@@ -162,7 +164,8 @@ peri_status peri__model_unchanged(const char *function, const peri_model *m)
     if (f->fd < 0) return PERI_OK;
     if (fstat(f->fd, &info) != 0) return peri__fail(PERI_EIO, "%s: '%.200s': %s", function, m->path, strerror(errno));
     if (peri__mapped_cut(f) || info.st_size < f->bytes)
-        return peri__fail(PERI_EIO, "%s: '%.200s' was cut while it was mapped; open it again", function, m->path);
+        return peri__fail(PERI_EIO, "%s: '%.200s' was cut, or could not be read, while it was mapped; open it again",
+                          function, m->path);
     if (info.st_size != f->bytes || info.st_mtim.tv_sec != f->changed_s || info.st_mtim.tv_nsec != f->changed_ns)
         return peri__fail(PERI_EIO, "%s: '%.200s' was written to since it was opened; open it again", function,
                           m->path);

@@ -24,6 +24,10 @@ typedef struct identity {
     struct timespec changed;
 } identity;
 
+/** For how many looks a file that is damaged is left alone: first, and at most. What a file system of a network shows
+ *  wrong at first becomes good by itself. */
+enum { FIRST_LOOKS = 8, MOST_LOOKS = 512 };
+
 /** What may be amiss. */
 enum { FILE_NOTE, FOLDER_NOTE, RUN_NOTE, NOTES };
 
@@ -33,7 +37,8 @@ struct peri__follow {
     peri_model_follower *run; /* NULL: of no run */
     char name[256];           /* whatever a new file says */
     int64_t every_ns;
-    identity served, refused; /* refused: of the last file that could not be taken */
+    identity served, refused; /* refused: of the last file that was damaged */
+    int64_t looks, left;      /* for how many looks that one is left alone, and how many of them are left */
     char notes[NOTES][PERI_MESSAGE_MAX], said[PERI_MESSAGE_MAX]; /* "": nothing */
     pthread_t thread;
     pthread_mutex_t lock;
@@ -98,7 +103,8 @@ static void amiss(peri__follow *f, int which, const char *why)
     snprintf(because, sizeof because, "%s", why); /* asking the server may overwrite the error */
     const char *state = peri__server_sound(f->server)
                             ? "the last good model serves on"
-                            : "the file of the last good model was cut or written to; no answers without it";
+                            : "the file of the last good model was cut or written to, or cannot be read; no answers "
+                              "without it";
     snprintf(text, sizeof text, "%s: %.300s", state, because);
     if (strcmp(f->notes[which], text) != 0) atomic_fetch_add(&peri__server_metrics(f->server)->reload_failures, 1);
     memcpy(f->notes[which], text, sizeof text);
@@ -115,7 +121,8 @@ static peri_status swap(peri__follow *f, peri__serve_model *model)
     return status;
 }
 
-/** Another file has the model's name. */
+/** Another file has the model's name, or the one that is served has to be mapped anew: reading it failed, and that may
+ *  have passed. */
 static void take_file(peri__follow *f, const identity *now)
 {
     peri__serve_model *model = NULL;
@@ -131,7 +138,10 @@ static void take_file(peri__follow *f, const identity *now)
     }
     amiss(f, FILE_NOTE, peri_error_message());
     peri_model_follower_release(run);
-    if (status == PERI_EFORMAT || status == PERI_EUNSUPPORTED) f->refused = *now; /* it will not get better by itself */
+    if (status != PERI_EFORMAT && status != PERI_EUNSUPPORTED) return;
+    f->looks = alike(now, &f->refused) ? peri__min(2 * f->looks, MOST_LOOKS) : FIRST_LOOKS;
+    f->left = f->looks;
+    f->refused = *now;
 }
 
 static void look_at_file(peri__follow *f)
@@ -141,9 +151,9 @@ static void look_at_file(peri__follow *f)
     if (!look(f->source.path, &now)) {
         snprintf(text, sizeof text, "'%.300s': %s", f->source.path, strerror(errno));
         amiss(f, FILE_NOTE, text);
-    } else if (alike(&now, &f->served)) {
+    } else if (alike(&now, &f->served) && peri__server_sound(f->server)) {
         *f->notes[FILE_NOTE] = 0;
-    } else if (!alike(&now, &f->refused)) {
+    } else if (!alike(&now, &f->refused) || --f->left <= 0) {
         take_file(f, &now);
     }
 }

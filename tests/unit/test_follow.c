@@ -226,9 +226,18 @@ static void the_newest_comes_next(void **context)
     assert_ok(peri_checkpoint_verify_since(c, level));
     assert_ok(peri_checkpoint_read_since(c, level, peri_checkpoint_find(c, "t"), &all, memory));
     assert_true(alike(memory, &all, now));
-    assert_ok(peri_checkpoint_follower_refuse(f)); /* all the same */
+    for (int wait = 8; wait < 4096; wait *= 2) { /* refused all the same, it is offered again, later each time */
+        assert_ok(peri_checkpoint_follower_refuse(f));
+        for (int i = 1; i < (wait < 512 ? wait : 512); i++) {
+            assert_ok(peri_checkpoint_follower_next(f, &c, &level));
+            assert_int_equal(level, 1); /* the one before it */
+        }
+        assert_ok(peri_checkpoint_follower_next(f, &c, &level));
+        assert_int_equal(level, 2);
+    }
+    assert_ok(peri_checkpoint_follower_refuse(f));
     assert_ok(peri_checkpoint_follower_next(f, &c, &level));
-    assert_int_equal(level, 1); /* the one before it */
+    assert_int_equal(level, 1);
     assert_ok(peri_checkpoint_follower_take(f));
     assert_ok(peri_checkpoint_follower_next(f, &c, &level)); /* what was taken since then makes it worth another look */
     assert_int_equal(level, 1);

@@ -167,8 +167,8 @@ static void only_a_guard_has_a_signal_handler(void **state)
         assert_int_equal(now.sa_handler == on_bus, !guard);
         assert_ok(peri_model_context_new(m, 1, 0, &c));
         assert_int_equal(truncate(path, 0), 0);
-        assert_fails(peri_model_predict(c, 1, v, out), PERI_EIO, "was cut while it was mapped");
-        assert_fails(peri_model_verify(m), PERI_EIO, guard ? "became shorter" : "was cut while it was mapped");
+        assert_fails(peri_model_predict(c, 1, v, out), PERI_EIO, "while it was mapped");
+        assert_fails(peri_model_verify(m), PERI_EIO, guard ? "cannot be read" : "while it was mapped");
         peri_model_context_release(c);
         peri_model_release(m);
     }
@@ -199,8 +199,8 @@ static void files_may_be_replaced_while_they_are_open(void **state)
     assert_ok(peri_model_predict(c, 1, v, out));
     assert_true(y[0] == 2.5f);
     assert_int_equal(truncate(path, 64), 0);
-    assert_fails(peri_model_changed(after), PERI_EIO, "was cut while it was mapped");
-    assert_fails(peri_model_predict(c, 1, v, out), PERI_EIO, "was cut while it was mapped");
+    assert_fails(peri_model_changed(after), PERI_EIO, "while it was mapped");
+    assert_fails(peri_model_predict(c, 1, v, out), PERI_EIO, "while it was mapped");
     peri_model_context_release(c);
     peri_model_release(after);
     assert_fails(peri_model_open(path, 0, &after), PERI_EFORMAT, "it is not whole");

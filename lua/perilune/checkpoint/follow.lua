@@ -203,7 +203,7 @@ local function apply(self, func, c, level)
     damaged, again = damaged or other[1], again or passing[other[2]]
   end
   if not self.path and not damaged and not met.begun then error(result, 0) end -- the parts are others
-  if not again then tell(self, C.peri_checkpoint_follower_refuse) end -- it will not get better by itself
+  if not again then tell(self, C.peri_checkpoint_follower_refuse) end -- and looked at again, later
   if met.begun and go_back(self, func) then
     why = why:gsub("^part '[%w_.]+' is loaded in part only: ", "") .. "; what was there before was loaded again"
   elseif met.begun then

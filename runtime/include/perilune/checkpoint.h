@@ -324,7 +324,7 @@ typedef struct peri_checkpoint_follower peri_checkpoint_follower;
 PERI_API peri_status peri_checkpoint_follower_new(const char *folder, peri_checkpoint_follower **out);
 /** Free it; NULL is fine. */
 PERI_API void peri_checkpoint_follower_release(peri_checkpoint_follower *follower);
-/** Look for the newest checkpoint that was neither taken nor refused, and is newer than what was taken. PERI_PENDING:
+/** Look for the newest checkpoint that is newer than what was taken, and not left out (_refuse). PERI_PENDING:
  *  there is none. Checkpoints that cannot be opened are passed over for older ones; if none is left, the error of the
  *  newest. @out borrowed, open until the next call of _next, _refuse or _release. @level: the number in its chain of
  *  what was taken (peri_checkpoint_read_since); -1: the chain does not have it, so all is to be read. */
@@ -332,7 +332,9 @@ PERI_API peri_status peri_checkpoint_follower_next(peri_checkpoint_follower *fol
                                                    int64_t *level);
 /** What _next gave last is what one has now. */
 PERI_API peri_status peri_checkpoint_follower_take(peri_checkpoint_follower *follower);
-/** What _next gave last is not wanted: it is not given again. */
+/** What _next gave last is damaged, or does not fit: the next 7 calls of _next leave it out, after another refusal the
+ *  next 15, and so on, up to 511. What a file system of a network shows late, or wrong at first, so becomes good by
+ *  itself. Once another one was taken, nothing is left out. */
 PERI_API peri_status peri_checkpoint_follower_refuse(peri_checkpoint_follower *follower);
 /** One has nothing any more: the next one is read as a whole. */
 PERI_API peri_status peri_checkpoint_follower_forget(peri_checkpoint_follower *follower);

@@ -230,9 +230,9 @@ PERI_API peri_status peri_model_follower_new(const char *path, const char *folde
 /** Take the newest checkpoint, if there is one that is newer than what the model has. PERI_PENDING: there is none, or
  *  somebody still has the model before the last one. PERI_OK: @out new (peri_model_release): the model that has it; its
  *  `step` is that of the checkpoint's name, its `digest` the checkpoint's. Reads what changed since then; all of that
- *  is compared with its checksums first. Other errors say why what is there cannot be had; a checkpoint that is
- *  damaged, or does not fit the model, is not tried again, others are. The models that were given stay what they
- *  are. */
+ *  is compared with its checksums first. Other errors say why what is there cannot be had; it is tried again, and less
+ *  and less often where a checkpoint is damaged or does not fit the model (peri_checkpoint_follower_refuse). The models
+ *  that were given stay what they are. */
 PERI_API peri_status peri_model_follower_poll(peri_model_follower *follower, peri_model **out);
 /** The newest model, at first as the file has it. Borrowed. */
 PERI_API peri_model *peri_model_follower_model(const peri_model_follower *follower);
