@@ -33,14 +33,14 @@ enum { FIRST_LOOKS = 8, MOST_LOOKS = 512 };
 struct peri_checkpoint_follower {
     char *folder;
     peri_checkpoint_info taken; /* its digest is "" at first */
-    int64_t number;                 /* of the save that was taken; -1: none, or it has another name */
-    char *path;                     /* of what was taken; NULL: nothing was */
-    int64_t missed;                 /* looks in a row that have found saves, none newer, and not the one that was
+    int64_t number;             /* of the save that was taken; -1: none, or it has another name */
+    char *path;                 /* of what was taken; NULL: nothing was */
+    int64_t missed;             /* looks in a row that have found saves, none newer, and not the one that was
                                        taken */
-    peri_checkpoint *offered;       /* what next gave last */
-    char *offered_path;             /* its path, so that taking it needs no memory */
+    peri_checkpoint *offered;   /* what next gave last */
+    char *offered_path;         /* its path, so that taking it needs no memory */
     int64_t offered_number;
-    int64_t looks;                  /* how often the folder was looked at */
+    int64_t looks; /* how often the folder was looked at */
     refusal *refused;
     int64_t n_refused, refused_room;
 };
@@ -184,11 +184,20 @@ static peri_status offer(peri_checkpoint_follower *f, const candidate *c, peri_c
     return PERI_OK;
 }
 
+/** Whether what was taken is no longer at its path: nothing is, or another save that has its name. One that cannot be
+ *  read is there. */
+static bool is_gone(const peri_checkpoint_follower *f, const candidate *list, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (strcmp(list[i].path, f->path) == 0) return !is_taken(f, &list[i].is);
+    return access(f->path, F_OK) != 0;
+}
+
 /** Whether the folder has no save that is newer than what was taken, nor that one: it has been given to another run, or
  *  somebody went back. At the second look, since lists of names over a network may be old. */
 static bool has_other_run(peri_checkpoint_follower *f, const candidate *list, int64_t n)
 {
-    bool here = n == 0 || list->number < 0 || f->number < 0 || !f->path || access(f->path, F_OK) == 0;
+    bool here = n == 0 || list->number < 0 || f->number < 0 || !f->path || !is_gone(f, list, n);
     for (int64_t i = 0; i < n && !here; i++) here = list[i].number > f->number || is_taken(f, &list[i].is);
     f->missed = here ? 0 : f->missed + 1;
     return f->missed > 1;

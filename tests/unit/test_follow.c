@@ -226,18 +226,9 @@ static void the_newest_comes_next(void **context)
     assert_ok(peri_checkpoint_verify_since(c, level));
     assert_ok(peri_checkpoint_read_since(c, level, peri_checkpoint_find(c, "t"), &all, memory));
     assert_true(alike(memory, &all, now));
-    for (int wait = 8; wait < 4096; wait *= 2) { /* refused all the same, it is offered again, later each time */
-        assert_ok(peri_checkpoint_follower_refuse(f));
-        for (int i = 1; i < (wait < 512 ? wait : 512); i++) {
-            assert_ok(peri_checkpoint_follower_next(f, &c, &level));
-            assert_int_equal(level, 1); /* the one before it */
-        }
-        assert_ok(peri_checkpoint_follower_next(f, &c, &level));
-        assert_int_equal(level, 2);
-    }
-    assert_ok(peri_checkpoint_follower_refuse(f));
+    assert_ok(peri_checkpoint_follower_refuse(f)); /* all the same */
     assert_ok(peri_checkpoint_follower_next(f, &c, &level));
-    assert_int_equal(level, 1);
+    assert_int_equal(level, 1); /* the one before it */
     assert_ok(peri_checkpoint_follower_take(f));
     assert_ok(peri_checkpoint_follower_next(f, &c, &level)); /* what was taken since then makes it worth another look */
     assert_int_equal(level, 1);
@@ -270,6 +261,43 @@ static void the_newest_comes_next(void **context)
     assert_int_equal(peri_checkpoint_follower_next(f, &c, &level), PERI_PENDING);
     save("save-000011-step-9", NULL, 0, digest);
     assert_ok(peri_checkpoint_follower_next(f, &c, &level));
+    peri_checkpoint_follower_release(f);
+    strcpy(folder, was);
+}
+
+/** What a network shows wrong at first: refused, it is offered again, later each time. And a save that has the name of
+ *  the one that was taken, as after somebody went back: it comes at the second look. */
+static void what_was_refused_comes_again(void **context)
+{
+    char digest[33], command[256], was[64];
+    peri_checkpoint_follower *f;
+    peri_checkpoint *c;
+    int64_t level;
+    (void)context;
+    strcpy(was, folder);
+    strcat(folder, "/again");
+    assert_ok(peri_checkpoint_follower_new(folder, &f));
+    save("save-000001-step-10", NULL, 0, digest);
+    assert_ok(peri_checkpoint_follower_next(f, &c, &level));
+    assert_ok(peri_checkpoint_follower_take(f));
+    save("save-000002-step-20", digest, 1, digest);
+    assert_ok(peri_checkpoint_follower_next(f, &c, &level));
+    for (int looks = 8; looks < 4096; looks *= 2) {
+        assert_ok(peri_checkpoint_follower_refuse(f));
+        for (int i = 1; i < (looks < 512 ? looks : 512); i++)
+            assert_int_equal(peri_checkpoint_follower_next(f, &c, &level), PERI_PENDING);
+        assert_ok(peri_checkpoint_follower_next(f, &c, &level));
+        assert_int_equal(level, 1);
+    }
+    assert_ok(peri_checkpoint_follower_take(f));
+    snprintf(command, sizeof command, "rm -r %s/save-000002-step-20", folder);
+    assert_int_equal(system(command), 0);
+    save("save-000002-step-20", NULL, 2, digest);
+    assert_int_equal(peri_checkpoint_follower_next(f, &c, &level), PERI_PENDING);
+    assert_ok(peri_checkpoint_follower_next(f, &c, &level));
+    assert_string_equal(peri_checkpoint_digest(c), digest);
+    assert_ok(peri_checkpoint_follower_take(f));
+    for (int i = 0; i < 3; i++) assert_int_equal(peri_checkpoint_follower_next(f, &c, &level), PERI_PENDING);
     peri_checkpoint_follower_release(f);
     strcpy(folder, was);
 }
@@ -386,6 +414,7 @@ int main(void)
         cmocka_unit_test(any_rectangle_of_any_moment_is_brought_up_to_date),
         cmocka_unit_test(rows_of_an_increment_are_listed),
         cmocka_unit_test(the_newest_comes_next),
+        cmocka_unit_test(what_was_refused_comes_again),
         cmocka_unit_test(rows_are_written_and_told_of),
         cmocka_unit_test(a_moment_stays),
     };
