@@ -79,6 +79,26 @@ describe("perilune run --max-restarts", function()
     assert.equal(0, status)
   end)
 
+  it("takes a signal before there is a Saver for one to start again later", function()
+    local early = shell.write(folder .. "/early.lua", [[
+local peri = require "perilune"
+require("ffi").cdef "int usleep(unsigned);"
+if arg[1] then peri.init() end
+if not arg[1] or peri.rank() == 0 then
+  io.open(arg[0] .. ".ready", "w"):close()
+  for _ = 1, 3000 do require("ffi").C.usleep(10000) end
+end
+peri.checkpoint.Saver { parts = { model = peri.nn.Linear { in_features = 3, out_features = 2 } } }
+for _ = 1, 3000 do require("ffi").C.usleep(10000) end]])
+    for _, words in ipairs { "%s", "-n 2 %s ranks", "-n 2 --max-restarts 2 %s ranks" } do
+      local command = "rm -f %s.ready; %s run --checkpoint %s/early " .. words .. " & p=$!; "
+        .. "until [ -e %s.ready ]; do sleep 0.02; done; kill $p; wait $p"
+      local out, status = shell.run(command:format(early, shell.perilune, folder, early, early))
+      assert.equal(75, status, out)
+      assert.matches("it can be started again", out)
+    end
+  end)
+
   it("does without a machine that has vanished", function()
     if not os.getenv "PERI_TEST_VANISH" then return pending "takes 30 s: PERI_TEST_VANISH=1" end
     local nodes = "PERI_COMM_TIMEOUT_S=3 tests/net/nodes 1,1"

@@ -314,6 +314,7 @@ end
 function M.run_here(options, launched)
   local world, script, arguments = M.world(), options.script, options.arguments
   if world then world.launched = launched end
+  if os.getenv "PERI_CHECKPOINT" and not launched then require("perilune.launcher").stops_early() end
   offer_stops(options, world)
   offer_notes(world)
   local chunk, problem = script, nil
@@ -400,7 +401,8 @@ function M.launch(options)
     machine.folder, preload = launcher.folder(options.ranks * SEGMENT), launcher.loopback()
   end
   local code, story = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
-    tonumber(os.getenv "PERI_START_TIMEOUT_S") or 300, options.grace or GRACE, signals(options.stop_on), preload)
+    tonumber(os.getenv "PERI_START_TIMEOUT_S") or 300, options.grace or GRACE, options.checkpoint,
+    signals(options.stop_on), preload)
   if machine.folder then launcher.remove(machine.folder) end
   if not code then return no_mpirun(story) end
   return code, story

@@ -34,7 +34,7 @@ void peri__packed_install(struct lua_State *L, int environment);
  *  files, start, next, signal, children, sweep (job.c). */
 void peri__watch_register(struct lua_State *L);
 void peri__job_register(struct lua_State *L);
-/** stops, stop_asked (stop.c). */
+/** stops, stops_early, stop_asked (stop.c). */
 void peri__stop_register(struct lua_State *L);
 /** libraries (libraries.c). */
 void peri__libraries_register(struct lua_State *L);

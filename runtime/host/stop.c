@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/time.h>
+#include <sysexits.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -81,6 +82,25 @@ static void heard(int number)
     errno = saved;
 }
 
+/** Before `stops`: nothing was learned that is not saved. */
+static void early(int number)
+{
+    (void)number;
+    tell("perilune: asked to stop before the script has a Saver: it can be started again\n");
+    _exit(EX_TEMPFAIL);
+}
+
+/** stops_early(): until `stops`, SIGTERM and SIGINT end the process with the exit code that says "start me again".
+ *  Signals that are ignored (nohup) stay so. */
+static int stops_early(lua_State *L)
+{
+    (void)L;
+    struct sigaction now, act = {.sa_handler = early};
+    for (int why = ASK_TERM; why <= ASK_INT; why++)
+        if (sigaction(asking[why], NULL, &now) == 0 && now.sa_handler != SIG_IGN) sigaction(asking[why], &act, NULL);
+    return 0;
+}
+
 /** stops(grace, launched, more): from now on SIGTERM, SIGINT and the signals of the list @more (numbers) ask to stop,
  *  and end nothing for
  *  @grace seconds. launched: by the launcher. Signals that are ignored (nohup) stay so. */
@@ -117,6 +137,7 @@ static int stop_asked(lua_State *L)
 
 void peri__stop_register(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"stops", stops}, {"stop_asked", stop_asked}, {NULL, NULL}};
+    static const luaL_Reg functions[] = {
+        {"stops", stops}, {"stops_early", stops_early}, {"stop_asked", stop_asked}, {NULL, NULL}};
     luaL_register(L, NULL, functions);
 }

@@ -208,6 +208,9 @@ local function verdict(F, R, code, signal, asked, ended)
       STOPPED
   end
   if asked and code == 0 and not (signal or ended) then return nil, 0 end -- it came to its end
+  if asked and SHORT[asked] and R.saves and not R.stepped then -- nothing was learned that is not saved
+    return ("asked to stop (%s) before the first saver:step: it can be started again"):format(SHORT[asked]), STOPPED
+  end
   if asked then return ("%s; all %d ranks were ended"):format(NAMES[asked], R.ranks), 128 + asked end
   if signal and R.n_ended == R.ranks and R.code == 0 then
     return ("mpirun itself ended by signal %d, after all ranks had ended well"):format(signal), 0
@@ -258,7 +261,7 @@ local function orders(R, grace)
       O.asked, stopping = signal, now
       say(("%s: the script is asked to stop, and has %g s for it (--grace)"):format(SHORT[signal], grace))
       launcher.signal(signal == INT and USR2 or USR1)
-    elseif warning then
+    elseif warning and not (R.saves and not R.stepped) then
       say(("%s is not heeded: not all ranks have called peri.on_stop"):format(SHORT[signal]))
     elseif not (stopping and signal == TERM) then -- a second Ctrl-C
       O.asked = signal
@@ -278,15 +281,17 @@ local function orders(R, grace)
 end
 
 --- Run `command` (a list of words) with so many ranks, all of which must have started after `deadline` seconds. grace:
---- seconds that a script has to stop when a signal asks for it; warnings: further signals that do (numbers); preload:
+--- seconds that a script has to stop when a signal asks for it; saves: the folder into which the script is to save, if
+--- that is known, which it may say itself; warnings: further signals that do (numbers); preload:
 --- of `command` (LD_PRELOAD). Returns the exit code and a story: { asked = the signal to the launcher for which it
 --- ended, or nil; stepped, saves: what a Saver said of it (checkpoint/saver.lua); started, ended: of its ranks, as in
 --- roll; way: how it ended }. nil and why: it could not be started.
-function M.run(command, ranks, deadline, grace, warnings, preload)
+function M.run(command, ranks, deadline, grace, saves, warnings, preload)
   local launcher = require "perilune.launcher"
   local pid, why = launcher.start(command, warnings or {}, preload)
   if not pid then return nil, why end
   local R, F = M.roll(ranks), M.filter(function(text) io.stderr:write(text) end)
+  R.saves = saves
   F.crashed = ("^%%[[^:]*:0*%d%%]"):format(pid)
   local began = launcher.seconds()
   local O, quiet = orders(R, grace or 0), nil -- quiet: since when mpirun has no ranks
