@@ -138,8 +138,6 @@ static inline uint64_t peri__group_next(const peri_group *group, int32_t channel
 }
 /** Show the group's transports, which have made it, what its numbers are taken for. */
 void peri__group_show_numbers(peri_group *group);
-/** Of a world that is left: what its reducers have kept alike, and what became of it, into @numbers (reducer.c). */
-void peri__reducers_sum_up(const peri__comm *comm, peri_coll_numbers *numbers);
 /** PERI_OK, or PERI_EABORTED / PERI_ECLOSED in the name of @function. */
 peri_status peri__group_check(const char *function, peri_group *group);
 /** Poison the group with this thread's error record (and tell the other ranks); returns @status, which must be an
@@ -215,6 +213,8 @@ struct peri__comm {
     int32_t forks;            /* peri__forks of the process that opened it */
     int32_t *node;            /* size: node of each rank */
     peri_reducer *reducers;   /* whose parameters are averaged over ranks of the world */
+    /* Set with `reducers`: of a world that is left, what they have kept alike, and what became of it, into @numbers. */
+    void (*sum_up)(const struct peri__comm *comm, peri_coll_numbers *numbers);
     peri_work *first, *last;  /* in flight, and ended ones that still have to settle */
     peri_work *cursor;        /* the next one that work.c steps when it steps all */
     int64_t pending;          /* works in flight that have not ended */

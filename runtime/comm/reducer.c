@@ -36,7 +36,7 @@
  *
  * No gradients follow the last step of a run. So ranks that leave the world in good order tell each other a hash of all
  * that they did to parameters that are averaged in it, and of these parameters' bits where the host can read them
- * (peri__reducers_sum_up). A difference is a warning: nothing is trained with it any more.
+ * (sum_up). A difference is a warning: nothing is trained with it any more.
  */
 #include "comm_internal.h"
 #include "../../kernels/convert.h"
@@ -417,6 +417,31 @@ static void fini(peri__ending *ending)
     peri__free(r);
 }
 
+/* -- the end of a world -------------------------------------------------------------------------------------------- */
+
+/** What has become of a reducer's parameters. */
+static uint64_t trained_in(const peri_reducer *r)
+{
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < r->n; i++) {
+        const peri_tensor *t = r->entries[i].leaf;
+        hash = peri__hash_mix(hash, r->entries[i].trained.history);
+        if (!peri__immediate(peri__device(t)) || !peri__contiguous(t)) continue;
+        hash = peri__hash_mix(hash, XXH3_64bits(peri__data(t), (size_t)(peri__numel(t) * peri_dtype_size(t->dtype))));
+    }
+    return hash;
+}
+
+static void sum_up(const peri__comm *comm, peri_coll_numbers *numbers)
+{
+    /* sums: models are given up in no order, and what one rank still has another one may not */
+    for (const peri_reducer *r = comm->reducers; r; r = r->next) {
+        if (r->off || r->group->size < comm->size || r->group->failed != PERI_OK) continue;
+        numbers->averaged += peri__hash_mix(r->group->tag, r->passes);
+        numbers->trained += trained_in(r);
+    }
+}
+
 peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int32_t n, int64_t bucket_bytes,
                              peri_reducer **out)
 {
@@ -447,6 +472,7 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int3
         r->n = n;
         r->next = group->comm->reducers;
         group->comm->reducers = r;
+        group->comm->sum_up = sum_up;
         for (int64_t i = 0; i < n; i++) {
             entry *e = &r->entries[i];
             e->reducer = r;
@@ -470,31 +496,6 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int3
 out:
     if (status < 0) peri_reducer_release(r);
     return status;
-}
-
-/* -- the end of a world -------------------------------------------------------------------------------------------- */
-
-/** What has become of a reducer's parameters. */
-static uint64_t trained_in(const peri_reducer *r)
-{
-    uint64_t hash = 0;
-    for (int64_t i = 0; i < r->n; i++) {
-        const peri_tensor *t = r->entries[i].leaf;
-        hash = peri__hash_mix(hash, r->entries[i].trained.history);
-        if (!peri__immediate(peri__device(t)) || !peri__contiguous(t)) continue;
-        hash = peri__hash_mix(hash, XXH3_64bits(peri__data(t), (size_t)(peri__numel(t) * peri_dtype_size(t->dtype))));
-    }
-    return hash;
-}
-
-void peri__reducers_sum_up(const peri__comm *comm, peri_coll_numbers *numbers)
-{
-    /* sums: models are given up in no order, and what one rank still has another one may not */
-    for (const peri_reducer *r = comm->reducers; r; r = r->next) {
-        if (r->off || r->group->size < comm->size || r->group->failed != PERI_OK) continue;
-        numbers->averaged += peri__hash_mix(r->group->tag, r->passes);
-        numbers->trained += trained_in(r);
-    }
 }
 
 /* -- finishing a pass ---------------------------------------------------------------------------------------------- */

@@ -296,7 +296,7 @@ peri_status peri_group_close(peri_group *group)
         comm_progress(comm);
     }
     peri_status lost = peri__comm_lost(comm);
-    if (!group->parent) peri__reducers_sum_up(comm, &group->numbers);
+    if (!group->parent && comm->sum_up) comm->sum_up(comm, &group->numbers);
     group->closed = true;
     peri_status status = group->device_ctx ? comm->device_vtab->close(group->device_ctx) : PERI_OK;
     peri_status closed = comm->vtab->close(group->ctx);
