@@ -99,7 +99,8 @@ describe("perilune calibrate --only machine", function()
 
   it("knows how many processors other programs had meanwhile", function()
     local function at(busy, idle) return { busy = busy, idle = idle } end
-    assert.near(1.5, beside.processors_of_others(at(10, 5), at(20, 5), 4, 4), 1e-9) -- 10 s of 2.5 processors, of which 4 s were ours
+    -- 10 s of 2.5 processors, of which 4 s were ours
+    assert.near(1.5, beside.processors_of_others(at(10, 5), at(20, 5), 4, 4), 1e-9)
     assert.equal(0, beside.processors_of_others(at(10, 5), at(20, 9), 4, 4)) -- a processor was idle: all had room
     assert.equal(0, beside.processors_of_others(at(10, 5), at(14, 5), 4, 4))
     assert.equal(0, beside.processors_of_others(nil, nil, 4, 4))
