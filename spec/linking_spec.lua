@@ -117,8 +117,23 @@ describe("linking", function()
   it("refuses calls by functions that the program has given it, and ends where these throw", function()
     if need() then return pending(need()) end
     if not shell.has "c++" then return pending "there is no C++ compiler" end
-    local out, status = shell.run(("c++ -std=c++17 -O1 -Wall -Wextra -Werror %s tests/linking/borders.cc "
-      .. "-o %s/borders %s"):format(flags "--cflags", root, flags "--libs"))
+    local calls, n = {}, 0
+    for path in shell.run "ls runtime/include/perilune/*.h":gmatch "%S+" do
+      local text = shell.read(path):gsub("/%*.-%*/", ""):gsub("\n#[^\n]*", "")
+      for result, name, arguments in text:gmatch "PERI_API%s+([^;(]-)%s*(peri_[%w_]+)%s*(%b())%s*;" do
+        local _, more = arguments:sub(2, -2):gsub("%b()", ""):gsub(",", "")
+        local zeros = arguments == "(void)" and "" or "0" .. (", 0"):rep(more)
+        local release = result == "void" and name:match "_release$" and arguments:match "^%([%w_]+ %*[%w_]+%)$"
+        calls[#calls + 1] = release and ("RELEASE(%s)"):format(name)
+          or ("%s(%s%s)"):format(result == "peri_status" and "STATUS" or "OTHER", name,
+            zeros == "" and "" or ", " .. zeros)
+        n = n + (result == "peri_status" and 1 or 0)
+      end
+    end
+    assert.is_true(n > 400, n)
+    shell.write(root .. "/calls.h", table.concat(calls, "\n"))
+    local out, status = shell.run(("c++ -std=c++17 -O1 -Wall -Wextra -Werror -I%s %s tests/linking/borders.cc "
+      .. "-o %s/borders %s"):format(root, flags "--cflags", root, flags "--libs"))
     assert.equal(0, status, out)
     runs(root .. "/borders", "^ok 0 wrong\n$")
   end)

@@ -100,26 +100,17 @@ bool peri__cpu_storage_set(void *(*take_from)(size_t bytes, size_t alignment), v
     return true;
 }
 
-static _Thread_local bool asking; /* this thread is in one of them, and may have the lock */
-
 static void unmap(void *p, int64_t bytes)
 {
-    asking = true;
     if (give) give(p, (size_t)bytes);
     else munmap(p, (size_t)bytes);
-    asking = false;
     atomic_fetch_sub(&held, bytes);
 }
 
 static void *map_pages(int64_t bytes)
 {
     int64_t extra = bytes >= HUGE ? HUGE : 0;
-    if (take) {
-        asking = true;
-        void *taken = take((size_t)bytes, extra ? HUGE : 4096);
-        asking = false;
-        return taken;
-    }
+    if (take) return take((size_t)bytes, extra ? HUGE : 4096);
     char *p = mmap(NULL, (size_t)(bytes + extra), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
     if (extra) { /* whole huge pages: gathers from tables are 1.1 to 1.6 times faster on them */
@@ -268,11 +259,6 @@ static peri_status cpu_alloc(void *device, void *stream, int64_t bytes, void **o
     int64_t rounded;
     int c = class_of(bytes, &rounded);
     void *p = NULL;
-    if (asking)
-        return PERI_HOST_FAIL(host, PERI_ENOMEM,
-                              "cpu: no memory for %lld bytes: a function that was given to peri_host_storage_set calls "
-                              "the library",
-                              (long long)bytes);
     if (!host->fault(PERI_FAULT_device_alloc)) {
         if (PLAIN_HEAP) {
             if (posix_memalign(&p, 64, (size_t)(bytes ? bytes : 1)) != 0) p = NULL;
@@ -299,7 +285,6 @@ static void cpu_free(void *device, void *stream, void *p, int64_t bytes)
         free(p);
         return;
     }
-    if (asking) return; /* lost, rather than waiting for a lock that this thread has */
     pthread_mutex_lock(&cache.lock);
     if (c < CLASSES) cache.in_use--;
     const bool large = rounded > LARGE, mapped = rounded >= HUGE;

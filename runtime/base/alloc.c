@@ -3,7 +3,6 @@
  * alloc.c: the one door to the heap, live-byte accounting, fault points.
  */
 #include "base_internal.h"
-#include "border.h"
 #include "fault.h"
 
 #include <errno.h>
@@ -72,15 +71,11 @@ peri_status peri__allocator_set(void *(*alloc)(size_t), void *(*resize)(void *, 
 /** No memory for @size bytes in @func, perhaps because a function of the program's calls the library. */
 static void *no_memory(const char *func, size_t size)
 {
-    const char *what = peri__border_in();
-    if (what)
-        peri__fail(PERI_ENOMEM, "%s: no memory for %zu bytes: a function that was given to %s calls the library", func,
-                   size, what);
-    else peri__fail(PERI_ENOMEM, "%s: no memory for %zu bytes", func, size);
+    if (!peri__border_refuses(func)) peri__fail(PERI_ENOMEM, "%s: no memory for %zu bytes", func, size);
     return NULL;
 }
 
-static bool refused(size_t size) { return peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 || peri__border_in(); }
+static bool refused(size_t size) { return peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 || peri__at_border(); }
 
 void *peri__alloc(size_t size)
 {
@@ -165,8 +160,9 @@ bool peri__fault(int32_t point)
 
 peri_status peri_fault_arm(const char *name, int64_t k)
 {
+    PERI_NEED(name);
     for (int i = 0; i < PERI_FAULT_COUNT; i++) {
-        if (!name || strcmp(name, faults[i].name) != 0) continue;
+        if (strcmp(name, faults[i].name) != 0) continue;
         if (k < 0)
             return peri__fail(PERI_EINVAL, "peri_fault_arm: k = %lld, allowed: 0 (disarm) or more", (long long)k);
         atomic_store(&faults[i].passed, 0);
@@ -179,7 +175,7 @@ peri_status peri_fault_arm(const char *name, int64_t k)
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, " %s", faults[i].name);
     }
-    return peri__fail(PERI_ENOTFOUND, "peri_fault_arm: no fault point '%s'; known:%s", name ? name : "(null)", known);
+    return peri__fail(PERI_ENOTFOUND, "peri_fault_arm: no fault point '%s'; known:%s", name, known);
 }
 
 int64_t peri_fault_passed(const char *name)

@@ -6,6 +6,8 @@
 #ifndef PERI_BASE_INTERNAL_H
 #define PERI_BASE_INTERNAL_H
 
+#include "border.h"
+
 #include <perilune/base.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -48,9 +50,11 @@ void peri__error_restore(const peri__error *kept);
         if (status < 0) goto label;                                                                                    \
     } while (0)
 
-/** Return from the enclosing public function with PERI_EINVAL if pointer @argument is NULL. */
+/** Return from the enclosing public function with PERI_EINVAL if pointer @argument is NULL, or if a function of the
+ *  program's calls it (border.h). */
 #define PERI_NEED(argument)                                                                                            \
     do {                                                                                                               \
+        PERI__NOT_AT_BORDER;                                                                                           \
         if (!(argument)) return peri__fail(PERI_EINVAL, "%s: %s is missing", __func__, #argument);                     \
     } while (0)
 
@@ -118,9 +122,10 @@ peri_status peri__allocator_set(void *(*alloc)(size_t), void *(*realloc)(void *,
 typedef atomic_int_least32_t peri__refs;
 static inline void peri__refs_init(peri__refs *refs) { atomic_init(refs, 1); }
 static inline void peri__refs_add(peri__refs *refs) { atomic_fetch_add_explicit(refs, 1, memory_order_relaxed); }
-/** True when the last reference went. */
+/** True when the last reference went. A function of the program's gives none up (border.h). */
 static inline bool peri__refs_drop(peri__refs *refs)
 {
+    if (peri__border_refuses("a release")) return false;
     return atomic_fetch_sub_explicit(refs, 1, memory_order_acq_rel) == 1;
 }
 

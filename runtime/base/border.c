@@ -7,13 +7,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+atomic_bool peri__border_used, peri__border_forked;
 static _Thread_local const char *in; /* the innermost one */
 
-const char *peri__border_in(void) { return in; }
+const char *peri__border_in(void)
+{
+    return in || !atomic_load_explicit(&peri__border_forked, memory_order_relaxed) ? in : "fork";
+}
 
 peri__border peri__border_enter(const char *what)
 {
     const peri__border border = {.what = what, .outer = in};
+    if (!atomic_load_explicit(&peri__border_used, memory_order_relaxed)) atomic_store(&peri__border_used, true);
     in = what;
     return border;
 }

@@ -3,7 +3,6 @@
  * error.c: status names, the per-thread error record, log lines, dtype names, versions.
  */
 #include "base_internal.h"
-#include "border.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -44,6 +43,11 @@ static const char *const torch_names[PERI_DTYPE_COUNT] = {
 };
 
 static _Thread_local peri__error record; /* one thread's last failure */
+/** The record before a function of the program's failed in the library, which is no failure of the call outside. */
+static _Thread_local struct {
+    bool kept;
+    peri__error record;
+} outside;
 
 static atomic_int log_level = -1;
 static atomic_int log_rank = -1;
@@ -76,8 +80,22 @@ const char *peri_error_message(void) { return record.message; }
 int32_t peri_error_status(void) { return record.status; }
 const char *peri_error_where(void) { return record.where; }
 
+static void keep_outside(void)
+{
+    if (outside.kept || !peri__at_border()) return;
+    outside.record = record;
+    outside.kept = true;
+}
+
+void peri__border_forget(void)
+{
+    if (outside.kept) record = outside.record;
+    outside.kept = false;
+}
+
 void peri_error_clear(void)
 {
+    keep_outside();
     record.status = PERI_OK;
     record.message[0] = record.where[0] = 0;
 }
@@ -104,6 +122,7 @@ peri_status peri__fail_va(peri_status status, const char *file, int line, const 
     int saved = errno;
     char message[4 * PERI_MESSAGE_MAX]; /* apart: an argument may be the old message */
     int length = vsnprintf(message, sizeof message, format, args);
+    keep_outside();
     fit(record.message, message, length < (int)sizeof message ? length : (int)sizeof message - 1);
     record.status = status;
     const char *tail = file;
@@ -123,6 +142,17 @@ peri_status peri__fail_at(peri_status status, const char *file, int line, const 
     return status;
 }
 
+peri_status peri__border_fail(const char *function)
+{
+    if (atomic_load(&peri__border_forked))
+        return peri__fail(PERI_EINVAL,
+                          "%s: this process was forked by a function that was given to the library, while that may "
+                          "have held locks; allowed in it: to run another program, or to end",
+                          function);
+    return peri__fail(PERI_EINVAL, "%s: a function that was given to %s calls the library, which it may not", function,
+                      peri__border_in());
+}
+
 #if defined(PERI_DEBUG)
 void peri__assert_failed(const char *file, int line, const char *what)
 {
@@ -133,6 +163,7 @@ void peri__assert_failed(const char *file, int line, const char *what)
 
 peri_status peri_log_level_set(int32_t level)
 {
+    PERI__NOT_AT_BORDER;
     if (level < PERI_LOG_ERROR || level > PERI_LOG_DEBUG)
         return peri__fail(PERI_EINVAL, "peri_log_level_set: level %d, allowed: %d..%d", level, PERI_LOG_ERROR,
                           PERI_LOG_DEBUG);
@@ -216,7 +247,7 @@ static bool told(int32_t level, char *text, size_t n)
 
 void peri__log(int32_t level, const char *format, ...)
 {
-    if (!peri__log_shows(level) || peri__border_in()) return; /* a function of the program's is not told of itself */
+    if (!peri__log_shows(level) || peri__at_border()) return; /* a function of the program's is not told of itself */
     static const char *const names[] = {"error", "warning", "info", "debug"};
     int saved = errno, rank = atomic_load(&log_rank);
     char line[PERI_MESSAGE_MAX * 2];

@@ -23,6 +23,7 @@ static peri_status size_of(const void *given, size_t size, const char *function,
 peri_status peri__struct_take(void *now, size_t size, const void *given, const char *function, const char *type)
 {
     size_t has = 0;
+    if (peri__border_refuses(function)) return PERI_EINVAL;
     PERI_TRY(size_of(given, size, function, type, &has));
     for (size_t i = size; i < has; i++)
         if (((const unsigned char *)given)[i])

@@ -6,7 +6,6 @@
  * worker takes the range of its own index, so there is no stealing and no dependence of results on timing. Workers spin
  * briefly, then sleep.
  */
-#include "border.h"
 #include "between.h"
 #include "floats.h"
 #include "pool.h"
@@ -215,6 +214,7 @@ int32_t peri_threads(void)
 
 peri_status peri_threads_set(int32_t threads)
 {
+    PERI__NOT_AT_BORDER;
     if (threads < 1 || threads > MAX_THREADS)
         return peri__fail(PERI_EINVAL, "peri_threads_set: %d threads, allowed: 1..%d", threads, MAX_THREADS);
     if (atomic_flag_test_and_set(&busy))
@@ -327,14 +327,17 @@ void peri__fork_leaf(void *lock)
     fork_locks[i] = lock;
 }
 
+/** A function of the program's may fork to run another program, while this thread holds any of the locks. */
 static void before_fork(void)
 {
+    if (peri__at_border()) return;
     for (int i = 0; i < PERI__FORK_LOCKS; i++)
         if (fork_locks[i]) pthread_mutex_lock(fork_locks[i]);
 }
 
 static void after_fork(void)
 {
+    if (peri__at_border()) return;
     for (int i = PERI__FORK_LOCKS - 1; i >= 0; i--)
         if (fork_locks[i]) pthread_mutex_unlock(fork_locks[i]);
 }
@@ -344,6 +347,7 @@ static void in_child(void)
 {
     after_fork();
     forks++;
+    if (peri__at_border()) atomic_store(&peri__border_forked, true);
     pool.wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER; /* workers of the parent wait for its own */
     pool.started = 0;
     pool.stop = false;

@@ -335,9 +335,9 @@ static peri_status named(const char *function, const char *name, int32_t *out)
 {
     char room[256];
     load_once();
-    *out = name ? peri__tune_find(name) : -1;
+    *out = peri__tune_find(name);
     if (*out >= 0) return PERI_OK;
-    return peri__fail(PERI_ENOTFOUND, "%s: no choice '%.60s'; known: %s", function, name ? name : "(null)",
+    return peri__fail(PERI_ENOTFOUND, "%s: no choice '%.60s'; known: %s", function, name,
                       list(-1, room, sizeof room));
 }
 
@@ -345,6 +345,7 @@ peri_status peri_tune_set(const char *name, const char *word)
 {
     char room[256];
     int32_t c;
+    PERI_NEED(name);
     PERI_TRY(named("peri_tune_set", name, &c));
     int32_t way = word ? peri__tune_way(c, word) : -1;
     if (word && way < 0)
@@ -357,6 +358,7 @@ peri_status peri_tune_set(const char *name, const char *word)
 peri_status peri_tune_measure(const char *name, int32_t rounds)
 {
     int32_t c;
+    PERI_NEED(name);
     PERI_TRY(named("peri_tune_measure", name, &c));
     if (rounds < 1 || rounds > 10000)
         return peri__fail(PERI_EINVAL, "peri_tune_measure: %d rounds, allowed: 1..10000", rounds);
@@ -374,6 +376,7 @@ peri_status peri_tune_measure(const char *name, int32_t rounds)
 
 peri_status peri_tune_save(void)
 {
+    PERI__NOT_AT_BORDER;
     peri__tune_lines lines;
     char why[256];
     load_once();
@@ -384,6 +387,7 @@ peri_status peri_tune_save(void)
 
 const char *peri_tune_path(void)
 {
+    if (peri__border_refuses(__func__)) return "";
     load_once();
     return off ? "" : peri__tune_file();
 }

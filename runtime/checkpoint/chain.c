@@ -272,6 +272,7 @@ static peri_status open_parents(peri_checkpoint *c, const char *given)
 
 peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out)
 {
+    PERI__NOT_AT_BORDER;
     peri_checkpoint *c;
     PERI_TRY(peri_checkpoint_open_alone(path, &c));
     peri_status status = open_parents(c, path);

@@ -21,6 +21,7 @@ int peri__checkpoint_folder(const peri_checkpoint *c) { return c->dir; }
 void peri_checkpoint_release(peri_checkpoint *c)
 {
     peri_checkpoint *parent;
+    if (peri__border_refuses(__func__)) return;
     for (; c; c = parent) {
         parent = c->parent;
         peri__io_release(c->own.io);
@@ -255,6 +256,7 @@ peri_status peri__piece_at(const peri_checkpoint *c, const char *function, int64
 peri_status peri_checkpoint_piece(const peri_checkpoint *c, int64_t index, int64_t piece,
                                   peri_checkpoint_region *region, peri_checkpoint_place *place)
 {
+    PERI__NOT_AT_BORDER;
     const peri__entry *e;
     const peri__stored_piece *p;
     PERI_TRY(peri__piece_at(c, "peri_checkpoint_piece", index, piece, &e, &p));

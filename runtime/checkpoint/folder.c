@@ -148,7 +148,7 @@ const char *peri_checkpoint_folder_path(const peri_checkpoint_folder *f) { retur
 
 void peri_checkpoint_folder_release(peri_checkpoint_folder *f)
 {
-    if (!f) return;
+    if (!f || peri__border_refuses(__func__)) return;
     /* Once it is published, its path may be that of the checkpoint which it has replaced and which somebody reads: that
      * one stays. */
     if (peri__same_folder(f->path, f->fd)) remove_saving(f->path);
@@ -228,7 +228,7 @@ bool peri_checkpoint_lock_holds(const peri_checkpoint_lock *lock, const char *fo
 
 void peri_checkpoint_lock_release(peri_checkpoint_lock *lock)
 {
-    if (!lock) return;
+    if (!lock || peri__border_refuses(__func__)) return;
     close(lock->fd);
     peri__free(lock);
     peri__object_count(-1);
@@ -275,4 +275,7 @@ peri_status peri_checkpoint_names(const char *folder, char **out)
     return status;
 }
 
-void peri_checkpoint_names_release(char *names) { peri__free(names); }
+void peri_checkpoint_names_release(char *names)
+{
+    if (names && !peri__border_refuses(__func__)) peri__free(names);
+}

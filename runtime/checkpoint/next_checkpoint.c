@@ -74,7 +74,7 @@ static void withdraw(peri_checkpoint_follower *f)
 
 void peri_checkpoint_follower_release(peri_checkpoint_follower *f)
 {
-    if (!f) return;
+    if (!f || peri__border_refuses(__func__)) return;
     withdraw(f);
     peri__free(f->folder);
     peri__free(f->refused);

@@ -167,6 +167,7 @@ static peri_status verify_block(void *context, const char *data, int64_t bytes, 
 
 peri_status peri_checkpoint_verify(peri_checkpoint *c, int64_t index, int64_t piece)
 {
+    PERI__NOT_AT_BORDER;
     const peri__entry *e;
     const peri__stored_piece *p;
     PERI_TRY(peri__piece_at(c, "peri_checkpoint_verify", index, piece, &e, &p));

@@ -354,7 +354,7 @@ peri_status peri_checkpoint_publishing_test(peri_checkpoint_publishing *p, char 
 
 void peri_checkpoint_publishing_release(peri_checkpoint_publishing *p)
 {
-    if (!p) return;
+    if (!p || peri__border_refuses(__func__)) return;
     if (p->started) pthread_join(p->thread, NULL);
     for (int32_t i = 0; i < p->n; i++) peri__free(p->parts[i]);
     char *const texts[] = {p->folder, p->path, p->values, p->parent, p->same_as};

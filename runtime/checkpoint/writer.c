@@ -81,7 +81,7 @@ static peri_status path_of(const peri_checkpoint_writer *w, int32_t file, char p
 
 void peri_checkpoint_writer_release(peri_checkpoint_writer *w)
 {
-    if (!w) return;
+    if (!w || peri__border_refuses(__func__)) return;
     peri__io_release(w->io);
     peri__io_file_free(w->open);
     for (int32_t f = 0; !w->finished && f <= w->file; f++) {
@@ -471,7 +471,7 @@ peri_status peri_checkpoint_checksum(const peri_tensor *elements, uint64_t *out)
 
 int64_t peri_checkpoint_writer_room(const peri_checkpoint_writer *w)
 {
-    if (!w || w->finished || w->spent) return 0;
+    if (!w || peri__border_refuses(__func__) || w->finished || w->spent) return 0;
     int64_t room = -w->filled;
     for (int b = 0; b < BUFFERS; b++) {
         const int64_t number = b == 0 && w->filled > 0 ? -1 : w->jobs[(w->current + b) % BUFFERS];

@@ -31,7 +31,7 @@ int64_t peri_collision_bucket(int64_t id, int32_t spread, int32_t buckets, int64
 
 int64_t peri_collision_home(int64_t id, int64_t rows)
 {
-    return (int64_t)(peri_k_murmur((uint64_t)id, 0, 0) % (uint64_t)rows);
+    return rows > 0 ? (int64_t)(peri_k_murmur((uint64_t)id, 0, 0) % (uint64_t)rows) : -1;
 }
 
 /* -- what a configuration may say ---------------------------------------------------------------------------------- */

@@ -305,6 +305,7 @@ peri_status peri__comm_lost(peri__comm *comm)
 
 peri_status peri__group_check(const char *function, peri_group *group)
 {
+    if (peri__border_refuses(function)) return PERI_EINVAL;
     if (!group) return peri__fail(PERI_EINVAL, "%s: no group (is this rank a member?)", function);
     if (group->comm->size > 1 && group->comm->forks != peri__forks())
         return peri__fail(PERI_EUNSUPPORTED,
@@ -323,6 +324,7 @@ peri_status peri__group_check(const char *function, peri_group *group)
 
 peri_status peri_group_healthy(peri_group *group)
 {
+    PERI__NOT_AT_BORDER;
     static const char F[] = "peri_group_healthy";
     PERI_TRY(peri__group_check(F, group));
     /* another rank may have given it up, where nothing of this one waits to hear of it */
@@ -348,7 +350,7 @@ peri_status peri__group_fail(peri_group *group, peri_status status)
 
 void peri_group_abort(peri_group *group, const char *message)
 {
-    if (!group) return;
+    if (!group || peri__border_refuses(__func__)) return;
     peri__group_fail(group, peri__fail(PERI_EABORTED, "%s", message && *message ? message : "aborted"));
 }
 

@@ -65,8 +65,8 @@ static peri_status check_config(peri_codec_config *c)
 
 peri_status peri_codec_new(const peri_codec_config *config, peri_codec **out)
 {
-    PERI_TAKE(peri_codec_config, config);
     PERI_NEED(out);
+    PERI_TAKE(peri_codec_config, config);
     peri_codec_config checked = *config;
     PERI_TRY(check_config(&checked));
     peri_codec *codec = peri__alloc_zero(sizeof *codec);

@@ -15,6 +15,7 @@ static atomic_int process_division = PERI_DIVISION_ON;
 
 peri_status peri_exchange_division_set(peri_group *group, int32_t division)
 {
+    PERI__NOT_AT_BORDER;
     if (division < 0 || division > PERI_DIVISION_OFF || (!group && division == PERI_DIVISION_DEFAULT))
         return peri__fail(PERI_EINVAL, "peri_exchange_division_set: %d, allowed: PERI_DIVISION_ON, _OFF%s", division,
                           group ? ", _DEFAULT" : "");

@@ -247,7 +247,7 @@ void peri_group_expire(peri_group *group)
 int64_t peri_group_progress(peri_group *group)
 {
     if (!group) return 0;
-    comm_progress(group->comm);
+    if (!peri__at_border()) comm_progress(group->comm);
     return group->comm->events;
 }
 

@@ -11,7 +11,7 @@ bool peri_comm_probe(const char *name, char *reason, int64_t size)
 {
     const peri_coll_vtab *vtab;
     char why[256] = "";
-    bool ok = name && peri__plugin_coll(name, &vtab) >= 0;
+    bool ok = name && !peri__border_refuses(__func__) && peri__plugin_coll(name, &vtab) >= 0;
     if (!name) snprintf(why, sizeof why, "no name");
     else if (!ok) snprintf(why, sizeof why, "%.250s", peri_error_message());
     else ok = vtab->probe(why, sizeof why) >= 0;

@@ -301,7 +301,7 @@ static void watched_free(watched *w)
 
 void peri_moment_release(peri_moment *m)
 {
-    if (!m) return;
+    if (!m || peri__border_refuses(__func__)) return;
     while (m->watched) {
         watched *w = m->watched;
         m->watched = w->next;

@@ -4,7 +4,6 @@
  */
 #include <perilune/host.h>
 
-#include "../base/border.h"
 #include "../base/pool.h"
 #include "../plugin/plugin_internal.h"
 #include "../tensor/tensor_internal.h"
@@ -12,11 +11,13 @@
 peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *(*resize)(void *p, size_t size),
                                     void (*release)(void *p))
 {
+    PERI__NOT_AT_BORDER;
     return peri__allocator_set(alloc, resize, release);
 }
 
 peri_status peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx)
 {
+    PERI__NOT_AT_BORDER;
     peri__log_set(log, ctx);
     return PERI_OK;
 }
@@ -25,16 +26,22 @@ peri_status peri_host_pool_set(int32_t threads,
                                void (*run)(void *ctx, int32_t parts, void (*part)(void *arg, int32_t i), void *arg),
                                void *ctx)
 {
+    PERI__NOT_AT_BORDER;
     return peri__pool_set(threads, run, ctx);
 }
 
 peri_status peri_host_affinity_set(const int32_t *processors, int32_t n)
 {
+    PERI__NOT_AT_BORDER;
     if (n > 0) PERI_NEED(processors);
     return peri__affinity_set(processors, n);
 }
 
-peri_status peri_host_plugin_path_set(const char *path) { return peri__plugin_path_set(path); }
+peri_status peri_host_plugin_path_set(const char *path)
+{
+    PERI__NOT_AT_BORDER;
+    return peri__plugin_path_set(path);
+}
 
 /* of the backend cpu */
 bool peri__cpu_storage_set(void *(*take)(size_t bytes, size_t alignment), void (*give)(void *p, size_t bytes));
@@ -56,6 +63,7 @@ static void storage_give(void *p, size_t bytes) { PERI__AT_BORDER("peri_host_sto
 
 peri_status peri_host_storage_set(void *(*take)(size_t bytes, size_t alignment), void (*give)(void *p, size_t bytes))
 {
+    PERI__NOT_AT_BORDER;
     if (!take != !give) return peri__fail(PERI_EINVAL, "peri_host_storage_set: both functions are needed, or none");
     if (peri__cpu_storage_set(take ? storage_take : NULL, give ? storage_give : NULL)) {
         storage.take = take;

@@ -114,7 +114,7 @@ peri_status peri_lua_new(const peri_lua_config *config, peri_lua **out)
 
 void peri_lua_release(peri_lua *lua)
 {
-    if (lua) drop(lua);
+    if (lua && !peri__border_refuses(__func__)) drop(lua);
 }
 
 const char *peri_lua_error(const peri_lua *lua) { return lua ? lua->guest->error(lua->state) : ""; }
@@ -144,7 +144,7 @@ static peri_status object_new(peri_lua *lua, int64_t number, peri_lua_object **o
 
 void peri_lua_object_release(peri_lua_object *o)
 {
-    if (!o) return;
+    if (!o || peri__border_refuses(__func__)) return;
     peri_lua *lua = o->lua;
     o->next = atomic_load(&lua->given_up);
     while (!atomic_compare_exchange_weak(&lua->given_up, &o->next, o)) {}
@@ -154,7 +154,8 @@ void peri_lua_object_release(peri_lua_object *o)
 
 void peri_lua_values_release(peri_lua_value *values, int32_t n)
 {
-    for (int32_t i = 0; values && i < n; i++) {
+    if (!values || peri__border_refuses(__func__)) return;
+    for (int32_t i = 0; i < n; i++) {
         switch (values[i].kind) {
         case PERI_LUA_TENSOR: peri_tensor_release(values[i].tensor); break;
         case PERI_LUA_JT: peri_jt_release(values[i].jt); break;

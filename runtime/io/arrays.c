@@ -410,7 +410,7 @@ peri_status peri_arrays_open_memory(const char *path, const void *bytes, int64_t
 
 void peri_arrays_release(peri_arrays *a)
 {
-    if (!a) return;
+    if (!a || peri__border_refuses(__func__)) return;
     for (int32_t i = 0; i < a->n; i++) {
         peri__free((void *)a->entries[i].array.name);
         peri__free(a->entries[i].unpacked);

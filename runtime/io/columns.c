@@ -409,7 +409,7 @@ peri_status peri_columns_new(const peri_columns_config *o, peri_columns **out)
 
 void peri_columns_release(peri_columns *c)
 {
-    if (!c) return;
+    if (!c || peri__border_refuses(__func__)) return;
     for (int32_t i = 0; i < c->n_parts; i++) {
         peri__free((void *)c->parts[i].p.name);
         peri__free((void *)c->parts[i].p.ids);

@@ -227,7 +227,7 @@ peri_status peri_columns_writer_finish(peri_columns_writer *w, const char *text)
 
 void peri_columns_writer_release(peri_columns_writer *w)
 {
-    if (!w) return;
+    if (!w || peri__border_refuses(__func__)) return;
     for (int i = 0; i < FILES; i++) {
         if (w->files[i].stream) fclose(w->files[i].stream);
         peri__free(w->files[i].path);

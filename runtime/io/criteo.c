@@ -298,6 +298,7 @@ peri_status peri_criteo_open(const peri_criteo_config *options, peri_criteo **ou
 peri_status peri_criteo_open_memory(const peri_criteo_config *options, const char *text, int64_t size,
                                     peri_criteo **out)
 {
+    PERI__NOT_AT_BORDER;
     PERI_TAKE(peri_criteo_config, options);
     if (!text || size < 0)
         return peri__fail(PERI_EINVAL, "peri_criteo_open_memory: no text, or %lld bytes of it", (long long)size);

@@ -231,7 +231,7 @@ peri_status peri_feed_take(peri_feed *feed, int64_t wait_us, peri_feed_parcel *p
 
 int32_t peri_feed_result(peri_feed *feed)
 {
-    if (!feed) return 0;
+    if (!feed || peri__border_refuses(__func__)) return 0;
     pthread_mutex_lock(&feed->lock);
     int32_t result = feed->over ? feed->result : 0;
     pthread_mutex_unlock(&feed->lock);
@@ -278,7 +278,7 @@ peri_status peri_feed_stop(peri_feed *feed, int64_t wait_us)
 
 void peri_feed_release(peri_feed *feed)
 {
-    if (!feed) return;
+    if (!feed || peri__border_refuses(__func__)) return;
     pthread_t thread = feed->thread;
     bool started = feed->started;
     if (stop(feed, patience_us, true)) {

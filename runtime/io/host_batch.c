@@ -28,7 +28,7 @@ peri_status peri_batch_new(int32_t dense_features, int32_t sparse_features, int6
 
 void peri_batch_release(peri_batch *batch)
 {
-    if (!batch) return;
+    if (!batch || peri__border_refuses(__func__)) return;
     peri__free(batch->dense);
     peri__free(batch->labels);
     peri__free(batch->values);

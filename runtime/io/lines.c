@@ -334,6 +334,7 @@ void peri_criteo_rewind(peri__lines *r)
 int64_t peri_criteo_count(peri__lines *r)
 {
     if (!r) return 0;
+    PERI__NOT_AT_BORDER;
     int64_t lines, next;
     if (r->window.pipe)
         return peri__fail(PERI_EINVAL, "%s: %s is a pipe, whose lines are not known; write it to a file",
@@ -469,7 +470,7 @@ static void lines_close(peri__lines *r)
 
 void peri_criteo_release(peri_criteo *r)
 {
-    if (!r) return;
+    if (!r || peri__border_refuses(__func__)) return;
     int saved = errno;
     lines_close(r);
     peri__object_count(-1);

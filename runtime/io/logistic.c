@@ -65,7 +65,7 @@ peri_status peri_logistic_new(const peri_logistic_config *o, peri_logistic **out
 
 void peri_logistic_release(peri_logistic *m)
 {
-    if (!m) return;
+    if (!m || peri__border_refuses(__func__)) return;
     peri__free(m->table_rows);
     peri__free(m->table_at);
     peri__free(m->cursor);

@@ -194,7 +194,7 @@ peri_status peri_model_context_new(peri_model *model, int64_t max_batch, int64_t
 
 void peri_model_context_release(peri_model_context *context)
 {
-    if (!context) return;
+    if (!context || peri__border_refuses(__func__)) return;
     if (context->memory) peri__mem_count(-context->bytes);
     free(context->memory);
     peri__free(context->values);

@@ -54,7 +54,7 @@ peri_status peri_model_follower_new(const char *path, const char *folder, const 
 
 void peri_model_follower_release(peri_model_follower *f)
 {
-    if (!f) return;
+    if (!f || peri__border_refuses(__func__)) return;
     peri_checkpoint_follower_release(f->run);
     for (int i = 0; i < 2; i++) peri_model_release(f->halves[i].model);
     peri__free(f->prefix);

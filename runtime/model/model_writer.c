@@ -220,6 +220,7 @@ peri_status peri_model_writer_matrix(peri_model_writer *writer, const float *wei
 
 peri_status peri_model_writer_panels(peri_model_writer *writer, const float *weight, int64_t columns, int64_t inner)
 {
+    PERI__NOT_AT_BORDER;
     return peri_model_writer_matrix(writer, weight, columns, inner, PERI_F32);
 }
 
@@ -308,7 +309,7 @@ peri_status peri_model_writer_publish(peri_model_writer *writer)
 
 void peri_model_writer_release(peri_model_writer *writer)
 {
-    if (!writer) return;
+    if (!writer || peri__border_refuses(__func__)) return;
     if (writer->fd >= 0) close(writer->fd);
     if (writer->fresh && !writer->published && (writer->fd >= 0 || writer->finished)) unlink(writer->fresh);
     peri__free(writer->path);

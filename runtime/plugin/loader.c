@@ -216,6 +216,7 @@ static void translate(const peri_work_entry *(*list)(int32_t *count), int32_t wo
 peri_status peri__plugin_symbol(const char *name, const char *symbol, void **out)
 {
     char reason[PERI_MESSAGE_MAX - 128];
+    PERI__NOT_AT_BORDER;
     pthread_mutex_lock(&lock);
     void *handle = open_plugin(name, reason, sizeof reason), *found = handle ? dlsym(handle, symbol) : NULL;
     pthread_mutex_unlock(&lock);

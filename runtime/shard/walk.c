@@ -595,7 +595,10 @@ peri_status peri_sharded_explain(peri_sharded *e, peri_work *dist, char **out)
     return status;
 }
 
-void peri_sharded_explain_release(char *text) { peri__free(text); }
+void peri_sharded_explain_release(char *text)
+{
+    if (text && !peri__border_refuses(__func__)) peri__free(text);
+}
 
 /** Whether a batch asks for its input again once it is looked up. */
 static bool keeps_input(const peri__input_dist *d)

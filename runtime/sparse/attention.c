@@ -374,6 +374,7 @@ out:
 peri_status peri_sparse_sequence_positions(peri_tensor *seq_offsets, peri_tensor *num_targets, int64_t rows,
                                            int64_t max_positions, peri_tensor **out)
 {
+    PERI__NOT_AT_BORDER;
     static const char f[] = "peri_sparse_sequence_positions";
     if (max_positions < 1)
         return peri__fail(PERI_EINVAL, "%s: max_positions %lld, allowed: 1 and more", f, (long long)max_positions);

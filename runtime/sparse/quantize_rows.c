@@ -149,6 +149,7 @@ out:
 peri_status peri_quantize_restore(peri_tensor *rows, const peri_row_format *format, int64_t cols, int32_t dtype,
                                   peri_tensor **out)
 {
+    PERI__NOT_AT_BORDER;
     static const char f[] = "peri_quantize_restore";
     char text[128];
     PERI_TRY(peri__check_tensor(f, "rows", rows, PERI_U8, -1));

@@ -18,6 +18,7 @@ static atomic_int precision;
 
 peri_status peri_float32_matmul_precision_set(const char *text)
 {
+    PERI__NOT_AT_BORDER;
     for (int i = 0; text && i < 3; i++)
         if (!strcmp(text, precisions[i])) {
             atomic_store(&precision, i);
@@ -37,6 +38,7 @@ bool peri_products_ordered(void) { return ordered; }
 
 peri_status peri_products_ordered_set(bool on)
 {
+    PERI__NOT_AT_BORDER;
     ordered = on;
     return PERI_OK;
 }
@@ -136,6 +138,7 @@ peri_autocast *peri_autocast_current(void) { return innermost; }
 
 peri_status peri_autocast_current_set(peri_autocast *region)
 {
+    PERI__NOT_AT_BORDER;
     innermost = region;
     return PERI_OK;
 }

@@ -473,7 +473,7 @@ out:
 
 void peri_backward_release(peri_backward *pass)
 {
-    if (!pass) return;
+    if (!pass || peri__border_refuses(__func__)) return;
     for (int64_t i = pass->at; i < pass->n; i++)
         if (pass->nodes[i]) peri__node_spend(pass->nodes[i]);
     for (int32_t i = 0; pass->grad_in && i < pass->grad_in_size; i++) peri_tensor_release(pass->grad_in[i]);

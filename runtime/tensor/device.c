@@ -2,7 +2,6 @@
  *
  * device.c: the table of open devices, streams, events; queueing kernels and copies.
  */
-#include "../base/border.h"
 #include "capture.h"
 
 #include "../../kernels/work.h"
@@ -147,7 +146,6 @@ peri_status peri_device_get(const char *name, peri_device **out)
         *out = &devices[at];
         return PERI_OK;
     }
-    PERI__NOT_AT_BORDER;
     peri_status status = PERI_OK;
     pthread_mutex_lock(&lock);
     int now = atomic_load(&device_count), found = known(name, now);
@@ -197,7 +195,7 @@ bool peri_device_probe(const char *name, char *reason, int64_t size)
 {
     const peri_device_vtab *vtab;
     char why[512] = "";
-    bool ok = name && peri__plugin_device(name, &vtab, NULL) >= 0;
+    bool ok = name && !peri__border_refuses(__func__) && peri__plugin_device(name, &vtab, NULL) >= 0;
     if (!name) snprintf(why, sizeof why, "no name");
     else if (!ok) snprintf(why, sizeof why, "%.250s", peri_error_message());
     else ok = vtab->probe(why, sizeof why) >= 0;

@@ -359,7 +359,7 @@ peri_status peri_graph_end(peri_graph *g, peri_tensor *const *outputs, int32_t m
 
 void peri_graph_cancel(peri_graph *g)
 {
-    if (!g || !g->capturing) return;
+    if (!g || peri__border_refuses(__func__) || !g->capturing) return;
     g->capturing = false;
     (void)peri__capture_end(&g->forward, false);
 }

@@ -191,6 +191,7 @@ static peri_status measure(peri_tensor *lengths, const peri_tensor *values, peri
 
 peri_status peri_jt_from_dense_lengths(peri_tensor *values, peri_tensor *lengths, peri_tensor *weights, peri_jt **out)
 {
+    PERI__NOT_AT_BORDER;
     PERI_TRY(check_dense(values, lengths, weights));
     peri__bags found = {0}, bags = {0};
     peri_tensor *rows = NULL, *row_weights = NULL;

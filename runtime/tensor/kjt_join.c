@@ -321,6 +321,7 @@ peri_status peri_kjt_copy(peri_kjt *dst, peri_kjt *src)
 peri_status peri_kjt_empty(peri_device *device, int32_t values_dtype, int32_t lengths_dtype, int32_t weights_dtype,
                            peri_kjt **out)
 {
+    PERI__NOT_AT_BORDER;
     int64_t none = 0;
     peri_kjt_config a = {.size = sizeof a};
     peri_status status;

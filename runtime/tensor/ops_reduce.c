@@ -314,11 +314,13 @@ static peri_status extreme_of(const char *function, peri_tensor *x, int32_t dim,
 
 peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
 {
+    PERI__NOT_AT_BORDER;
     return extreme_of("peri_op_max", x, dim, keepdim, false, values, indices);
 }
 
 peri_status peri_op_min(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
 {
+    PERI__NOT_AT_BORDER;
     return extreme_of("peri_op_min", x, dim, keepdim, true, values, indices);
 }
 

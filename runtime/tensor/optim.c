@@ -605,6 +605,7 @@ out:
 
 peri_status peri_grad_norm_finish(peri_tensor *power, double p, peri_tensor **out)
 {
+    PERI__NOT_AT_BORDER;
     PERI_TRY(check_p("peri_grad_norm_finish", p));
     PERI_TRY(peri__check_tensor("peri_grad_norm_finish", "power", power, PERI_F64, 0));
     peri_tensor *norm;
@@ -619,6 +620,7 @@ peri_status peri_grad_norm_finish(peri_tensor *power, double p, peri_tensor **ou
 
 peri_status peri_grad_clip_norm(peri_tensor *const *params, int32_t n, peri_tensor *norm, double limit)
 {
+    PERI__NOT_AT_BORDER;
     peri_device *device;
     if (!(limit > 0)) return peri__fail(PERI_EINVAL, "peri_grad_clip_norm: limit %g, allowed: above 0", limit);
     PERI_TRY(peri__check_tensor("peri_grad_clip_norm", "norm", norm, PERI_F64, 0));
@@ -634,6 +636,7 @@ peri_status peri_grad_clip_norm(peri_tensor *const *params, int32_t n, peri_tens
 
 peri_status peri_grad_clip_value(peri_tensor *const *params, int32_t n, double limit)
 {
+    PERI__NOT_AT_BORDER;
     if (n > 0) PERI_NEED(params);
     peri_device *device;
     if (!(limit > 0)) return peri__fail(PERI_EINVAL, "peri_grad_clip_value: limit %g, allowed: above 0", limit);

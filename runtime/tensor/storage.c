@@ -6,7 +6,6 @@
 #include "report.h"
 
 #include "../base/between.h"
-#include "../base/border.h"
 
 /** Storages of devices that can record graphs. */
 static struct {

@@ -15,6 +15,7 @@ bool peri_grad_enabled(void) { return !recording_off; }
 
 peri_status peri_grad_enabled_set(bool on)
 {
+    PERI__NOT_AT_BORDER;
     recording_off = !on;
     return PERI_OK;
 }

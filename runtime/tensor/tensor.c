@@ -46,6 +46,7 @@ peri_status peri__check_tensor(const char *function, const char *what, const per
                                int32_t ndim)
 {
     char text[128];
+    if (peri__border_refuses(function)) return PERI_EINVAL;
     if (!t) return peri__fail(PERI_EINVAL, "%s: %s is missing", function, what);
     if (dtype >= 0 && t->dtype != dtype)
         return peri__fail(PERI_EINVAL, "%s: %s is %s, wanted %s", function, what,
@@ -540,6 +541,7 @@ static peri_status random_tensor(const char *function, peri_device *device, int3
 peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double low,
                                 double high, uint64_t seed, uint64_t stream, peri_tensor **out)
 {
+    PERI__NOT_AT_BORDER;
     return random_tensor("peri_tensor_uniform", device, dtype, ndim, shape, PERI_RANDOM_UNIFORM, low, high, seed,
                          stream, out);
 }
@@ -547,6 +549,7 @@ peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim
 peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double mean,
                                double deviation, uint64_t seed, uint64_t stream, peri_tensor **out)
 {
+    PERI__NOT_AT_BORDER;
     return random_tensor("peri_tensor_normal", device, dtype, ndim, shape, PERI_RANDOM_NORMAL, mean, deviation, seed,
                          stream, out);
 }

@@ -134,7 +134,7 @@ static void fault_points_are_checked(void **state)
 {
     (void)state;
     assert_fails(peri_fault_arm("allok", 1), PERI_ENOTFOUND, "no fault point 'allok'; known: alloc checkpoint_read");
-    assert_fails(peri_fault_arm(NULL, 1), PERI_ENOTFOUND, "(null)");
+    assert_fails(peri_fault_arm(NULL, 1), PERI_EINVAL, "name is missing");
     assert_fails(peri_fault_arm("alloc", -1), PERI_EINVAL, "k = -1");
     assert_int_equal(peri_fault_passed("nothing"), -1);
     assert_int_equal(peri_fault_passed(NULL), -1);

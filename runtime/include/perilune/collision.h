@@ -107,8 +107,8 @@ PERI_API int32_t peri_collision_buckets(int64_t rows);
 PERI_API void peri_collision_segments(int64_t rows, int32_t buckets, int64_t *out);
 /** The bucket of @id among @buckets (>= 1) by PERI_SPREAD_*, -1 if RANGE does not allow it. Never fails. */
 PERI_API int64_t peri_collision_bucket(int64_t id, int32_t spread, int32_t buckets, int64_t input_hash_size);
-/** HASH: the row of a bucket from which on @id looks for one, of the @rows (>= 1) that ids of the bucket may have.
- *  Never fails. */
+/** HASH: the row of a bucket from which on @id looks for one, of the @rows that ids of the bucket may have; -1 if
+ *  there are none. Never fails. */
 PERI_API int64_t peri_collision_home(int64_t id, int64_t rows);
 
 /** A map that knows no id. @config borrowed, @out new. */

@@ -20,10 +20,14 @@
  * copy from this process's memory (PR_SET_PTRACER). Where MPI_Init cannot begin (no memory, no threads, settings
  * that contradict each other), Open MPI prints why and ends the process: the one exit that the library cannot prevent.
  *
- * Functions that the program gives (of memory, log lines, threads, tensors) may not call the library: what needs memory
- * or a lock is refused there, by PERI_ENOMEM or PERI_EINVAL with a text that says so, and log lines of it are dropped.
+ * Functions that the program gives (of memory, log lines, threads, tensors) may not call the library, which may hold
+ * locks meanwhile. One rule holds for all public functions there, so that nothing waits: those that return a status
+ * refuse (PERI_EINVAL, with a text that says so), a release does nothing (the reference stays the program's, which
+ * releases it later), log lines are dropped, and all others only read what is there: names, versions, counts, texts of
+ * errors. What failed there is forgotten when the function has returned: the thread's error record is the one before.
  * They have to return: an exception that leaves one, and a thread that ends in one, end the process with a message. A
- * longjmp out of one is not noticed, and leaves locks behind.
+ * longjmp out of one is not noticed, and leaves locks behind. A child that one of them forks may run another program or
+ * end; it is refused everything else.
  *
  * fork: a child may go on with tables, tensors and everything else in memory; it starts workers of its own. What needs
  * threads or connections of its parent (tables in files, groups of several ranks) refuses in a child on its first call
