@@ -12,9 +12,9 @@ Every public class and function of `torchrec.distributed`, `torchrec.modules`, `
 is on this page, by name (the list: `tests/parity/torchrec.txt`). "Here" has the same name; "elsewhere" does the same under another name, or
 inside; "not built" does not exist. "No need": without Python or PyTorch it has no meaning, or nothing is lost without it.
 
-`make parity` makes the page. A spec (`spec/names_spec.lua`) fails when a name of that list has no answer here, or when a symbol or a
-spec that this page names does not exist. `peri` is `require "perilune"`; names that begin with `peri_` are C functions. "Proof" is the spec
-that tries it. A class of the same name takes TorchRec's arguments by their names as far as they mean something here; one that it does not
+`make parity` makes the page. For each name `tests/parity/*.lua` have the spec that tries it, too; `spec/names_spec.lua` fails when a name of
+that list has no answer here, or when a symbol or a spec that is named does not exist. `peri` is `require "perilune"`; names that begin with
+`peri_` are C functions. A class of the same name takes TorchRec's arguments by their names as far as they mean something here; one that it does not
 know is an error that lists what is allowed.
 
 ]]
@@ -90,7 +90,7 @@ local function lines_of(section)
     local row = section[i]
     local kind, symbol = M.kind(row), row[2]
     if row.group and row.group.place then symbol = row.group.place .. "." end
-    local line = { names = { row[1] }, kind = kind, symbol = symbol, proof = row[3] and row[3]:match "^[^:]+",
+    local line = { names = { row[1] }, kind = kind, symbol = symbol,
       note = row.missing or row.never or row[4],
       group = row.group }
     if before and line.group and line.group == before.group and line.kind == before.kind then table.insert(before.names,
@@ -103,8 +103,7 @@ local function lines_of(section)
   local words = { here = "here", elsewhere = "elsewhere", missing = "**not built**", never = "no need" }
   for i, l in ipairs(lines) do
     local symbol = l.symbol and l.symbol:match "%.$" and l.symbol .. (#l.names == 1 and l.names[1] or "*") or l.symbol
-    lines[i] = ("| %s | %s | %s | %s | %s |"):format(table.concat(l.names, ", "), words[l.kind], code(symbol),
-      l.note or "", code(l.proof))
+    lines[i] = ("| %s | %s | %s | %s |"):format(table.concat(l.names, ", "), words[l.kind], code(symbol), l.note or "")
   end
   return lines
 end
@@ -160,7 +159,7 @@ function M.make()
   end
   table.insert(text, "\n## What is not built\n\n| what | names | in |\n|---|---|---|\n" .. gaps(sections))
   for _, section in ipairs(sections) do
-    table.insert(text, ("\n## %s\n\n| name | | here | | proof |\n|---|---|---|---|---|"):format(section[1]))
+    table.insert(text, ("\n## %s\n\n| name | | here | |\n|---|---|---|---|"):format(section[1]))
     table.insert(text, table.concat(lines_of(section), "\n"))
   end
   return table.concat(text, "\n") .. "\n", counts

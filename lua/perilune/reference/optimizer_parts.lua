@@ -138,7 +138,7 @@ function optim.KeyedOptimizer:add_param_group(group) end
 ---keyed:set("weight_decay", 0.1)
 ---print(keyed:get("weight_decay"), keyed.names[1]) --> 0.1 w
 ---```
----@class peri.nn.optim.KeyedOptimizerWrapper: peri.nn.optim.KeyedOptimizer
+---@class peri.nn.optim.KeyedOptimizerWrapper: peri.nn.optim.OptimizerWrapper
 ---@param params table<string, peri.Tensor> Parameters by name, of any shape.
 ---@param factory function Gets a list of `{ name =, tensor = }`, returns an optimizer.
 ---@overload fun(params: table<string, peri.Tensor>, factory: function): peri.nn.optim.KeyedOptimizerWrapper
