@@ -363,6 +363,7 @@ describe("a checkpoint", function()
       local ok, err = pcall(peri.checkpoint.save, path, p, { group = world })
       assert.is_false(ok)
       assert.truthy(tostring(err):find("'model/over.weight' differs between rank 0 and rank 1", 1, true), tostring(err))
+      p.model.module.over.weight:detach():fill(0) -- alike again: ranks that leave with different ones would say so
     end)
     assert.equal("", (shell.run(("ls -A %s | grep drift"):format(folder))))
   end)
