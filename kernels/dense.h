@@ -179,6 +179,44 @@ typedef struct peri_k_muladd_args {
     double scale;
 } peri_k_muladd_args;
 
+/* -- formulas ------------------------------------------------------------------------------------------------------ */
+
+/** What a step of a formula computes of the registers that it names (a, b, c) and of its numbers (x, y). */
+enum {
+    PERI_FORMULA_UNARY = 0,   /* f(a), f = op (PERI_UNARY_*) with the numbers x and y */
+    PERI_FORMULA_CHAIN = 1,   /* a f'(b), as unary_grad has it: b is what that wants as `saved` */
+    PERI_FORMULA_BINARY = 2,  /* a op b (PERI_BINARY_*, up to PERI_BINARY_LAST_PLAIN) */
+    PERI_FORMULA_COMPARE = 3, /* 1 if a op b (PERI_COMPARE_*), else 0 */
+    PERI_FORMULA_WHERE = 4,   /* b if a is not 0, else c */
+    PERI_FORMULA_NUMBER = 5,  /* x */
+    PERI_FORMULA_KINDS = 6
+};
+
+typedef struct peri_k_formula_step {
+    uint8_t kind, op, a, b, c;
+    double x, y;
+} peri_k_formula_step;
+
+enum { PERI_FORMULA_INPUTS = 5, PERI_FORMULA_STEPS = 64, PERI_FORMULA_RESULTS = 4 };
+
+/** Several functions of elements one after the other, without memory for what is between them. Each element has
+ *  registers: the first n_in are the elements of the inputs, and step k writes register n_in + k. For |x - t| of two
+ *  inputs: n_in = 2, n_steps = 2,
+ *
+ *    register   0  1  2                       3
+ *    is         x  t  step 0: BINARY SUB 0 1  step 1: UNARY ABS 2      result[0] = 3
+ *
+ *  For each index in row-major order of shape dst[k], which is contiguous, gets register result[k]. Strides are in
+ *  elements; 0 repeats. Each step is rounded to the dtype: f32 or f64. range: elements. */
+typedef struct peri_k_formula_args {
+    void *dst[PERI_FORMULA_RESULTS];
+    const void *in[PERI_FORMULA_INPUTS];
+    int32_t dtype, ndim, n_in, n_steps, n_results;
+    uint8_t result[PERI_FORMULA_RESULTS];
+    int64_t shape[PERI_MAX_DIMS], stride[PERI_FORMULA_INPUTS][PERI_MAX_DIMS];
+    peri_k_formula_step step[PERI_FORMULA_STEPS];
+} peri_k_formula_args;
+
 /* -- the sides of a linear layer ----------------------------------------------------------------------------------- */
 
 /** y[r][c] = f(y[r][c] + bias[c]), in place; f = `act`, one of the unary functions up to PERI_UNARY_FROM_OUTPUT; bias

@@ -21,6 +21,7 @@
     X(axpy, peri_k_axpy_args)                                                                                          \
     X(unary, peri_k_unary_args) X(unary_grad, peri_k_unary_grad_args) X(binary, peri_k_binary_args)                    \
         X(muladd, peri_k_muladd_args) X(bias_act, peri_k_bias_act_args) X(act_grad, peri_k_act_grad_args)              \
+            X(formula, peri_k_formula_args)                                                                            \
             X(cross, peri_k_cross_args) X(cross_grad, peri_k_cross_grad_args) X(sum_dim, peri_k_sum_dim_args)          \
                 X(max_dim, peri_k_max_dim_args) X(max_dim_grad, peri_k_max_dim_grad_args)                              \
                     X(product_dim, peri_k_product_dim_args) X(product_dim_grad, peri_k_product_dim_grad_args)          \

@@ -17,7 +17,9 @@
 #include "../ref/dense.c"
 #include "dense.c"
 #include "interaction.c"
+#include "../ref/formula.c"
+#include "formula.c"
 #include "../ref/optim.c"
 #include "optim.c"
 
-K_UNIT(dense, K_CPU_CONVERT K_CPU_CODEC K_CPU_DENSE K_CPU_OPTIM);
+K_UNIT(dense, K_CPU_CONVERT K_CPU_CODEC K_CPU_DENSE K_CPU_FORMULA, K_CPU_OPTIM);

@@ -22,6 +22,7 @@
 #else
 #include "dense.c"
 #endif
+#include "formula.c"
 #include "jagged.c"
 #include "optim.c"
 #include "quantize.c"

@@ -35,8 +35,7 @@ out:
 
 static const peri__node_vtab sum_vtab = {.name = "sum", .backward = sum_backward};
 
-/** *mask = a bit for each of the dimensions @dims[n] of @x; n = 0: all. */
-static peri_status mask_of(const char *function, const peri_tensor *x, const int32_t *dims, int32_t n, uint32_t *mask)
+peri_status peri__mask_of(const char *function, const peri_tensor *x, const int32_t *dims, int32_t n, uint32_t *mask)
 {
     if (n > 0 && !dims) return peri__fail(PERI_EINVAL, "%s: dims is missing", function);
     if (n < 0) return peri__fail(PERI_EINVAL, "%s: %d dimensions, allowed: 0 (all) and more", function, n);
@@ -58,7 +57,7 @@ static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t 
     uint32_t mask;
     PERI_TRY(peri__check_float(function, "x", x));
     if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
-    PERI_TRY(mask_of(function, x, dims, n, &mask));
+    PERI_TRY(peri__mask_of(function, x, dims, n, &mask));
     int64_t shape[PERI_MAX_DIMS], count = 1;
     int32_t ndim = 0;
     for (int32_t d = 0; d < x->ndim; d++) {
@@ -417,7 +416,7 @@ peri_status peri_op_amax(peri_tensor *x, const int32_t *dims, int32_t n, bool ke
     int32_t back;
     PERI_NEED(out);
     PERI_TRY(ordered(function, x, &wide, &back));
-    peri_status status = mask_of(function, wide, dims, n, &mask);
+    peri_status status = peri__mask_of(function, wide, dims, n, &mask);
     if (status >= 0) status = amax(wide, mask, keepdim, least, &y);
     peri_tensor_release(wide);
     return status < 0 ? status : restored(y, back, out);
@@ -601,7 +600,7 @@ static peri_status sum_integers(const char *function, peri_tensor *x, const int3
     int32_t ndim = 0;
     peri_tensor *t;
     PERI_NEED(out);
-    PERI_TRY(mask_of(function, x, dims, n, &mask));
+    PERI_TRY(peri__mask_of(function, x, dims, n, &mask));
     PERI_TRY(peri__cast(x, PERI_I64, &t));
     peri_status status = PERI_OK;
     for (int32_t d = x->ndim - 1; d >= 0 && status >= 0; d--)

@@ -525,6 +525,8 @@ peri_status peri__where(const char *function, peri_tensor *condition, peri_tenso
                         peri_tensor **out);
 /** @scale times the sum over the dimensions whose bit is set in @mask; they stay, with size 1. */
 peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tensor **out);
+/** *mask = a bit for each of the dimensions @dims[n] of @x; n = 0: all. */
+peri_status peri__mask_of(const char *function, const peri_tensor *x, const int32_t *dims, int32_t n, uint32_t *mask);
 /** Memory for partial sums of @dtype, one row for each of @rows blocks, of which peri__grad_sums makes the gradient of
  *  input @i of @node: a vector, such as a bias, in the parameter's shape and dtype @own. The partial sums of one block
  *  are the gradient already. */

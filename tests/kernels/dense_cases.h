@@ -180,6 +180,40 @@ static inline void dense_binary(int64_t rows, int64_t cols, int32_t dtype, dense
         }
 }
 
+/** A formula with a step of each kind, of which one result is a register in the middle, on inputs like those of
+ *  binary. */
+static inline void dense_formula(int64_t rows, int64_t cols, int32_t dtype, dense_visit visit, void *ctx)
+{
+    static const int64_t strides[][2] = {{1, 1}, {1, 0}, {0, 1}, {2, 1}, {0, 0}}; /* of the columns, in a and b */
+    for (int32_t i = 0; i < 5; i++) {
+        dense_case c = dense_begin("formula", PERI_K_formula, dtype, rows, cols);
+        int64_t sa = strides[i][0], sb = strides[i][1];
+        peri_k_formula_args f = {.in = {dense_numbers(&c, rows * cols * 2, dtype, -1, 1),
+                                        dense_numbers(&c, rows * cols * 2, dtype, 0.5, 1)},
+                                 .dtype = dtype,
+                                 .ndim = 2,
+                                 .n_in = 2,
+                                 .n_steps = 10,
+                                 .n_results = 2,
+                                 .result = {11, 4},
+                                 .shape = {rows, cols},
+                                 .stride = {{sa * cols, sa}, {i == 3 ? 0 : cols, sb}},
+                                 .step = {{PERI_FORMULA_BINARY, PERI_BINARY_SUB, 0, 1, 0, 0, 0},
+                                          {PERI_FORMULA_UNARY, PERI_UNARY_TANH, 2, 0, 0, 0, 0},
+                                          {PERI_FORMULA_CHAIN, PERI_UNARY_TANH, 1, 3, 0, 0, 0},
+                                          {PERI_FORMULA_NUMBER, 0, 0, 0, 0, 0.25, 0},
+                                          {PERI_FORMULA_COMPARE, PERI_COMPARE_LT, 0, 5, 0, 0, 0},
+                                          {PERI_FORMULA_WHERE, 0, 6, 4, 1, 0, 0},
+                                          {PERI_FORMULA_UNARY, PERI_UNARY_AFFINE, 7, 0, 0, -2, 0.5},
+                                          {PERI_FORMULA_CHAIN, PERI_UNARY_CLAMP, 8, 0, 0, -0.5, 0.5},
+                                          {PERI_FORMULA_BINARY, PERI_BINARY_MAX, 9, 0, 0, 0, 0},
+                                          {PERI_FORMULA_BINARY, PERI_BINARY_DIV, 10, 1, 0, 0, 0}}};
+        DENSE_OUT(&c, peri_k_formula_args, dst[0], rows * cols, dtype, NULL);
+        DENSE_OUT(&c, peri_k_formula_args, dst[1], rows * cols, dtype, NULL);
+        dense_end(&c, &f, sizeof f, rows * cols, visit, ctx);
+    }
+}
+
 /* -- kernels over rows --------------------------------------------------------------------------------------------- */
 
 static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_visit visit, void *ctx)

@@ -126,6 +126,13 @@ static void broadcasts(void **state)
         DENSE_EVERYWHERE(4, dense_binary(rows, sizes[i], dtypes[d], check_case, NULL));
 }
 
+static void formulas(void **state)
+{
+    (void)state;
+    for (int64_t rows = 0; rows < 4; rows++) /* 3 x 100 elements: more than a block */
+        DENSE_EVERYWHERE(2, dense_formula(rows, sizes[i], dtypes[d], check_case, NULL));
+}
+
 static void kernels_of_rows(void **state)
 {
     (void)state;
@@ -379,6 +386,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(elementwise_kernels),
         cmocka_unit_test(broadcasts),
+        cmocka_unit_test(formulas),
         cmocka_unit_test(kernels_of_rows),
         cmocka_unit_test(sums),
         cmocka_unit_test(interactions),

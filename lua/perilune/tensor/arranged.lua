@@ -63,7 +63,7 @@ function F.tile(t, times)
   for i = #times, 1, -1 do
     if times[i] ~= 1 then tiled = repeated(tiled, first + i, times[i]) end
   end
-  return (F.clone(tiled))
+  return tiled == t and F.clone(t) or tiled
 end
 
 --- Each element along dim as often as a number, or for each its own of a tensor of one dimension, says, one beside the
@@ -83,17 +83,23 @@ function F.repeat_interleave(t, times, dim)
   return (F.index_select(t, d, F.searchsorted(ends, Tensor.arange(0, total, 1, "i64", t:device()), true)))
 end
 
---- How far right of the diagonal each element of the last two dimensions is.
-local function right_of(func, t)
+--- The columns of the last two dimensions, and beside each row the column of its element on the diagonal k.
+local function columns_and_diagonal(func, t, k)
   if t:dim() < 2 then P.fail(("%s: %s, wanted two dimensions or more"):format(func, Tensor._text(t))) end
-  local rows, columns = Tensor.arange(0, t:size(-2), 1, "i64", t:device()), Tensor.arange(0, t:size(-1), 1, "i64",
-    t:device())
-  return (F.sub(columns, F.unsqueeze(rows, 2)))
+  local device, rows, columns = t:describe().device, t:size(-2), t:size(-1)
+  k = k or 0
+  return Tensor.arange(0, columns, 1, "i64", device), F.unsqueeze(Tensor.arange(k, k + rows, 1, "i64", device), 2)
 end
 --- t with zeros below the diagonal of the last two dimensions, or, with k, the diagonal k places right of it.
-function F.triu(t, k) return (F.masked_fill(t, F.lt(right_of("triu", t), k or 0), 0)) end
+function F.triu(t, k)
+  local columns, diagonal = columns_and_diagonal("triu", t, k)
+  return (F.masked_fill(t, F.lt(columns, diagonal), 0))
+end
 --- t with zeros above it.
-function F.tril(t, k) return (F.masked_fill(t, F.gt(right_of("tril", t), k or 0), 0)) end
+function F.tril(t, k)
+  local columns, diagonal = columns_and_diagonal("tril", t, k)
+  return (F.masked_fill(t, F.gt(columns, diagonal), 0))
+end
 
 --- Of a matrix the elements on the diagonal k (0) places right of the main one; of a row the matrix that has it there.
 function F.diag(t, k)
@@ -101,7 +107,8 @@ function F.diag(t, k)
   if t:dim() == 1 then
     local n = t:size(1)
     local square = F.unsqueeze(t, 2):expand { n, n }
-    square = F.masked_fill(square, F.ne(right_of("diag", square), 0), 0)
+    local columns, diagonal = columns_and_diagonal("diag", square)
+    square = F.masked_fill(square, F.ne(columns, diagonal), 0)
     if k == 0 then return square end
     return (F.pad(square, k > 0 and { k, 0, 0, k } or { 0, -k, -k, 0 }))
   end
@@ -128,9 +135,9 @@ end
 
 --- `size` slices of `value` along dimension d of what has the shape of t elsewhere.
 local function filled(t, d, size, value)
-  local shape = t:shape()
+  local shape, about = t:shape(), t:describe()
   shape[d] = size
-  return (Tensor.full(shape, value or 0, t:dtype(), t:device()))
+  return (Tensor.full(shape, value or 0, about.dtype, about.device))
 end
 --- t with `value` (0) around it: a list of how many before and behind it along the last dimension, then along the one
 --- before, and so on. Negative: so many elements are cut off.
@@ -140,10 +147,10 @@ function F.pad(t, pads, value)
   end
   for i = 1, #pads, 2 do
     local d, before, behind = t:dim() - (i - 1) / 2, pads[i], pads[i + 1]
-    local n = t:size(d)
-    if before < 0 or behind < 0 then t = t:slice(d, math.max(0, -before), n + math.min(0, behind)) end
-    if before > 0 then t = F.cat({ filled(t, d, before, value), t }, d) end
-    if behind > 0 then t = F.cat({ t, filled(t, d, behind, value) }, d) end
+    if before < 0 or behind < 0 then t = t:slice(d, math.max(0, -before), t:size(d) + math.min(0, behind)) end
+    if before > 0 and behind > 0 then t = F.cat({ filled(t, d, before, value), t, filled(t, d, behind, value) }, d)
+    elseif before > 0 then t = F.cat({ filled(t, d, before, value), t }, d)
+    elseif behind > 0 then t = F.cat({ t, filled(t, d, behind, value) }, d) end
   end
   return t
 end

@@ -5,39 +5,73 @@ local Tensor = require "perilune.tensor.core"
 local F = require "perilune.tensor.ops"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
+local formula = require "perilune.tensor.formula"
 
+local NONE, SUM, MEAN = P.C.PERI_LOSS_NONE, P.C.PERI_LOSS_SUM, P.C.PERI_LOSS_MEAN
+
+local divided = formula("normalize", 2, 1, function(f, t, norm, eps) return f.div(t, f.clamp(norm, eps, math.huge)) end)
 --- t divided by its p-norm (2) along dim (2); norms below eps (1e-12) count as eps.
 function F.normalize(t, p, dim, eps)
-  return (F.div(t, F.clamp(F.norm(t, p or 2, dim or 2, true), eps or 1e-12)))
+  return (divided(NONE, nil, false, t, F.norm(t, p or 2, dim or 2, true), eps or 1e-12))
 end
 
 --- dtype -> its largest finite number.
 local largest = { f16 = 65504, bf16 = 0x1.fep127, f32 = 0x1.fffffep127, f64 = 0x1.fffffffffffffp1023 }
 
+local no_sizes = {}
+--- t without the dimensions `dim` (as in sum), which have size 1.
+local function without(t, dim)
+  if not dim then return (t:reshape(no_sizes)) end
+  if type(dim) == "number" then return (F.squeeze(t, dim)) end
+  local n, sizes, gone = t:dim(), {}, {}
+  for i = 1, #dim do gone[dim[i] < 0 and dim[i] + n + 1 or dim[i]] = true end
+  for d = 1, n do
+    if not gone[d] then sizes[#sizes + 1] = t:size(d) end
+  end
+  return (t:reshape(sizes))
+end
+
+-- The bounds keep an infinite largest element from leaving NaN behind.
+local exponentials = formula("logsumexp", 2, 2, function(f, t, most, low, high)
+  return f.exp(f.sub(t, f.clamp(most, low, high)))
+end)
+local shifted_log = formula("logsumexp", 2, 2, function(f, sum, most, low, high)
+  return f.add(f.log(sum), f.clamp(most, low, high))
+end)
+local function logsumexp(t, dim, keepdim)
+  local most, bound = F.amax(t:detach(), dim, true), largest[t:dtype()]
+  local log = shifted_log(NONE, nil, false, exponentials(SUM, dim, true, t, most, -bound, bound), most, -bound, bound)
+  return keepdim and log or without(log, dim)
+end
 --- The logarithm of the sum of exp(t) over dim (as in sum). Of integers and bool in f32.
 function F.logsumexp(t, dim, keepdim)
   if not Tensor._is_float(t) then t = t:to "f32" end -- differences of the largest and the smallest one would wrap
   if t:numel() == 0 then return (F.log(F.sum(t, dim, keepdim))) end -- nothing has no largest one
-  local most, bound = F.amax(t:detach(), dim, true), largest[t:dtype()]
-  if bound then most = F.clamp(most, -bound, bound) end -- infinite ones would leave NaN behind
-  local sum = F.log(F.sum(F.exp(F.sub(t, most)), dim, keepdim))
-  return (F.add(sum, most:reshape(sum:shape())))
+  return (F._in_f32(logsumexp, t, dim, keepdim))
 end
 
+local numbers = formula("nansum", 1, 0, function(f, t) return f.where(f.ne(t, t), f.number(0), t) end)
+local are_numbers = formula("nanmean", 1, 0, function(f, t) return f.eq(t, t) end)
 --- The sum over dim (as in sum) of what is not NaN.
 function F.nansum(t, dim, keepdim)
-  if Tensor._is_float(t) then t = F.masked_fill(t, F.isnan(t), 0) end
-  return (F.sum(t, dim, keepdim))
+  if not Tensor._is_float(t) then return (F.sum(t, dim, keepdim)) end
+  return (numbers(SUM, dim, keepdim, t))
+end
+local function nanmean(t, dim, keepdim)
+  return (F.div(numbers(SUM, dim, keepdim, t), are_numbers(SUM, dim, keepdim, t:detach())))
 end
 --- The mean of what is not NaN; NaN where nothing is left.
 function F.nanmean(t, dim, keepdim)
-  return (F.div(F.nansum(t, dim, keepdim), F.sum(F.eq(t, t), dim, keepdim)))
+  if not Tensor._is_float(t) then return (F.div(F.sum(t, dim, keepdim), F.sum(F.eq(t, t), dim, keepdim))) end
+  return (F._in_f32(nanmean, t, dim, keepdim))
 end
 
+local are_not_0 = formula("any", 1, 0, function(f, t) return f.ne(t, f.number(0)) end)
+local are_0 = formula("all", 1, 0, function(f, t) return f.eq(t, f.number(0)) end)
 --- Whether any element over dim (as in sum) is true, or not 0: bool.
-function F.any(t, dim, keepdim) return (F.gt(F.sum(F.ne(t, 0), dim, keepdim), 0)) end
+function F.any(t, dim, keepdim) return (F.gt(are_not_0(SUM, dim, keepdim, t:detach()), 0)) end
 --- Whether all of them are.
-function F.all(t, dim, keepdim) return (F.eq(F.sum(F.eq(t, 0), dim, keepdim), 0)) end
+function F.all(t, dim, keepdim) return (F.eq(are_0(SUM, dim, keepdim, t:detach()), 0)) end
 
 --- Views of t cut along dim (1) into n parts of one size, the last of which may be smaller, or missing.
 function F.chunk(t, n, dim)
@@ -91,14 +125,16 @@ function F.isinf(t)
   if not Tensor._is_float(t) then return (F.ne(t, t)) end -- none
   return (F.eq(F.abs(t), math.huge))
 end
+local replaced = formula("nan_to_num", 1, 3, function(f, t, nan, posinf, neginf)
+  local finite = f.where(f.eq(t, f.number(-math.huge)), f.number(neginf), t)
+  return f.where(f.ne(t, t), f.number(nan), f.where(f.eq(t, f.number(math.huge)), f.number(posinf), finite))
+end)
 --- t with `nan` (0) for NaN, and for infinities posinf and neginf: where they are nil the largest and the least number
 --- of the dtype.
 function F.nan_to_num(t, nan, posinf, neginf)
   if not Tensor._is_float(t) then return (F.clone(t)) end
   local most = largest[t:dtype()]
-  t = F.masked_fill(t, F.isnan(t), nan or 0)
-  t = F.masked_fill(t, F.eq(t, math.huge), posinf or most)
-  return (F.masked_fill(t, F.eq(t, -math.huge), neginf or -most))
+  return (replaced(NONE, nil, false, t, nan or 0, posinf or most, neginf or -most))
 end
 --- log(t / (1 - t)); eps: of t not below eps nor above 1 - eps.
 function F.logit(t, eps)
@@ -106,11 +142,13 @@ function F.logit(t, eps)
   if eps then t = F.clamp(t, eps, 1 - eps) end
   return (F.sub(F.log(t), F.log1p(F.neg(t))))
 end
---- t where it is above 0, else alpha (1) times exp(t) - 1.
-function F.elu(t, alpha)
+local elu = formula("elu", 1, 1, function(f, t, alpha)
   -- of large t, which is not chosen, the exponential would leave NaN in the gradient
-  return (F.where(F.gt(t, 0), t, F.affine(F.expm1(F.clamp(t, nil, 1)), alpha or 1, 0)))
-end
+  local below = f.expm1(f.clamp(t, -math.huge, 1))
+  return f.where(f.le(t, f.number(0)), f.affine(below, alpha, 0), t)
+end)
+--- t where it is above 0, else alpha (1) times exp(t) - 1.
+function F.elu(t, alpha) return (elu(NONE, nil, false, t, alpha or 1)) end
 
 -- -- of truth ---------------------------------------------------------------------------------------------------------
 
@@ -121,38 +159,63 @@ function F.logical_and(a, b) return (F.mul(F.ne(a, 0), F.ne(b, 0))) end
 function F.logical_or(a, b) return (F.add(F.ne(a, 0), F.ne(b, 0))) end
 function F.logical_xor(a, b) return (F.ne(F.ne(a, 0), F.ne(b, 0))) end
 
---- Where |a - b| <= atol (1e-8) + rtol (1e-5) |b|; equal infinities are close, and with equal_nan NaN and NaN.
-function F.isclose(a, b, rtol, atol, equal_nan)
+--- 1 where a and b are close; nan: 1 if NaN is close to NaN, else 0.
+local closeness = formula("isclose", 2, 3, function(f, a, b, rtol, atol, nan)
+  local size = f.abs(b)
+  local near = f.le(f.abs(f.sub(a, b)), f.affine(size, rtol, atol))
+  local finite = f.lt(size, f.number(math.huge))
+  local both_nan = f.mul(f.mul(f.ne(a, a), f.ne(b, b)), f.number(nan))
+  return f.maximum(f.maximum(f.mul(near, finite), f.eq(a, b)), both_nan)
+end)
+local function close(reduction, a, b, rtol, atol, equal_nan)
   if not (Tensor._is_float(a) and Tensor._is_float(b)) then a, b = a:to "f64", b:to "f64" end
-  local bound = F.affine(F.abs(b), rtol or 1e-5, atol or 1e-8)
-  local close = F.logical_and(F.le(F.abs(F.sub(a, b)), bound), F.lt(F.abs(b), math.huge))
-  close = F.logical_or(close, F.eq(a, b))
-  return equal_nan and F.logical_or(close, F.logical_and(F.isnan(a), F.isnan(b))) or close
+  return (closeness(reduction, nil, false, a:detach(), b:detach(), rtol or 1e-5, atol or 1e-8, equal_nan and 1 or 0))
 end
+--- Where |a - b| <= atol (1e-8) + rtol (1e-5) |b|; equal infinities are close, and with equal_nan NaN and NaN.
+function F.isclose(a, b, rtol, atol, equal_nan) return (F.ne(close(NONE, a, b, rtol, atol, equal_nan), 0)) end
 --- Whether isclose holds everywhere: true or false. Waits.
 function F.allclose(a, b, rtol, atol, equal_nan)
-  return F.all(F.isclose(a:detach(), b:detach(), rtol, atol, equal_nan)):item() ~= 0
+  local share = close(MEAN, a, b, rtol, atol, equal_nan):item()
+  return share == 1 or share ~= share -- of nothing
 end
+local differing = formula("equal", 2, 0, function(f, a, b) return f.ne(a, b) end)
 --- Whether a and b have one shape and equal elements: true or false. Waits.
 function F.equal(a, b)
-  return Tensor._same_shape(a, b) and F.all(F.eq(a, b)):item() ~= 0
+  if not Tensor._same_shape(a, b) then return false end
+  if Tensor._is_float(a) and Tensor._is_float(b) then
+    return differing(SUM, nil, false, a:detach(), b:detach()):item() == 0
+  end
+  return F.all(F.eq(a, b)):item() ~= 0
 end
 
 -- -- of two and more --------------------------------------------------------------------------------------------------
 
+local between = formula("lerp", 3, 0, function(f, a, b, weight)
+  local way = f.sub(b, a)
+  local from_a, from_b = f.add(a, f.mul(way, weight)), f.sub(b, f.mul(way, f.affine(weight, -1, 1)))
+  return f.where(f.lt(f.abs(weight), f.number(0.5)), from_a, from_b)
+end)
 --- a + weight (b - a); weight: a number or a tensor. From 1/2 on it is computed from b, as PyTorch's: weight 1 gives
 --- b's bits.
 function F.lerp(a, b, weight)
+  if not Tensor._is_number(weight) then return (between(NONE, nil, false, a, b, weight)) end
   local way = F.sub(b, a)
-  if Tensor._is_number(weight) then
-    if math.abs(tonumber(weight)) < 0.5 then return (F.add(a, F.mul(way, weight))) end
-    return (F.sub(b, F.mul(way, 1 - tonumber(weight))))
-  end
-  local from_a, from_b = F.add(a, F.mul(way, weight)), F.sub(b, F.mul(way, F.affine(weight, -1, 1)))
-  return (F.where(F.lt(F.abs(weight), 0.5), from_a, from_b))
+  if math.abs(tonumber(weight)) < 0.5 then return (F.add(a, F.mul(way, weight))) end
+  return (F.sub(b, F.mul(way, 1 - tonumber(weight))))
 end
+local weighted_sum = formula("addmm", 2, 2, function(f, t, product, beta, alpha)
+  return f.add(f.affine(t, beta, 0), f.affine(product, alpha, 0))
+end)
+-- Nothing of t, not even NaN; its gradient is 0.
+local scaled_product = formula("addmm", 2, 1, function(f, t, product, alpha)
+  return f.where(f.number(0), t, f.affine(product, alpha, 0))
+end)
 --- beta (1) t + alpha (1) times a product. beta 0: t may hold anything, NaN too.
 local function add_product(t, product, beta, alpha)
+  if Tensor._is_float(t) or Tensor._is_float(product) then
+    if beta == 0 then return (scaled_product(NONE, nil, false, t, product, alpha or 1)) end
+    return (weighted_sum(NONE, nil, false, t, product, beta or 1, alpha or 1))
+  end
   local sum = F.affine(product, alpha or 1, 0)
   if beta ~= 0 then sum = F.add(F.affine(t, beta or 1, 0), sum) else t:expand(sum:shape()) end
   return sum
@@ -228,9 +291,16 @@ function F.diff(t, n, dim)
   end
   return t
 end
+--- Of this layer: the square of a - b + eps.
+F._squared_distance = formula("pairwise_distance", 2, 1, function(f, a, b, eps)
+  return f.square(f.affine(f.sub(a, b), 1, eps))
+end)
+local function distance(a, b, keepdim, eps) return (F._root(F._squared_distance(SUM, -1, keepdim, a, b, eps))) end
 --- The p-norm (2) of a - b + eps (1e-6) along the last dimension.
 function F.pairwise_distance(a, b, p, eps, keepdim)
-  return (F.norm(F.affine(F.sub(a, b), 1, eps or 1e-6), p or 2, -1, keepdim))
+  p = p or 2
+  if p ~= 2 then return (F.norm(F.affine(F.sub(a, b), 1, eps or 1e-6), p, -1, keepdim)) end
+  return (F._both_in_f32(distance, a, b, keepdim, eps or 1e-6))
 end
 local MOST_PAIRS = 25 -- rows, up to which cdist subtracts them, as PyTorch does
 --- The p-norm (2) of the difference of each row of a [..., n, D] and each of b [..., m, D]: [..., n, m]. Of more than
@@ -241,15 +311,24 @@ function F.cdist(a, b, p)
     P.fail(("cdist: %s and %s, wanted rows of one size"):format(Tensor._text(a), Tensor._text(b)))
   end
   if p ~= 2 or a:size(-2) <= MOST_PAIRS and b:size(-2) <= MOST_PAIRS then
-    return (F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1))
+    local x, y = F.unsqueeze(a, -2), F.unsqueeze(b, -3)
+    return (p == 2 and F._both_in_f32(distance, x, y, false, 0) or F.norm(F.sub(x, y), p, -1))
   end
   local squares = F.add(F.sum(F.square(a), -1, true), F.unsqueeze(F.sum(F.square(b), -1), -2))
   return (F._root(F.clamp(F.sub(squares, F.affine(F.matmul(a, b:transpose(-1, -2)), 2, 0)), 0)))
 end
 
+local squares = formula("rms_norm", 1, 0, function(f, t) return f.square(t) end)
+local scaled = formula("rms_norm", 2, 1, function(f, t, square, eps)
+  return f.mul(t, f.rsqrt(f.affine(square, 1, eps)))
+end)
+local weighted = formula("rms_norm", 3, 1, function(f, t, square, weight, eps)
+  return f.mul(f.mul(t, f.rsqrt(f.affine(square, 1, eps))), weight)
+end)
 local function rms_norm(t, dims, weight, eps)
-  local y = F.mul(t, F.rsqrt(F.affine(F.mean(F.square(t), dims, true), 1, eps)))
-  return weight and F.mul(y, weight) or y
+  local square = squares(MEAN, dims, true, t)
+  if not weight then return (scaled(NONE, nil, false, t, square, eps)) end
+  return (weighted(NONE, nil, false, t, square, weight, eps))
 end
 --- t divided by the root of the mean of its squares plus eps over the last n (1) dimensions, times weight (nil: 1).
 --- eps: that of f32 (2^-23) or f64 (2^-52) if not given.
@@ -271,13 +350,13 @@ end
 function F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, scale)
   local scores = F.affine(F.matmul(q, k:transpose(-1, -2)), scale or 1 / math.sqrt(q:size(-1)), 0)
   if is_causal then
-    local rows = Tensor.arange(0, q:size(-2), 1, "i64", q:device())
-    local columns = Tensor.arange(0, k:size(-2), 1, "i64", q:device())
+    local device = q:describe().device
+    local rows = Tensor.arange(0, q:size(-2), 1, "i64", device)
+    local columns = Tensor.arange(0, k:size(-2), 1, "i64", device)
     scores = F.masked_fill(scores, F.gt(columns, F.unsqueeze(rows, 2)), -math.huge)
   end
   if attn_mask then
-    scores = attn_mask:dtype() == "bool" and F.masked_fill(scores, F.logical_not(attn_mask), -math.huge)
-      or F.add(scores, attn_mask)
+    scores = attn_mask:dtype() == "bool" and F.where(attn_mask, scores, -math.huge) or F.add(scores, attn_mask)
   end
   return (F.matmul(F.softmax(scores, -1), v))
 end

@@ -6,6 +6,7 @@ local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor.core"
 local ops = require "perilune.tensor.ops"
 local signature = require "perilune.signature"
+local formula = require "perilune.tensor.formula"
 local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
 local istype, type = ffi.istype, type
 
@@ -13,6 +14,7 @@ local M = ops
 local out2 = ffi.new "peri_tensor *[1]"
 local dims = ffi.new "int32_t[8]"
 local int64, uint64 = ffi.typeof "int64_t", ffi.typeof "uint64_t"
+local NONE, SUM = C.PERI_LOSS_NONE, C.PERI_LOSS_SUM
 
 local function dimension(d) return d > 0 and d - 1 or d end
 
@@ -119,12 +121,15 @@ function Tensor._ones_shape(t)
   for d = 1, t:dim() do shape[d] = 1 end
   return shape
 end
+local of_a, of_b = P.struct "peri_tensor_info", P.struct "peri_tensor_info"
 --- Whether two tensors have one shape.
 function Tensor._same_shape(a, b)
-  local n = a:dim()
-  if b:dim() ~= n then return false end
-  for d = 1, n do
-    if a:size(d) ~= b:size(d) then return false end
+  C.peri_tensor_describe(ptr(a), of_a)
+  C.peri_tensor_describe(ptr(b), of_b)
+  local n = of_a.ndim
+  if of_b.ndim ~= n then return false end
+  for d = 0, n - 1 do
+    if of_a.shape[d] ~= of_b.shape[d] then return false end
   end
   return true
 end
@@ -286,35 +291,57 @@ local function in_f32(f, t, ...)
 end
 
 M._in_f32 = in_f32 -- of this layer
+--- f(a, b, ...) of two tensors likewise.
+function M._both_in_f32(f, a, b, ...)
+  local name = a:dtype()
+  if name ~= "f16" and name ~= "bf16" then return (f(a, b, ...)) end
+  local result = f(a:to "f32", b:to "f32", ...)
+  return (P.state.autocast and result or result:to(name))
+end
 
+local squared_distance = formula("var", 2, 0, function(f, t, mean) return f.square(f.sub(t, mean)) end)
+local scaled_root = formula("std", 1, 1, function(f, t, scale) return f.root(f.affine(t, scale, 0)) end)
+
+--- The squared distances from the mean, added up, and what to multiply that by.
+local function distances(t, dim, keepdim, correction)
+  local sum = squared_distance(SUM, dim, keepdim, t, M.mean(t, dim, true))
+  return sum, 1 / math.max(0, count(t, dim) - (correction or 1))
+end
 local function variance(t, dim, keepdim, correction)
-  local squares = M.square(M.sub(t, M.mean(t, dim, true)))
-  return (M.affine(M.sum(squares, dim, keepdim), 1 / math.max(0, count(t, dim) - (correction or 1)), 0))
+  local sum, scale = distances(t, dim, keepdim, correction)
+  return (M.affine(sum, scale, 0))
 end
 --- Of this layer: the square root, whose gradient is 0 where it is 0.
 function M._root(t)
   check(C.peri_op_root(ptr(t), out))
   return (wrap(out[0]))
 end
-local function deviation(t, dim, keepdim, correction) return (M._root(variance(t, dim, keepdim, correction))) end
+local function deviation(t, dim, keepdim, correction)
+  local sum, scale = distances(t, dim, keepdim, correction)
+  return (scaled_root(NONE, nil, false, sum, scale))
+end
 --- The sum of squared distances from the mean over dim (as in sum), divided by n - correction (1).
 function M.var(t, dim, keepdim, correction) return (in_f32(variance, t, dim, keepdim, correction)) end
 --- The square root of var.
 function M.std(t, dim, keepdim, correction) return (in_f32(deviation, t, dim, keepdim, correction)) end
 
-local function power_norm(t, p, dim, keepdim)
-  local sum = M.sum(M.pow(M.abs(t), p), dim, keepdim)
-  local zero = M.eq(sum, 0) -- there the root's derivative is infinite, and the gradient is 0
-  return (M.masked_fill(M.pow(M.masked_fill(sum, zero, 1), 1 / p), zero, 0))
-end
+local squares = formula("norm", 1, 0, function(f, t) return f.square(t) end)
+local magnitudes = formula("norm", 1, 0, function(f, t) return f.abs(t) end)
+local powers = formula("norm", 1, 1, function(f, t, p) return f.pow(f.abs(t), p) end)
+local others_than_0 = formula("norm", 1, 0, function(f, t) return f.ne(t, f.number(0)) end)
+--- sum ^ (1 / p). Where the sum is 0 the power's derivative is infinite, and the gradient is 0.
+local power_root = formula("norm", 1, 1, function(f, sum, inverse)
+  local zero = f.eq(sum, f.number(0))
+  return f.where(zero, f.number(0), f.pow(f.where(zero, f.number(1), sum), inverse))
+end)
 local function norm(t, p, dim, keepdim)
-  if p == 2 then return (M._root(M.sum(M.square(t), dim, keepdim))) end
-  if p == 1 then return (M.sum(M.abs(t), dim, keepdim)) end
+  if p == 2 then return (M._root(squares(SUM, dim, keepdim, t))) end
+  if p == 1 then return (magnitudes(SUM, dim, keepdim, t)) end
   if p == math.huge then return (M.amax(M.abs(t), dim, keepdim)) end
   if p == -math.huge then return (M.amin(M.abs(t), dim, keepdim)) end
-  if p == 0 then return (M.sum(M.ne(t, 0):to(t:dtype()), dim, keepdim)) end
+  if p == 0 then return (others_than_0(SUM, dim, keepdim, t)) end
   if p < 0 or p ~= p then P.fail(("norm: p is %g, allowed: numbers >= 0, math.huge, -math.huge"):format(p)) end
-  return (power_norm(t, p, dim, keepdim))
+  return (power_root(NONE, nil, false, powers(SUM, dim, keepdim, t, p), 1 / p))
 end
 --- The p-norm (2) over dim, as in sum: any number above 0, 0 (elements that are not 0), math.huge and -math.huge
 --- (largest, smallest |x|).

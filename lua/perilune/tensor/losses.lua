@@ -5,90 +5,138 @@ local Tensor = require "perilune.tensor.core"
 local F = require "perilune.tensor.ops"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
+local formula = require "perilune.tensor.formula"
 
-local alike = Tensor._alike
+local C = P.C
+local NONE, MEAN, SUM = C.PERI_LOSS_NONE, C.PERI_LOSS_MEAN, C.PERI_LOSS_SUM
+local alike, codes = Tensor._alike, { none = NONE, mean = MEAN, sum = SUM }
 
-local function reduce(func, losses, reduction)
-  if reduction == nil or reduction == "mean" then return (F.mean(losses)) end
-  if reduction == "sum" then return (F.sum(losses)) end
-  if reduction == "none" then return losses end
-  P.fail(("%s: reduction '%s', allowed: none, mean, sum"):format(func, tostring(reduction)))
+--- The code of a reduction.
+local function code_of(func, reduction)
+  return codes[reduction or "mean"]
+    or P.fail(("%s: reduction '%s', allowed: none, mean, sum"):format(func, tostring(reduction)))
 end
+--- A formula of a loss: in regions of autocast losses are f32.
+local function loss_of(func, n_in, n_numbers, build) return formula(func, n_in, n_numbers, build, true) end
 
+local bpr = loss_of("bpr_loss", 2, 0, function(f, positive, negative)
+  return f.affine(f.logsigmoid(f.sub(positive, negative)), -1, 0)
+end)
 --- Bayesian personalised ranking: -log sigmoid(positive - negative), of the scores of an item that was taken and one
 --- that was not; they broadcast: positive [B, 1] with negative [B, n].
 function F.bpr_loss(positive, negative, reduction)
-  return reduce("bpr_loss", F.neg(F.logsigmoid(F.sub(positive, negative))), reduction)
+  return (bpr(code_of("bpr_loss", reduction), nil, false, positive, negative))
 end
 
+-- `slope` and `shift`: alpha is slope * target + shift.
+local focal = loss_of("sigmoid_focal_loss", 2, 3, function(f, t, target, gamma, slope, shift)
+  local p, other = f.sigmoid(t), f.affine(target, -1, 1)
+  local of_positive, of_negative = f.mul(target, f.softplus(f.affine(t, -1, 0))), f.mul(other, f.softplus(t))
+  local miss = f.add(f.mul(p, other), f.mul(f.affine(p, -1, 1), target)) -- 1 - the target's probability
+  return f.mul(f.mul(f.add(of_positive, of_negative), f.pow(miss, gamma)), f.affine(target, slope, shift))
+end)
 --- The focal loss of logits and targets 0 or 1: binary cross entropy times alpha (of targets 1; 1 - alpha of others;
 --- negative: no such factor) and (1 - p)^gamma, p being the probability of the target.
 function F.sigmoid_focal_loss(t, target, alpha, gamma, reduction)
-  alpha, gamma = alpha or 0.25, gamma or 2
-  local p = F.sigmoid(t)
-  local loss = F.binary_cross_entropy_with_logits(t, target, nil, nil, "none")
-  local other = F.affine(target, -1, 1)
-  local miss = F.add(F.mul(p, other), F.mul(F.affine(p, -1, 1), target)) -- 1 - the target's probability
-  loss = F.mul(loss, F.pow(miss, gamma))
-  if alpha >= 0 then loss = F.mul(loss, F.affine(target, 2 * alpha - 1, 1 - alpha)) end
-  return reduce("sigmoid_focal_loss", loss, reduction)
+  alike("sigmoid_focal_loss", "t", t, "target", target)
+  alpha = alpha or 0.25
+  local code = code_of("sigmoid_focal_loss", reduction)
+  if alpha < 0 then return (focal(code, nil, false, t, target, gamma or 2, 0, 1)) end
+  return (focal(code, nil, false, t, target, gamma or 2, 2 * alpha - 1, 1 - alpha))
 end
 
+local margin_ranking = loss_of("margin_ranking_loss", 3, 1, function(f, a, b, target, margin)
+  return f.relu(f.affine(f.mul(target, f.sub(a, b)), -1, margin))
+end)
 --- max(0, -target (a - b) + margin): target 1 where a should be larger, -1 where b should. margin: 0.
 function F.margin_ranking_loss(a, b, target, margin, reduction)
   alike("margin_ranking_loss", "a", a, "b", b)
   alike("margin_ranking_loss", "a", a, "target", target)
-  return reduce("margin_ranking_loss", F.relu(F.affine(F.mul(target, F.sub(a, b)), -1, margin or 0)), reduction)
+  return (margin_ranking(code_of("margin_ranking_loss", reduction), nil, false, a, b, target, margin or 0))
 end
 
+local hinge_embedding = loss_of("hinge_embedding_loss", 2, 1, function(f, t, target, margin)
+  return f.where(f.eq(target, f.number(1)), t, f.relu(f.affine(t, -1, margin)))
+end)
 --- t where target is 1, max(0, margin - t) where it is -1. margin: 1.
 function F.hinge_embedding_loss(t, target, margin, reduction)
   alike("hinge_embedding_loss", "t", t, "target", target)
-  return reduce("hinge_embedding_loss", F.where(F.eq(target, 1), t, F.relu(F.affine(t, -1, margin or 1))), reduction)
+  return (hinge_embedding(code_of("hinge_embedding_loss", reduction), nil, false, t, target, margin or 1))
 end
 
+local l1 = loss_of("l1_loss", 2, 0, function(f, t, target) return f.abs(f.sub(t, target)) end)
 --- The mean of |t - target|.
 function F.l1_loss(t, target, reduction)
   alike("l1_loss", "t", t, "target", target)
-  return reduce("l1_loss", F.abs(F.sub(t, target)), reduction)
+  return (l1(code_of("l1_loss", reduction), nil, false, t, target))
 end
 
---- Of d = |t - target|: d^2 / 2 up to delta, delta (d - delta / 2) beyond it.
-local function huber(func, t, target, delta)
-  alike(func, "t", t, "target", target)
-  local d = F.abs(F.sub(t, target))
-  local near = F.clamp(d, nil, delta)
-  return (F.mul(near, F.sub(d, F.affine(near, 0.5, 0))))
+--- Of d = |t - target|: d^2 / 2 up to delta, delta (d - delta / 2) beyond it; times scale.
+local function huber_of(func)
+  return loss_of(func, 2, 2, function(f, t, target, delta, scale)
+    local d = f.abs(f.sub(t, target))
+    local near = f.clamp(d, -math.huge, delta)
+    return f.affine(f.mul(near, f.sub(d, f.affine(near, 0.5, 0))), scale, 0)
+  end)
 end
+local huber, smooth_l1 = huber_of "huber_loss", huber_of "smooth_l1_loss"
 --- Half the squared difference up to delta (1), delta times the difference minus half of delta beyond it.
 function F.huber_loss(t, target, delta, reduction)
   delta = delta or 1
   if delta <= 0 or delta ~= delta then P.fail(("huber_loss: delta is %g, allowed: numbers above 0"):format(delta)) end
-  return reduce("huber_loss", huber("huber_loss", t, target, delta), reduction)
+  alike("huber_loss", "t", t, "target", target)
+  return (huber(code_of("huber_loss", reduction), nil, false, t, target, delta, 1))
 end
 --- huber_loss divided by beta (1), which is its delta; l1_loss for 0.
 function F.smooth_l1_loss(t, target, beta, reduction)
   beta = beta or 1
   if beta < 0 or beta ~= beta then P.fail(("smooth_l1_loss: beta is %g, allowed: numbers from 0"):format(beta)) end
   if beta == 0 then return (F.l1_loss(t, target, reduction)) end
-  return reduce("smooth_l1_loss", F.affine(huber("smooth_l1_loss", t, target, beta), 1 / beta, 0), reduction)
+  alike("smooth_l1_loss", "t", t, "target", target)
+  return (smooth_l1(code_of("smooth_l1_loss", reduction), nil, false, t, target, beta, 1 / beta))
 end
 
+local negative = loss_of("nll_loss", 1, 0, function(f, t) return f.affine(t, -1, 0) end)
 --- Of logarithms of probabilities [B, C] and class numbers (i64 [B], from 0): minus the one of each row's class.
 function F.nll_loss(t, labels, reduction)
   if t:dim() ~= 2 or labels:dim() ~= 1 then
     P.fail(("nll_loss: %s and labels %s, wanted two dimensions and one"):format(Tensor._text(t), Tensor._text(labels)))
   end
-  return reduce("nll_loss", F.neg(F.squeeze(F.gather(t, 2, F.unsqueeze(labels, 2)), 2)), reduction)
+  local picked = F.gather(t, 2, F.unsqueeze(labels, 2))
+  local loss = negative(code_of("nll_loss", reduction), nil, false, picked)
+  return reduction == "none" and F.squeeze(loss, 2) or loss
 end
 
+local triplet = loss_of("triplet_margin_loss", 2, 1, function(f, near, far, margin)
+  return f.relu(f.affine(f.sub(near, far), 1, margin))
+end)
+local triplet_of_squares = loss_of("triplet_margin_loss", 2, 1, function(f, near, far, margin)
+  return f.relu(f.affine(f.sub(f.root(near), f.root(far)), 1, margin))
+end)
+local function of_triplet(reduction, anchor, positive, negative_rows, margin, p, eps)
+  if p ~= 2 then
+    return (triplet(reduction, nil, false, F.pairwise_distance(anchor, positive, p, eps),
+      F.pairwise_distance(anchor, negative_rows, p, eps), margin))
+  end
+  if anchor:dtype() == "f16" or anchor:dtype() == "bf16" then anchor = anchor:to "f32" end -- f16 ends at 65504
+  local near = F._squared_distance(SUM, -1, false, anchor, positive, eps)
+  local far = F._squared_distance(SUM, -1, false, anchor, negative_rows, eps)
+  return (triplet_of_squares(reduction, nil, false, near, far, margin))
+end
 --- max(0, d(anchor, positive) - d(anchor, negative) + margin), d the p-norm (2) of the difference (pairwise_distance).
 --- margin: 1.
-function F.triplet_margin_loss(anchor, positive, negative, margin, p, eps, reduction)
-  local near, far = F.pairwise_distance(anchor, positive, p, eps), F.pairwise_distance(anchor, negative, p, eps)
-  return reduce("triplet_margin_loss", F.relu(F.affine(F.sub(near, far), 1, margin or 1)), reduction)
+function F.triplet_margin_loss(anchor, positive, negative_rows, margin, p, eps, reduction)
+  return (of_triplet(code_of("triplet_margin_loss", reduction), anchor, positive, negative_rows, margin or 1, p or 2,
+    eps or 1e-6))
 end
 
+local squares = formula("cosine_similarity", 1, 0, function(f, t) return f.square(t) end)
+local products = formula("cosine_similarity", 4, 1, function(f, a, b, a_square, b_square, eps)
+  return f.mul(f.div(a, f.clamp(f.root(a_square), eps, math.huge)), f.div(b, f.clamp(f.root(b_square), eps, math.huge)))
+end)
+local function cosine_similarity(a, b, dim, eps)
+  return (products(SUM, dim, false, a, b, squares(SUM, dim, true, a), squares(SUM, dim, true, b), eps))
+end
 --- The cosine of the angle between a and b, which broadcast, along dim (-1); sizes below eps (1e-8) count as eps.
 function F.cosine_similarity(a, b, dim, eps)
   dim, eps = dim or -1, eps or 1e-8
@@ -96,52 +144,59 @@ function F.cosine_similarity(a, b, dim, eps)
     local shape = Tensor._broadcast(a, b)
     a, b = a:expand(shape), b:expand(shape)
   end
-  local x, y = F.clamp(F.norm(a, 2, dim, true), eps), F.clamp(F.norm(b, 2, dim, true), eps)
-  return (F.sum(F.mul(F.div(a, x), F.div(b, y)), dim))
+  return (F._both_in_f32(cosine_similarity, a, b, dim, eps))
 end
 
-local function square_of(x) return (F.affine(F.sum(F.square(x), -1), 1, 1e-12)) end
+local product = formula("cosine_embedding_loss", 2, 0, function(f, a, b) return f.mul(a, b) end, true)
+local cosine_embedding = loss_of("cosine_embedding_loss", 4, 1, function(f, ab, aa, bb, target, margin)
+  local cosine = f.div(ab, f.sqrt(f.mul(f.affine(aa, 1, 1e-12), f.affine(bb, 1, 1e-12))))
+  return f.where(f.eq(target, f.number(1)), f.affine(cosine, -1, 1), f.relu(f.sub(cosine, f.number(margin))))
+end)
 --- Of rows a and b [B, D] and target [B]: 1 - cosine where it is 1, max(0, cosine - margin) where it is -1. margin: 0.
 --- Squares of sizes are 1e-12 larger here than they are, as PyTorch's: gradients of rows of zeros are not infinite.
 function F.cosine_embedding_loss(a, b, target, margin, reduction)
   alike("cosine_embedding_loss", "a", a, "b", b)
-  local cosine = F.div(F.sum(F.mul(a, b), -1), F.sqrt(F.mul(square_of(a), square_of(b))))
-  alike("cosine_embedding_loss", "the cosine of each row", cosine, "target", target)
-  local loss = F.where(F.eq(target, 1), F.affine(cosine, -1, 1), F.relu(F.affine(cosine, 1, -(margin or 0))))
-  return reduce("cosine_embedding_loss", loss, reduction)
+  local ab = product(SUM, -1, false, a, b)
+  alike("cosine_embedding_loss", "the cosine of each row", ab, "target", target)
+  return (cosine_embedding(code_of("cosine_embedding_loss", reduction), nil, false, ab, product(SUM, -1, false, a, a),
+    product(SUM, -1, false, b, b), target, margin or 0))
 end
 
+-- A target of 0 has no logarithm, and counts nothing.
+local kl_div = loss_of("kl_div", 2, 0, function(f, t, target)
+  local known = f.where(f.eq(target, f.number(0)), f.number(1), target)
+  return f.mul(target, f.sub(f.log(known), t))
+end)
+local kl_div_of_logs = loss_of("kl_div", 2, 0, function(f, t, target) return f.mul(f.exp(target), f.sub(target, t)) end)
 --- target (log target - t): the distance of the distribution `target` from the one whose logarithms are t. log_target:
 --- target is given by its logarithms. reduction also "batchmean": the sum divided by the first size, which is the
 --- distance's mean.
 function F.kl_div(t, target, log_target, reduction)
   alike("kl_div", "t", t, "target", target)
-  local loss
-  if log_target then loss = F.mul(F.exp(target), F.sub(target, t))
-  else
-    local known = F.masked_fill(target, F.eq(target, 0), 1) -- a target of 0 has no logarithm, and counts nothing
-    loss = F.mul(target, F.sub(F.log(known), t))
-  end
-  if reduction == "batchmean" then
-    return (F.affine(F.sum(loss), 1 / (t:dim() > 0 and t:size(1) or 1), 0))
-  end
-  return reduce("kl_div", loss, reduction)
+  local by_batch = reduction == "batchmean"
+  local code = by_batch and SUM or code_of("kl_div", reduction)
+  local loss = (log_target and kl_div_of_logs or kl_div)(code, nil, false, t, target)
+  if not by_batch then return loss end
+  return (F.affine(loss, 1 / (t:dim() > 0 and t:size(1) or 1), 0))
 end
 
 local in_batch = { temperature = 1, log_q = util.optional, ids = util.optional, reduction = "mean" }
-local none = {}
+local none, in_batch_names = {}, { "temperature", "log_q", "ids", "reduction" }
 --- The options of in_batch_softmax_loss, if they are such. util.named refuses others; it is not compiled.
 local function in_batch_options(o)
-  local known = o.temperature == nil or type(o.temperature) == "number"
-  for name in pairs(o) do known = known and in_batch[name] ~= nil end -- any order: a set
-  return known and o or util.named("in_batch_softmax_loss", o, in_batch)
+  local known = 0
+  for i = 1, #in_batch_names do known = known + (o[in_batch_names[i]] ~= nil and 1 or 0) end
+  for _ in pairs(o) do known = known - 1 end -- any order: a count
+  local temperature = type(o.temperature)
+  return known == 0 and (temperature == "number" or temperature == "nil") and o
+    or util.named("in_batch_softmax_loss", o, in_batch)
 end
 --- Sampled softmax with the batch's own items as negatives: row i of `queries` [B, D] should choose row i of `items`
 --- [B, D] among all of them. options: temperature (1) divides the products; log_q [B]: the logarithm of how often each
 --- item is drawn as a negative (its share of the data), which is subtracted from its logits, since frequent items are
 --- drawn too often; ids (i64 [B]): items with the same id are no negatives of each other; reduction.
 function F.in_batch_softmax_loss(queries, items, options)
-  local o = in_batch_options(options or none)
+  local o = options and in_batch_options(options) or none
   local temperature = o.temperature or 1
   if not (temperature > 0 and temperature < math.huge) then
     P.fail(("in_batch_softmax_loss: temperature is %s, allowed: finite numbers above 0"):format(temperature))
@@ -150,10 +205,10 @@ function F.in_batch_softmax_loss(queries, items, options)
     P.fail(("in_batch_softmax_loss: queries %s and items %s, wanted two dimensions each and as many rows"):format(
       Tensor._text(queries), Tensor._text(items)))
   end
-  local n, device = queries:size(1), queries:device()
-  local logits = F.affine(F.matmul(queries, items:transpose(1, 2)), 1 / temperature, 0)
+  local logits = F.matmul(queries, items:transpose(1, 2))
+  if temperature ~= 1 then logits = F.affine(logits, 1 / temperature, 0) end
   if o.log_q then logits = F.sub(logits, o.log_q) end
-  local own = Tensor.arange(0, n, 1, "i64", device)
+  local own = Tensor.arange(0, queries:size(1), 1, "i64", queries:describe().device)
   if o.ids then
     local same, self = F.eq(F.unsqueeze(o.ids, 2), o.ids), F.eq(F.unsqueeze(own, 2), own)
     logits = F.masked_fill(logits, F.gt(same, self), -math.huge) -- the same item, but not the row's own

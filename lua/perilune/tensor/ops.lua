@@ -6,6 +6,7 @@ local errors = require "perilune.errors"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor.core"
 local signature = require "perilune.signature"
+local formula = require "perilune.tensor.formula"
 local C, check, wrap, ptr = P.C, P.check, Tensor.wrap, Tensor.ptr
 local istype, type = ffi.istype, type
 
@@ -346,6 +347,11 @@ function M.mse_loss(t, target, reduction)
   check(C.peri_op_mse(ptr(t), ptr(target), reduction_code(reduction), out))
   return (wrap(out[0]))
 end
+--- The loss of a row, of the logarithm of its label's probability, their mean over the classes, and whether it counts.
+local smoothed_loss = formula("cross_entropy", 3, 1, function(f, of_label, of_all, counts, smoothing)
+  local loss = f.affine(f.add(of_label, f.mul(f.number(smoothing), f.sub(of_all, of_label))), -1, 0)
+  return f.where(f.eq(counts, f.number(0)), f.number(0), loss)
+end)
 --- cross_entropy of rows whose label is not `ignore` (nil: none is), against targets of which each class has a share of
 --- `smoothing`.
 local function smoothed(t, labels, reduction, ignore, smoothing)
@@ -356,17 +362,15 @@ local function smoothed(t, labels, reduction, ignore, smoothing)
   if not (smoothing >= 0 and smoothing <= 1) then
     P.fail(("cross_entropy: label_smoothing is %g, allowed: 0..1"):format(smoothing))
   end
-  reduction_code(reduction) -- an error for other names
-  local logs, left_out = M.log_softmax(t, 2), ignore and M.eq(labels, ignore)
-  if left_out then labels = M.masked_fill(labels, left_out, 0) end
-  local loss = M.neg(M.squeeze(M.gather(logs, 2, M.unsqueeze(labels, 2)), 2))
-  if smoothing > 0 then
-    loss = M.add(M.affine(loss, 1 - smoothing, 0), M.affine(M.mean(logs, 2), -smoothing, 0))
+  local code, counts = reduction_code(reduction), M.ne(labels, ignore or -1)
+  local logs = M.log_softmax(t, 2)
+  if ignore then labels = M.masked_fill(labels, M.eq(labels, ignore), 0) end
+  local of_label = M.squeeze(M.gather(logs, 2, M.unsqueeze(labels, 2)), 2)
+  local of_all = smoothing > 0 and M.mean(logs, 2) or of_label
+  if not ignore or code ~= C.PERI_LOSS_MEAN then
+    return (smoothed_loss(code, nil, false, of_label, of_all, counts, smoothing))
   end
-  if left_out then loss = M.masked_fill(loss, left_out, 0) end
-  if reduction == "none" then return loss end
-  if reduction == "sum" or not left_out then return (reduction == "sum" and M.sum(loss) or M.mean(loss)) end
-  return (M.div(M.sum(loss), M.sum(M.eq(left_out, 0))))
+  return (M.div(smoothed_loss(C.PERI_LOSS_SUM, nil, false, of_label, of_all, counts, smoothing), M.sum(counts)))
 end
 
 --- Softmax cross entropy of logits [B, C] and class numbers (i64 [B], from 0). Rows with the label ignore_index

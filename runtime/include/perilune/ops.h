@@ -237,6 +237,43 @@ PERI_API peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t re
  *  to be checked: PERI_ERANGE names the first bad row. */
 PERI_API peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out);
 
+/* -- formulas ------------------------------------------------------------------------------------------------------ */
+
+/** Several functions of elements that are computed in one pass. The result is that of the last step. Registers 0 to n_in
+ *  - 1 are the inputs, and step k writes register n_in + k. For |x - t| times a number, of inputs x and t:
+ *
+ *    steps[3][6] = {{peri_formula_code("sub"), 0, 1}, {peri_formula_code("abs"), 2},
+ *                   {peri_formula_code("affine"), 3, 0, 0, 0, 1}}
+ *    numbers[2] = {factor, 0}, n_in = 2, n_steps = 3, n_numbers = 2; the last step's scale is numbers[0], its shift numbers[1]
+ */
+typedef struct peri_formula {
+    int64_t size;         /* sizeof(peri_formula) */
+    const char *name;     /* what messages begin with; NULL: peri_op_formula */
+    const int32_t *steps; /* [n_steps][6]: code (peri_formula_code), a, b, c, x, y. a, b, c: registers before the step's
+                             own: of a function of one element a; of two, a and b; of "where" (a is not 0) ? b : c.
+                             x, y: which of the numbers: of "affine" the scale and the shift, of "clamp" the bounds, of
+                             "pow" the exponent, of "leaky_relu" the slope, of "reciprocal" the numerator, of "number"
+                             the number */
+    const double *numbers;             /* [n_numbers] */
+    int32_t n_in, n_steps, n_numbers;  /* 1..4 inputs, 1..64 steps, of which the gradient has as many at most, too */
+    int32_t reduction;                 /* PERI_LOSS_NONE, or the sum or mean of the results over dims[n_dims] */
+    const int32_t *dims;
+    int32_t n_dims; /* 0: all */
+    bool keepdim;   /* they stay, with size 1 */
+    bool in_f32;    /* in a region of autocast a result of 16-bit inputs stays f32, as that of losses does */
+} peri_formula;
+
+/** The code of a step: that of the functions of one element "identity", "relu", "sigmoid", "tanh", "exp", "sqrt",
+ *  "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "log", "abs", "square", "pow", "affine", "reciprocal",
+ *  "clamp", "root", "log1p", "expm1", "rsqrt", "sin", "cos", "erf", "floor", "ceil", "round", "trunc", "sign"; of two:
+ *  "add", "sub", "mul", "div", "maximum", "minimum"; of comparisons, which give 1 or 0: "eq", "ne", "lt", "le", "gt",
+ *  "ge"; of "where" and "number". -1: there is no such step. */
+PERI_API int32_t peri_formula_code(const char *name);
+/** Formula @f of the elements of @in[f->n_in], which broadcast. Computed in f64 if an input is f64, else in f32; a
+ *  result of 16-bit inputs is rounded once. All inputs that require grad have gradients, as the functions of this
+ *  header that the steps are called after have them. */
+PERI_API peri_status peri_op_formula(const peri_formula *f, peri_tensor *const *in, peri_tensor **out);
+
 /* -- means over ranks ---------------------------------------------------------------------------------------------- */
 
 /** What ranks add up for a mean: @out new f64 [2]: @sum (one element, f32 or f64) and @count (one element of any dtype;
