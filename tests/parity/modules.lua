@@ -4,7 +4,7 @@ local groups = dofile "tests/parity/groups.lua"
 local here, elsewhere, missing, never = groups.here, groups.elsewhere, groups.missing, groups.never
 
 local metrics, ranks = "spec/nn/metrics_spec.lua", "spec/nn/metrics_ranks_spec.lua"
-local sessions = "spec/nn/session_metrics_spec.lua"
+local sessions, tasks = "spec/nn/session_metrics_spec.lua", "spec/nn/metric_module_spec.lua"
 local pools = "object pools: tensors, or KeyedJaggedTensors, held by id over ranks and overwritten row by row"
 local virtual = "virtual tables (ZCH in a key-value store): which rows are evicted"
 local towers = "towers: a part of the dense model that runs where its tables are"
@@ -185,19 +185,20 @@ return {
   "precision and recall at the threshold that would have met a target"),
   metric("mae", "MAEMetric"),
   { "torchrec.metrics.metric_job_types", missing(offloading, "*") },
-  { "torchrec.metrics.metric_module",
-    missing("one module that keeps the metrics of many tasks, made from a configuration: metrics are made one by one "
-      .. "here", "*") },
+  { "torchrec.metrics.metric_module", here("peri.nn.metrics", tasks, "RecMetricModule"),
+    elsewhere("peri.nn.metrics.RecMetricModule", tasks, "generate_metric_module",
+      "its arguments are the configuration"),
+    missing("metrics of an optimizer's or another part's own numbers", "StateMetric") },
   { "torchrec.metrics.metric_state_snapshot", missing(offloading, "*") },
   { "torchrec.metrics.metrics_config",
-    missing("one module that keeps the metrics of many tasks, made from a configuration: metrics are made one by one "
-      .. "here", "*") },
+    elsewhere("peri.nn.metrics.RecMetricModule", tasks, "RecMetricEnumBase RecMetricEnum SessionMetricDef RecTaskInfo "
+      .. "RecMetricDef ThroughputDef MetricsConfig", "arguments of the module: tables"),
+    missing("sizes of batches that change by stages; metrics that are added up over tasks first", "*") },
   { "torchrec.metrics.metrics_namespace",
     elsewhere("peri.nn.metrics.NEMetric", metrics .. ": window_", "*",
-      "`window_ne`, `lifetime_ne`: names without a task") },
+      "`window_ne`, `lifetime_ne`; with a task, as `RecMetricModule` gives them: `ne-ctr|window_ne`") },
   { "torchrec.metrics.model_utils",
-    missing("one module that keeps the metrics of many tasks, made from a configuration: metrics are made one by one "
-      .. "here", "*") },
+    elsewhere("peri.nn.metrics.RecMetricModule", tasks, "*", "`update` takes the columns that its tasks name") },
   metric("mse", "MSEMetric", ranks, "compute_r_squared", "R squared, beside MSE"), none("multi_label_precision",
   "precision of several labels a sample"),
   metric("multiclass_recall", "MulticlassRecallMetric"), metric("ndcg", "NDCGMetric"), metric("ne", "NEMetric"),
@@ -216,7 +217,7 @@ return {
   none("serving_calibration", "calibration over served samples only"),
   none("serving_ne", "NE over served samples only"), none("sum_weights", "a sum"),
   none("tensor_weighted_avg", "a weighted mean of a tensor of the model's"),
-  { "torchrec.metrics.throughput", missing("a metric: samples a second. The demonstration prints them", "*") },
+  { "torchrec.metrics.throughput", here("peri.nn.metrics", tasks, "ThroughputMetric") },
   none("tower_qps", "samples a second of a part of the model"), metric("unweighted_ne", "UnweightedNEMetric"),
   metric("weighted_avg", "WeightedAvgMetric"), none("weighted_sum_predictions", "a sum"), metric("xauc", "XAUCMetric"),
 }

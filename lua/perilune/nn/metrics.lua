@@ -494,6 +494,7 @@ function M.evaluate(predictions, labels, weights)
 end
 
 for name, class in util.ordered(require "perilune.nn.session_metrics"(SumMetric, value_of)) do M[name] = class end
+require "perilune.nn.metric_module"(M)
 M.SummaryWriter = require "perilune.nn.summary"
 
 return util.face("peri.nn.metrics", M)

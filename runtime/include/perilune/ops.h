@@ -239,12 +239,14 @@ PERI_API peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, 
 
 /* -- formulas ------------------------------------------------------------------------------------------------------ */
 
-/** Several functions of elements that are computed in one pass. The result is that of the last step. Registers 0 to n_in
- *  - 1 are the inputs, and step k writes register n_in + k. For |x - t| times a number, of inputs x and t:
+/** Several functions of elements that are computed in one pass. The result is that of the last step. Registers 0 to
+ *  n_in - 1 are the inputs, and step k writes register n_in + k. For |x - t| times a number, of inputs x and t:
  *
  *    steps[3][6] = {{peri_formula_code("sub"), 0, 1}, {peri_formula_code("abs"), 2},
  *                   {peri_formula_code("affine"), 3, 0, 0, 0, 1}}
- *    numbers[2] = {factor, 0}, n_in = 2, n_steps = 3, n_numbers = 2; the last step's scale is numbers[0], its shift numbers[1]
+ *    numbers[2] = {factor, 0}, n_in = 2, n_steps = 3, n_numbers = 2
+ *
+ *  The last step's scale is numbers[0], its shift numbers[1].
  */
 typedef struct peri_formula {
     int64_t size;         /* sizeof(peri_formula) */
