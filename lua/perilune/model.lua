@@ -431,7 +431,7 @@ end
 --- Write the changed rows of all tables in files: one event for the model, after which all files on all ranks carry one
 --- number. Collective.
 function DistributedModelParallel:flush()
-  local in_files = shard._files.of(self.sharded)
+  local in_files = shard._files.tables_in_files(self.sharded)
   if #in_files > 0 then shard._files.flush(self.group, "DistributedModelParallel:flush", in_files) end
 end
 
