@@ -1,6 +1,8 @@
 -- 200 steps of a small DCN v2 beside PyTorch's, in f32 and under autocast: spec/golden/ops/autocast/dcn.json, which
--- tests/parity/autocast.py makes. Losses under autocast lie about as near to PyTorch's as PyTorch's own runs, seven on
--- one processor, lie to one another; each instruction set has an order of sums, thus a run, of its own.
+-- tests/parity/autocast.py makes. Losses under autocast lie as near to PyTorch's as PyTorch's own runs, seven on one
+-- processor, lie to one another. Each instruction set has an order of sums, thus a run, of its own; that of the
+-- reference kernels, which nobody trains with, is a little farther away.
+local ffi = require "ffi"
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local F, nn = peri.nn.functional, peri.nn
@@ -105,7 +107,8 @@ describe("200 steps beside PyTorch's", function()
   it("under autocast to bf16", function()
     local got, nearest = train("cpu", true), math.huge
     for _, losses in ipairs(want.autocast) do nearest = math.min(nearest, apart(losses, got)) end
-    if nearest > 1.5 * own then
+    local allowed = (ffi.string(peri.ffi.C.peri_cpu_isa()) == "ref" and 1.5 or 1) * own
+    if nearest > allowed then
       error(("%.6f from the nearest of PyTorch's runs, which are up to %.6f apart"):format(nearest, own))
     end
     assert.is_true(apart(want.f32, got) > 1e-5)
