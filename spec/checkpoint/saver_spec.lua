@@ -266,6 +266,18 @@ describe("a Saver", function()
     saver:close()
   end)
 
+  it("knows its folder again, which was mounted anew", function()
+    local path, p = folder .. "/mounted", model()
+    local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 1, keep = 2 }
+    saver:save(1)
+    saver:save(2)
+    shell.run(("cp -a %s %s-copy && rm -r %s && mv %s-copy %s"):format(path, path, path, path, path)) -- another inode
+    saver:save(3)
+    saver:save(4)
+    assert.equal("save-000003-step-3\nsave-000004-step-4\n", names(path))
+    saver:close()
+  end)
+
   it("takes little of Lua's memory, which the collector goes by", function()
     local p, before = model(), collectgarbage "count"
     local saver = peri.checkpoint.Saver { folder = folder .. "/little", parts = p }

@@ -75,7 +75,7 @@ function Saver:init(args)
   if a.pace and not (a.pace > 0 and a.pace <= 1) then
     P.fail(("%s: pace is %g, allowed: above 0, at most 1"):format(func, a.pace))
   end
-  self._held, self._moved = false, false -- of rank 0: see hold
+  self._held, self._lost, self._who = false, false, false -- of rank 0: see hold
   self._postponed = false -- a save that is due when the state is whole again
   self.saving = false -- the save that is under way: { handle =, step = of the one before it }
   self._resume = a.resume or of_launcher "_RESUME" or "auto"
@@ -114,16 +114,28 @@ local function on_first(self, func, f, own) return parts_of.on_first(self.group 
 --- Whether rank 0, which asks, has the right to save into what is the folder now.
 local function holds(self) return self._held and C.peri_checkpoint_lock_holds(self._held.ptr, self.folder) end
 
+--- Whether the folder is that of before, which was mounted anew: .lock is still what this run wrote, and its last save
+--- is there.
+local function is_same(self)
+  if util.read_file(self.folder .. "/.lock") ~= self._who then return false end
+  for _, entry in ipairs(Saver.list(self.folder)) do
+    if entry.path == self.parent then return true end
+  end
+  return false
+end
+
 --- Take it, unless it is had. Returns whether another folder has got the name since.
 local function hold(self)
   if holds(self) then return false end
   if self._held then
     self._held:release()
-    self._held, self._moved = false, true
+    self._held, self._lost = false, true
   end
+  local same = self._lost and is_same(self)
   check(C.peri_checkpoint_lock_new(self.folder, lock_out))
-  local moved = self._moved
-  self._held, self._moved = P.lasting(wrap_lock, lock_out[0]), false
+  local moved = self._lost and not same
+  self._held, self._lost = P.lasting(wrap_lock, lock_out[0]), false
+  self._who = util.read_file(self.folder .. "/.lock")
   return moved
 end
 
