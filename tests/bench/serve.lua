@@ -16,6 +16,7 @@ parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--rows", "Rows of each table.", 100000, tonumber)
 parser:option("--dtypes", "Dtypes of tables, with commas.", "f32,int8,int4")
 parser:option("--dense", "Dtype of matrices.", "f32")
+parser:option("--peer-dense", "Dtype of the peer's matrices.", "f32"):choices { "f32", "bf16", "int8" }
 parser:option("--batches", "Samples of a call, with commas.", "1,16,256")
 parser:option("--seconds", "Of each measurement.", 2, tonumber)
 parser:option("--rounds", "Times that everything is measured, in turns with the peer.", 3, tonumber)
@@ -116,8 +117,8 @@ end
 --- What the peer measures, by samples of a call.
 local function peer(dtype)
   local script, found = arg[0]:match "^(.*/)" .. "peers/serve.py", {}
-  local pipe = assert(io.popen(("'%s' '%s' --rows %d --dtype %s --batches %s --seconds %g"):format(options.python,
-    script, options.rows, dtype, options.batches, options.seconds)))
+  local pipe = assert(io.popen(("'%s' '%s' --rows %d --dtype %s --batches %s --seconds %g --dense %s"):format(
+    options.python, script, options.rows, dtype, options.batches, options.seconds, options.peer_dense)))
   for text in pipe:lines() do
     local line = json.decode(text)
     if line then found[line.samples] = line else print(text) end

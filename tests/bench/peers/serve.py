@@ -1,10 +1,11 @@
 """serve.py: a DLRM of the shape that tests/bench/serve.lua serves, in PyTorch: tables in FBGEMM's IntNBitTableBatchedEmbeddingBagsCodegen, products by
 torch, one thread, inference mode, no server. Prints a JSON object for each number of samples: dtype, samples, p50_us, p99_us, samples_per_s.
 
-    python serve.py --rows N --dtype int8 --batches 1,16,256 --seconds S
+    python serve.py --rows N --dtype int8 --batches 1,16,256 --seconds S [--dense f32|bf16|int8]
 
 The interaction is torchrec's: a product of the vectors with each other, and its lower triangle. With --compile the dense part goes through
-torch.compile first.
+torch.compile first. --dense bf16: parameters and inputs of the dense part are bf16; int8: its Linear layers are dynamically quantized
+(torch.ao.quantization), so that products are of int8.
 """
 import argparse
 import json
@@ -62,7 +63,8 @@ def measure(tables, dense, options, n):
 
     def call(i):
         numbers, ids = sets[i % SETS]
-        return dense(numbers, tables(ids, offsets))
+        vectors = tables(ids, offsets)
+        return dense(numbers.bfloat16(), vectors.bfloat16()) if options.dense == "bf16" else dense(numbers, vectors)
 
     for i in range(SETS):
         call(i)
@@ -74,7 +76,8 @@ def measure(tables, dense, options, n):
     total = sum(times)
     times.sort()
     m = len(times)
-    return {"peer": "PyTorch and FBGEMM" + (", compiled" if options.compile else ""), "dtype": options.dtype, "samples": n,
+    return {"peer": "PyTorch and FBGEMM" + ("" if options.dense == "f32" else f", {options.dense}")
+            + (", compiled" if options.compile else ""), "dtype": options.dtype, "samples": n,
             "p50_us": times[m // 2] * 1e6, "p99_us": times[min(m - 1, m * 99 // 100)] * 1e6, "samples_per_s": n * m / total}
 
 
@@ -84,11 +87,16 @@ def main():
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--batches", required=True)
     parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--dense", choices=["f32", "bf16", "int8"], default="f32")
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
         tables, dense = tables_of(options.rows, options.dtype), Dense()
+        if options.dense == "bf16":
+            dense = dense.bfloat16()
+        elif options.dense == "int8":
+            dense = torch.ao.quantization.quantize_dynamic(dense, {torch.nn.Linear}, dtype=torch.qint8)
         if options.compile:
             dense = torch.compile(dense)
         for n in options.batches.split(","):
