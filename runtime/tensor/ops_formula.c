@@ -124,8 +124,8 @@ static peri_status pass(peri_k_formula_args *k, const peri_tensor *like, int32_t
     }
     int64_t n = 1;
     for (int32_t d = 0; d < ndim; d++) n *= shape[d];
-    if (status >= 0)
-        status = PERI_LAUNCH(peri__device(like), formula, k, n, peri__ceil_div(PERI_ELEMENT_GRAIN, k->n_steps));
+    const int64_t grain = peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(k->n_steps, 1)); /* a gradient may have none */
+    if (status >= 0) status = PERI_LAUNCH(peri__device(like), formula, k, n, grain);
     for (int32_t i = 0; i < k->n_results && status < 0; i++) peri_tensor_release(out[i]);
     return status;
 }

@@ -5,6 +5,7 @@ local here, elsewhere, missing, never = groups.here, groups.elsewhere, groups.mi
 
 local metrics, ranks = "spec/nn/metrics_spec.lua", "spec/nn/metrics_ranks_spec.lua"
 local sessions, tasks = "spec/nn/session_metrics_spec.lua", "spec/nn/metric_module_spec.lua"
+local of_tasks = tasks .. ": RecMetricModule"
 local pools = "object pools: tensors, or KeyedJaggedTensors, held by id over ranks and overwritten row by row"
 local virtual = "virtual tables (ZCH in a key-value store): which rows are evicted"
 local towers = "towers: a part of the dense model that runs where its tables are"
@@ -186,19 +187,19 @@ return {
   metric("mae", "MAEMetric"),
   { "torchrec.metrics.metric_job_types", missing(offloading, "*") },
   { "torchrec.metrics.metric_module", here("peri.nn.metrics", tasks, "RecMetricModule"),
-    elsewhere("peri.nn.metrics.RecMetricModule", tasks, "generate_metric_module",
+    elsewhere("peri.nn.metrics.RecMetricModule", of_tasks, "generate_metric_module",
       "its arguments are the configuration"),
     missing("metrics of an optimizer's or another part's own numbers", "StateMetric") },
   { "torchrec.metrics.metric_state_snapshot", missing(offloading, "*") },
   { "torchrec.metrics.metrics_config",
-    elsewhere("peri.nn.metrics.RecMetricModule", tasks, "RecMetricEnumBase RecMetricEnum SessionMetricDef RecTaskInfo "
-      .. "RecMetricDef ThroughputDef MetricsConfig", "arguments of the module: tables"),
+    elsewhere("peri.nn.metrics.RecMetricModule", of_tasks, "RecMetricEnumBase RecMetricEnum SessionMetricDef "
+      .. "RecTaskInfo RecMetricDef ThroughputDef MetricsConfig", "arguments of the module: tables"),
     missing("sizes of batches that change by stages; metrics that are added up over tasks first", "*") },
   { "torchrec.metrics.metrics_namespace",
     elsewhere("peri.nn.metrics.NEMetric", metrics .. ": window_", "*",
       "`window_ne`, `lifetime_ne`; with a task, as `RecMetricModule` gives them: `ne-ctr|window_ne`") },
   { "torchrec.metrics.model_utils",
-    elsewhere("peri.nn.metrics.RecMetricModule", tasks, "*", "`update` takes the columns that its tasks name") },
+    elsewhere("peri.nn.metrics.RecMetricModule", of_tasks, "*", "`update` takes the columns that its tasks name") },
   metric("mse", "MSEMetric", ranks, "compute_r_squared", "R squared, beside MSE"), none("multi_label_precision",
   "precision of several labels a sample"),
   metric("multiclass_recall", "MulticlassRecallMetric"), metric("ndcg", "NDCGMetric"), metric("ne", "NEMetric"),
@@ -209,8 +210,7 @@ return {
   none("output", "numbers of the model, passed on"), metric("precision", "PrecisionMetric"),
   metric("precision_session", "PrecisionSessionMetric", sessions),
   metric("rauc", "RAUCMetric", ranks, "compute_rauc_per_group"), { "torchrec.metrics.rec_metric",
-    missing("one module that keeps the metrics of many tasks, made from a configuration: metrics are made one by one "
-      .. "here", "RecMetricList"),
+    elsewhere("peri.nn.metrics.RecMetricModule", of_tasks, "RecMetricList", "the module's own list"),
     elsewhere("lua/perilune/nn/metrics.lua", metrics .. ": window", "*", "sums of all samples, and of a window") },
   metric("recall", "RecallMetric"), metric("recall_session", "RecallSessionMetric", sessions),
   none("scalar", "a number, passed on"), metric("segmented_ne", "SegmentedNEMetric", sessions),

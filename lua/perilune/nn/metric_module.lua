@@ -6,6 +6,13 @@ local signature = require "perilune.signature"
 local ranks = require "perilune.nn.ranks"
 local C = P.C
 
+local function check_merge(class, list, rank, size)
+  local func = class .. ":merge_state_dicts"
+  signature.value(func, "list", list, "list")
+  util.integer(func, "size", size, 1)
+  util.integer(func, "rank", rank, 0, size - 1)
+end
+
 -- -- throughput -------------------------------------------------------------------------------------------------------
 
 local function seconds() return tonumber(C.peri_time_ns()) * 1e-9 end
@@ -30,6 +37,7 @@ end
 
 --- A step has trained on n samples of this rank.
 function ThroughputMetric:update(n)
+  util.integer("ThroughputMetric:update", "n", n, 0)
   local now = self.options.clock()
   self.steps, self.total = self.steps + 1, self.total + n
   if self.steps <= self.options.warmup_steps then
@@ -83,6 +91,7 @@ function ThroughputMetric:load_state_dict(dict)
 end
 --- Samples are shared out; steps and seconds, which all ranks have alike, stay.
 function ThroughputMetric:merge_state_dicts(list, rank, size)
+  check_merge("ThroughputMetric", list, rank, size)
   local merged = { class = "ThroughputMetric", total = 0, warmup = 0, steps = 0, time = 0 }
   for i, dict in ipairs(list) do
     local why = self:check_state_dict(dict)
@@ -219,7 +228,12 @@ function Module:load_state_dict(dict)
 end
 
 function Module:merge_state_dicts(list, rank, size)
+  check_merge("RecMetricModule", list, rank, size)
   local merged, why = { class = "RecMetricModule" }, nil
+  for i, dict in ipairs(list) do
+    why = why or self:check_state_dict(dict)
+    if why then return nil, ("%d: %s"):format(i, why) end
+  end
   each(self, function(key, part)
     if why then return end
     local fault
