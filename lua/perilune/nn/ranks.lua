@@ -163,7 +163,7 @@ function M.given_alike(func, list, given)
     for r = 2, #all do
       for name, first in util.ordered(all[1]) do
         local sum = all[r][name]
-        if not first ~= not sum or first and sum and first ~= sum and first ~= STORED and sum ~= STORED then
+        if (not first) ~= (not sum) or first and sum and first ~= sum and first ~= STORED and sum ~= STORED then
           P.fail(("%s: '%s' is not the same on rank 0 of group '%s' and on rank %d%s, but all ranks train it "
             .. "alike"):format(func, name, group.name, r - 1,
             first and sum and "" or (", to which it is %sgiven"):format(first and "not " or "")))
