@@ -143,3 +143,23 @@ it("a formula that C cannot read is refused, and says what is allowed", function
   refused("step 1 is", 2, exp, 0, 0, 0, 0, 0, sub, 0, 2, 0, 0, 0) -- a register of its own
   refused("registers before 1, and two of 1 numbers", 1, exp, 0, 0, 0, 1, 0)
 end)
+
+
+it("allclose is true of equal tensors of all sizes, and false where one element of many differs", function()
+  for _, dtype in ipairs { "f64", "f32", "f16", "bf16" } do
+    for n = 1, 300 do
+      local a = peri.ones({ n }, dtype)
+      assert.is_true(F.allclose(a, a:clone()), n)
+    end
+    local a = peri.ones({ 70000 }, dtype)
+    local b = a:clone()
+    b:slice(1, 69999, 70000):fill(5)
+    assert.is_false(F.allclose(a, b), dtype)
+    assert.is_false(F.equal(a, b), dtype)
+    assert.is_true(F.any(F.sub(a, b)):item() ~= 0, dtype)
+  end
+  local a = peri.ones({ 2 ^ 25 + 1 })
+  local b = a:clone()
+  b:slice(1, 0, 1):fill(5)
+  assert.is_false(F.allclose(a, b))
+end)

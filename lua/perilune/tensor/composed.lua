@@ -160,23 +160,26 @@ function F.logical_or(a, b) return (F.add(F.ne(a, 0), F.ne(b, 0))) end
 function F.logical_xor(a, b) return (F.ne(F.ne(a, 0), F.ne(b, 0))) end
 
 --- 1 where a and b are close; nan: 1 if NaN is close to NaN, else 0.
-local closeness = formula("isclose", 2, 3, function(f, a, b, rtol, atol, nan)
+local function closeness(f, a, b, rtol, atol, nan)
   local size = f.abs(b)
   local near = f.le(f.abs(f.sub(a, b)), f.affine(size, rtol, atol))
   local finite = f.lt(size, f.number(math.huge))
   local both_nan = f.mul(f.mul(f.ne(a, a), f.ne(b, b)), f.number(nan))
   return f.maximum(f.maximum(f.mul(near, finite), f.eq(a, b)), both_nan)
-end)
-local function close(reduction, a, b, rtol, atol, equal_nan)
+end
+local are_close = formula("isclose", 2, 3, closeness)
+local are_apart = formula("allclose", 2, 3, function(f, ...) return f.affine(closeness(f, ...), -1, 1) end)
+local function compare(how, reduction, a, b, rtol, atol, equal_nan)
   if not (Tensor._is_float(a) and Tensor._is_float(b)) then a, b = a:to "f64", b:to "f64" end
-  return (closeness(reduction, nil, false, a:detach(), b:detach(), rtol or 1e-5, atol or 1e-8, equal_nan and 1 or 0))
+  return (how(reduction, nil, false, a:detach(), b:detach(), rtol or 1e-5, atol or 1e-8, equal_nan and 1 or 0))
 end
 --- Where |a - b| <= atol (1e-8) + rtol (1e-5) |b|; equal infinities are close, and with equal_nan NaN and NaN.
-function F.isclose(a, b, rtol, atol, equal_nan) return (F.ne(close(NONE, a, b, rtol, atol, equal_nan), 0)) end
+function F.isclose(a, b, rtol, atol, equal_nan)
+  return (F.ne(compare(are_close, NONE, a, b, rtol, atol, equal_nan), 0))
+end
 --- Whether isclose holds everywhere: true or false. Waits.
 function F.allclose(a, b, rtol, atol, equal_nan)
-  local share = close(MEAN, a, b, rtol, atol, equal_nan):item()
-  return share == 1 or share ~= share -- of nothing
+  return compare(are_apart, SUM, a, b, rtol, atol, equal_nan):item() == 0 -- a mean would be rounded to all, or nearly
 end
 local differing = formula("equal", 2, 0, function(f, a, b) return f.ne(a, b) end)
 --- Whether a and b have one shape and equal elements: true or false. Waits.
