@@ -125,6 +125,25 @@ it("a model that is recorded hears of the steps, which give what the formula giv
   end
 end)
 
+it("losses of 16-bit numbers have their dtype", function()
+  for _, dtype in ipairs { "f16", "bf16" } do
+    local t = {}
+    for _, p in ipairs { 1, 2 } do
+      local leaf = {}
+      for i = 1, 3 do
+        leaf[i] = Tensor.uniform({ 4, 8 }, -1, 1, 1, i):requires_grad()
+        t[i] = leaf[i]:to(dtype)
+      end
+      local loss = F.triplet_margin_loss(t[1], t[2], t[3], 1, p)
+      assert.equal(dtype, loss:dtype())
+      loss:backward()
+      for i = 1, 3 do assert.equal("f32", leaf[i]:grad():dtype()) end
+    end
+    assert.equal(dtype, F.cosine_embedding_loss(t[1], t[2], peri.ones({ 4 }, dtype)):dtype())
+    assert.equal(dtype, F.l1_loss(t[1], t[2]):dtype())
+  end
+end)
+
 it("a formula that C cannot read is refused, and says what is allowed", function()
   local x, out = peri.ones { 2 }, ffi.new "peri_tensor *[1]"
   local steps, numbers, inputs = ffi.new("int32_t[12]"), ffi.new("double[1]"), ffi.new("peri_tensor *[1]", x.ptr)

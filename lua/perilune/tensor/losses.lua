@@ -118,10 +118,13 @@ local function of_triplet(reduction, anchor, positive, negative_rows, margin, p,
     return (triplet(reduction, nil, false, F.pairwise_distance(anchor, positive, p, eps),
       F.pairwise_distance(anchor, negative_rows, p, eps), margin))
   end
-  if anchor:dtype() == "f16" or anchor:dtype() == "bf16" then anchor = anchor:to "f32" end -- f16 ends at 65504
+  local name = anchor:dtype()
+  local narrow = name == "f16" or name == "bf16"
+  if narrow then anchor = anchor:to "f32" end -- f16 ends at 65504
   local near = F._squared_distance(SUM, -1, false, anchor, positive, eps)
   local far = F._squared_distance(SUM, -1, false, anchor, negative_rows, eps)
-  return (triplet_of_squares(reduction, nil, false, near, far, margin))
+  local loss = triplet_of_squares(reduction, nil, false, near, far, margin)
+  return (narrow and not P.state.autocast and loss:to(name) or loss)
 end
 --- max(0, d(anchor, positive) - d(anchor, negative) + margin), d the p-norm (2) of the difference (pairwise_distance).
 --- margin: 1.
