@@ -139,18 +139,6 @@ template <class E, int OP, bool READS> struct unary_grad_map {
     ONE_BY_ONE
 };
 
-template <class T> __device__ __forceinline__ T combine(int32_t op, T x, T y)
-{
-    switch (op) {
-    case PERI_BINARY_ADD: return x + y;
-    case PERI_BINARY_SUB: return x - y;
-    case PERI_BINARY_MUL: return x * y;
-    case PERI_BINARY_MAX: return x > y || x != x ? x : y;
-    case PERI_BINARY_MIN: return x < y || x != x ? x : y;
-    default: return x / y;
-    }
-}
-
 template <class E, int OP> struct binary_map {
     typedef E element;
     typedef PERI_COMPUTED(E) number;
@@ -158,7 +146,7 @@ template <class E, int OP> struct binary_map {
     peri_k_binary_args a;
     BOTH const void *in(int k) const { return k ? a.b : a.a; }
     BOTH void *out() const { return a.dst; }
-    __device__ __forceinline__ number operator()(const number (&x)[2]) const { return combine(OP, x[0], x[1]); }
+    __device__ __forceinline__ number operator()(const number (&x)[2]) const { return peri_both(OP, x[0], x[1]); }
     ONE_BY_ONE
 };
 
@@ -194,7 +182,7 @@ template <class E> struct binary_row {
         for (int64_t c = lane; c < cols; c += lanes) {
             const number x = E::load((const typename E::type *)a.a, at.a + c * sa);
             const number y = E::load((const typename E::type *)a.b, at.b + c * sb);
-            E::store((typename E::type *)a.dst, row * cols + c, combine(a.op, x, y));
+            E::store((typename E::type *)a.dst, row * cols + c, peri_both(a.op, x, y));
         }
     }
 };
@@ -207,7 +195,7 @@ template <class E> struct binary_one {
         const operands at = operands_at(a, a.ndim - 1, i);
         const PERI_COMPUTED(E) x = E::load((const typename E::type *)a.a, at.a),
                                y = E::load((const typename E::type *)a.b, at.b);
-        E::store((typename E::type *)a.dst, i, combine(a.op, x, y));
+        E::store((typename E::type *)a.dst, i, peri_both(a.op, x, y));
     }
 };
 

@@ -4,6 +4,7 @@
  * keys and then, of several lines, one by the line.
  */
 #include "cub.cuh"
+#include "functions.cuh"
 #include "rows.cuh"
 #include "value.cuh"
 
@@ -24,18 +25,6 @@ __device__ __forceinline__ int64_t place_of(int64_t i, int32_t ndim, const int64
     return at;
 }
 
-template <class T> __device__ __forceinline__ bool holds(int32_t op, T x, T y)
-{
-    switch (op) {
-    case PERI_COMPARE_EQ: return x == y;
-    case PERI_COMPARE_NE: return x != y;
-    case PERI_COMPARE_LT: return x < y;
-    case PERI_COMPARE_LE: return x <= y;
-    case PERI_COMPARE_GT: return x > y;
-    default: return x >= y;
-    }
-}
-
 struct compare_one {
     peri_k_compare_args a;
     __device__ void operator()(int64_t i) const
@@ -43,7 +32,7 @@ struct compare_one {
         const peri_value x = peri_load(a.a, place_of(i, a.ndim, a.shape, a.a_stride), a.dtype);
         peri_value y = {x.integer, a.integer, a.value, 0};
         if (a.b) y = peri_load(a.b, place_of(i, a.ndim, a.shape, a.b_stride), a.dtype);
-        a.dst[i] = x.integer ? holds(a.op, x.i, y.i) : holds(a.op, x.re, y.re);
+        a.dst[i] = x.integer ? peri_holds(a.op, x.i, y.i) : peri_holds(a.op, x.re, y.re);
     }
 };
 

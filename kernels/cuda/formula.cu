@@ -8,30 +8,6 @@
 
 namespace {
 
-template <class T> __device__ __forceinline__ T both(int32_t op, T x, T y)
-{
-    switch (op) {
-    case PERI_BINARY_ADD: return x + y;
-    case PERI_BINARY_SUB: return x - y;
-    case PERI_BINARY_MUL: return x * y;
-    case PERI_BINARY_MAX: return x > y || x != x ? x : y;
-    case PERI_BINARY_MIN: return x < y || x != x ? x : y;
-    default: return x / y;
-    }
-}
-
-template <class T> __device__ __forceinline__ bool holds(int32_t op, T x, T y)
-{
-    switch (op) {
-    case PERI_COMPARE_EQ: return x == y;
-    case PERI_COMPARE_NE: return x != y;
-    case PERI_COMPARE_LT: return x < y;
-    case PERI_COMPARE_LE: return x <= y;
-    case PERI_COMPARE_GT: return x > y;
-    default: return x >= y;
-    }
-}
-
 template <class T> struct formula_one {
     peri_k_formula_args a;
 
@@ -51,8 +27,8 @@ template <class T> struct formula_one {
         switch (s.kind) {
         case PERI_FORMULA_UNARY: return peri_f<T>(s.op, r[s.a], (T)s.x, (T)s.y);
         case PERI_FORMULA_CHAIN: return peri_chain<T>(s.op, r[s.a], r[s.b], (T)s.x, (T)s.y);
-        case PERI_FORMULA_BINARY: return both(s.op, r[s.a], r[s.b]);
-        case PERI_FORMULA_COMPARE: return holds(s.op, r[s.a], r[s.b]) ? T(1) : T(0);
+        case PERI_FORMULA_BINARY: return peri_both(s.op, r[s.a], r[s.b]);
+        case PERI_FORMULA_COMPARE: return peri_holds(s.op, r[s.a], r[s.b]) ? T(1) : T(0);
         case PERI_FORMULA_WHERE: return r[s.a] != T(0) ? r[s.b] : r[s.c];
         default: return (T)s.x;
         }

@@ -146,4 +146,30 @@ template <class T> static __device__ __forceinline__ T peri_chain(int32_t op, T 
     return slope == T(0) && (op == PERI_UNARY_RELU || op == PERI_UNARY_CLAMP) ? T(0) : dy * slope;
 }
 
+/** x op y, of PERI_BINARY_*. */
+template <class T> static __device__ __forceinline__ T peri_both(int32_t op, T x, T y)
+{
+    switch (op) {
+    case PERI_BINARY_ADD: return x + y;
+    case PERI_BINARY_SUB: return x - y;
+    case PERI_BINARY_MUL: return x * y;
+    case PERI_BINARY_MAX: return x > y || x != x ? x : y;
+    case PERI_BINARY_MIN: return x < y || x != x ? x : y;
+    default: return x / y;
+    }
+}
+
+/** Whether x op y holds, of PERI_COMPARE_*. */
+template <class T> static __device__ __forceinline__ bool peri_holds(int32_t op, T x, T y)
+{
+    switch (op) {
+    case PERI_COMPARE_EQ: return x == y;
+    case PERI_COMPARE_NE: return x != y;
+    case PERI_COMPARE_LT: return x < y;
+    case PERI_COMPARE_LE: return x <= y;
+    case PERI_COMPARE_GT: return x > y;
+    default: return x >= y;
+    }
+}
+
 #endif
