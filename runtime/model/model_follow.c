@@ -3,7 +3,9 @@
  * model_follow.c: a model that follows the checkpoints of a run. There are two of it, each a private mapping of the
  * same file: one answers, the other is brought to the next checkpoint meanwhile, and then they change places. So
  * nobody waits, and nobody sees half of a change. Only pages that differ from the file's take memory. What one of
- * them had to read whole the other copies from it, when there is nothing newer to do.
+ * them had to read whole the other copies from it, when there is nothing newer to do. One that has met a page that
+ * could not be read is given up and mapped anew; if it is the one that answers, the other one takes its place, brought
+ * to what is there.
  */
 #include "../checkpoint/files.h"
 #include "model_follow.h"
@@ -20,9 +22,27 @@ typedef struct half {
 struct peri_model_follower {
     peri_checkpoint_follower *run;
     half halves[2];
-    int32_t now; /* the half that answers */
-    char *prefix, *path;
+    int32_t now, flags; /* now: the half that answers; flags: how the file is opened */
+    char *prefix, *path, digest[33]; /* digest: of the file */
 };
+
+/** Whether the half has met a page of the file that could not be read: there are zeros in its place. */
+static bool lost(const half *h) { return peri__mapped_cut(&h->model->file); }
+
+/** Give the half, whose model nobody else has, the file as it was exported. */
+static peri_status open_again(const peri_model_follower *f, half *h)
+{
+    peri_model *m;
+    PERI_TRY(peri__model_open(h->model->path, f->flags, true, &m));
+    const bool same = strcmp(m->digest, f->digest) == 0;
+    if (!same)
+        (void)peri__fail(PERI_EIO, "peri_model_follower_poll: '%.200s' could not be read, and is another file by now",
+                         m->path);
+    peri_model_release(same ? h->model : m);
+    if (!same) return PERI_EIO;
+    *h = (half){.model = m};
+    return PERI_OK;
+}
 
 peri_status peri_model_follower_new(const char *path, const char *folder, const char *name, int32_t flags,
                                     peri_model_follower **out)
@@ -46,6 +66,8 @@ peri_status peri_model_follower_new(const char *path, const char *folder, const 
     if (status >= 0 && strcmp(f->halves[0].model->digest, f->halves[1].model->digest) != 0)
         status = peri__fail(PERI_EIO, "peri_model_follower_new: '%.200s' was replaced while it was opened", path);
     if (status >= 0) status = peri__model_can_follow(f->halves[0].model);
+    if (status >= 0) snprintf(f->digest, sizeof f->digest, "%s", f->halves[0].model->digest);
+    f->flags = flags;
     if (status >= 0) status = peri_checkpoint_follower_new(folder, &f->run);
     if (status < 0) peri_model_follower_release(f);
     else *out = f;
@@ -88,6 +110,8 @@ static peri_status bring(peri_model_follower *f, half *h, peri_checkpoint *c, bo
     const int64_t level = level_of(c, h);
     peri_status status = peri_checkpoint_verify_since(c, level);
     if (status >= 0) status = peri__model_update(h->model, c, level, f->prefix, &begun);
+    if (status >= 0 && lost(h))
+        status = peri__fail(PERI_EIO, "peri_model_follower_poll: '%.200s' cannot be read", h->model->path);
     *damaged = status == PERI_EFORMAT || status == PERI_EMISMATCH;
     if (status < 0) {
         if (begun) *h->digest = *h->same_as = 0;
@@ -103,6 +127,29 @@ static peri_status bring(peri_model_follower *f, half *h, peri_checkpoint *c, bo
     return PERI_OK;
 }
 
+/** Make the half that does not answer ready for the next checkpoint: no page of it is missing, and it has what the
+ *  other one has, if it has nothing of use. */
+static peri_status prepare(peri_model_follower *f, half *next, const half *now)
+{
+    if (lost(next)) PERI_TRY(open_again(f, next));
+    if (*next->digest || *next->same_as || !*now->digest || lost(now)) return PERI_OK;
+    peri__model_copy(next->model, now->model);
+    if (lost(now) || lost(next)) return open_again(f, next); /* some of the copy is zeros */
+    memcpy(next->digest, now->digest, sizeof next->digest);
+    memcpy(next->same_as, now->same_as, sizeof next->same_as);
+    note(next, now->model->step);
+    return PERI_OK;
+}
+
+/** The halves change places; @out: the model that answers from now on. */
+static peri_status change_places(peri_model_follower *f, peri_model **out)
+{
+    f->now = !f->now;
+    *out = f->halves[f->now].model;
+    peri_model_retain(*out);
+    return PERI_OK;
+}
+
 peri_status peri_model_follower_poll(peri_model_follower *f, peri_model **out)
 {
     PERI_NEED(f);
@@ -113,13 +160,13 @@ peri_status peri_model_follower_poll(peri_model_follower *f, peri_model **out)
     half *next = &f->halves[!f->now], *now = &f->halves[f->now];
     /* somebody still uses it */
     if (atomic_load_explicit(&next->model->refs, memory_order_acquire) != 1) return PERI_PENDING;
-    if (!*next->digest && !*next->same_as && *now->digest) {
-        peri__model_copy(next->model, now->model);
-        memcpy(next->digest, now->digest, sizeof next->digest);
-        memcpy(next->same_as, now->same_as, sizeof next->same_as);
-        note(next, now->model->step);
-    }
+    PERI_TRY(prepare(f, next, now));
+    if (lost(now)) PERI_TRY(peri_checkpoint_follower_forget(f->run)); /* what it had is to be had again */
     peri_status status = peri_checkpoint_follower_next(f->run, &c, &level);
+    if (status == PERI_PENDING && lost(now) && !now->model->followed) {
+        PERI_TRY(open_again(f, next)); /* it may be a mixture */
+        return change_places(f, out);
+    }
     if (status != PERI_OK) return status;
     char *path = peri__strdup(peri_checkpoint_level(c, 0));
     if (!path) return PERI_ENOMEM;
@@ -134,8 +181,5 @@ peri_status peri_model_follower_poll(peri_model_follower *f, peri_model **out)
     (void)peri_checkpoint_follower_take(f->run); /* it was offered, so it is taken */
     peri__free(f->path);
     f->path = path;
-    f->now = !f->now;
-    peri_model_retain(next->model);
-    *out = next->model;
-    return PERI_OK;
+    return change_places(f, out);
 }

@@ -25,10 +25,11 @@ end
 -- `make stress`: beside a server under the thread sanitizer
 local program = os.getenv "PERI_SERVE_PROGRAM" or shell.perilune
 
---- Start the server of a model file; options: words of its command line. Returns { url =, log =, process = }.
-function M.start(path, options)
+--- Start the server of a model file; options: words of its command line; env: of its environment (NAME=VALUE). Returns
+--- { url =, log =, process = }.
+function M.start(path, options, env)
   local server = setmetatable({ log = os.tmpname() }, Server)
-  server.process = M.run(("%s serve %s -p 0 %s >%s 2>&1 & echo $!"):format(program, path, options or "",
+  server.process = M.run(("%s %s serve %s -p 0 %s >%s 2>&1 & echo $!"):format(env or "", program, path, options or "",
     server.log)):match "%d+"
   for _ = 1, 200 do
     server.url = shell.read(server.log):match "http://[%d.]+:%d+/"

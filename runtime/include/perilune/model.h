@@ -232,7 +232,8 @@ PERI_API peri_status peri_model_follower_new(const char *path, const char *folde
  *  `step` is that of the checkpoint's name, its `digest` the checkpoint's. Reads what changed since then; all of that
  *  is compared with its checksums first. Other errors say why what is there cannot be had; it is tried again, and less
  *  and less often where a checkpoint is damaged or does not fit the model (peri_checkpoint_follower_refuse). The models
- *  that were given stay what they are. */
+ *  that were given stay what they are. With PERI_MODEL_GUARD: a model that has met a page of the file that could not be
+ *  read refuses calls (PERI_EIO), and a later poll gives another one in its place. */
 PERI_API peri_status peri_model_follower_poll(peri_model_follower *follower, peri_model **out);
 /** The newest model, at first as the file has it. Borrowed. */
 PERI_API peri_model *peri_model_follower_model(const peri_model_follower *follower);

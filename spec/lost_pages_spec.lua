@@ -1,0 +1,70 @@
+-- Pages of a mapped model file that cannot be read for a while (EIO of a disk, a network that went away), by
+-- spec/support/lost_pages.c: nobody is answered with zeros in their place, and what follows a run, or serves, goes on
+-- by itself when they can be read again.
+-- takes: 2 s
+local peri = require "perilune"
+local shell = require "spec.support.shell"
+local serving = require "spec.support.serving"
+
+describe("pages of a model file that cannot be read", function()
+  local cc = shell.has "cc" and "cc" or shell.has "gcc" and "gcc"
+  if shell.sanitizer ~= "" then return pending "the sanitizers have a mmap of their own" end
+  if not cc then return pending "no C compiler was found" end
+  local folder, clean = shell.temporary()
+  local lost = folder .. "/lost_pages.so"
+  setup(function()
+    local out, status = shell.run(("%s -shared -fPIC -o %s spec/support/lost_pages.c"):format(cc, lost))
+    assert.equal(0, status, out)
+  end)
+  teardown(clean)
+
+  it("never are zeros in what a follower answers, and it comes to the newest step by itself", function()
+    local env, refused = shell.luajit_env(), 0
+    env.LD_PRELOAD = lost
+    for seed = 1, 4 do
+      local of = ("%s/%d"):format(folder, seed)
+      os.execute("mkdir " .. of)
+      local out, status = shell.run(("luajit spec/support/lost_pages.lua %s %d"):format(of, seed), env)
+      assert.equal(0, status, ("seed %d: %s"):format(seed, out))
+      local right, wrong = out:match "right (%d+), refused (%d+)"
+      assert.is_true(tonumber(right) > 2)
+      refused = refused + tonumber(wrong)
+    end
+    assert.is_true(refused > 0)
+  end)
+
+  it("make a server refuse what needs them, until they can be read", function()
+    if serving.missing() or shell.no_launcher() then return pending(serving.missing() or shell.no_launcher()) end
+    local path, says = folder .. "/served.peri", folder .. "/lost_page"
+    local model = peri.nn.ModuleDict { ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig {
+      name = "t", num_embeddings = 4096, embedding_dim = 4, feature_names = { "id" },
+      init_fn = peri.embed.constant(7) } } } }
+    local ids, ones = {}, {}
+    for i = 1, 12 do ids[i], ones[i] = i, 1 end
+    local batch = { ids = peri.KeyedJaggedTensor { keys = { "id" }, values = ids, lengths = ones } }
+    model:export(path, { batches = { batch }, name = "m", call = function(m, b) return m.ebc(b.ids):values() end })
+    for _, options in ipairs { "", "--follow " .. folder .. "/none" } do
+      shell.write(says, "8") -- rows 2044 to 2299 lie in it
+      local server = serving.start(path, "--watch 20ms " .. options, ("LD_PRELOAD=%s LOST_PAGE=%s"):format(lost, says))
+      local function ask(id) return server:post("v1/models/m:predict", ('{"instances":[{"id":%d}]}'):format(id)) end
+      assert.matches("[7,7,7,7]", ask(10), 1, true)
+      local refusal = ask(2100)
+      assert.matches('"error":".*served.peri.* could not be read', refusal)
+      for _ = 1, 5 do
+        local health = server:get "health"
+        assert.is_true(health:find('"note":"', 1, true) ~= nil or health:find('"ready":true', 1, true) ~= nil, health)
+        assert.matches('"error"', ask(2100), 1, true)
+        os.execute "sleep 0.02"
+      end
+      os.remove(says)
+      local answer
+      for _ = 1, 100 do
+        answer = ask(2100)
+        if not answer:find("error", 1, true) then break end
+        os.execute "sleep 0.02"
+      end
+      assert.matches("[7,7,7,7]", answer, 1, true)
+      server:stop()
+    end
+  end)
+end)
