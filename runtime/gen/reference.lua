@@ -12,7 +12,7 @@ local M = {}
 
 local HEADERS, DEFINITIONS = "runtime/include/perilune", "lua/perilune/reference"
 M.FACES = DEFINITIONS .. "/faces.lua"
-local WIDTH = 100 -- characters of a line of code that pages show without a bar to scroll
+local WIDTH = 96 -- characters of a line of code that pages show without a bar to scroll
 
 local function list(command)
   local out, pipe = {}, assert(io.popen("LC_ALL=C " .. command))
@@ -92,15 +92,18 @@ end
 --- A call in lines that fit on a page, broken behind commas.
 local function in_lines(call)
   local lines, line = {}, ""
-  for part in (call .. " "):gmatch "(.-,?) " do
-    if line ~= "" and #line + #part >= WIDTH then lines[#lines + 1], line = line, "   " end
+  for part in (call:gsub(" }$", "\1}") .. " "):gmatch "(.-,?) " do -- the last argument and the brace stay together
+    if line ~= "" and #line + 1 + #part > WIDTH then lines[#lines + 1], line = line, "   " end
     line = line == "" and part or line .. " " .. part
   end
   lines[#lines + 1] = line
-  return table.concat(lines, "\n")
+  return (table.concat(lines, "\n"):gsub("\1", " "))
 end
 
 local function cell(text) return (text:gsub("|", "\\|")) end
+
+--- A type as a cell shows it: alternatives are set apart, so that a long list of them has places to break.
+local function type_cell(text) return cell((text:gsub("|", " | "))) end
 
 local function parameters(entry, types)
   local args = arguments_of(entry, types)
@@ -144,7 +147,7 @@ local function render_entry(out, entry, types, classes)
   if #list_of > 0 then
     out[#out + 1] = "| argument | type | |\n|---|---|---|"
     for _, p in ipairs(list_of) do
-      out[#out + 1] = ("| `%s`%s | `%s` | %s |"):format(p.name, p.optional and " (optional)" or "", cell(p.type),
+      out[#out + 1] = ("| `%s`%s | `%s` | %s |"):format(p.name, p.optional and " (optional)" or "", type_cell(p.type),
         cell(p.text))
     end
     out[#out + 1] = ""
@@ -152,7 +155,7 @@ local function render_entry(out, entry, types, classes)
   if entry.kind == "class" and entry.class and #entry.fields > 0 then
     out[#out + 1] = "| field | type | |\n|---|---|---|"
     for _, p in ipairs(entry.fields) do
-      out[#out + 1] = ("| `%s` | `%s` | %s |"):format(p.name, cell(p.type), cell(p.text))
+      out[#out + 1] = ("| `%s` | `%s` | %s |"):format(p.name, type_cell(p.type), cell(p.text))
     end
     out[#out + 1] = ""
   end
@@ -175,10 +178,13 @@ end
 
 --- The Markdown of a page of Lua names.
 function M.lua_page(page, types, classes)
-  local out = { NOTICE:format(page.path), ("# %s\n"):format(page.title), intro_of(page) .. "\n",
-    "| name | |\n|---|---|" }
+  local out = { NOTICE:format(page.path), ("# %s\n"):format(page.title), intro_of(page) .. "\n" }
+  local class -- whose line stands above: its functions come below it, by the last part of their names
   for _, entry in ipairs(page.entries) do
-    out[#out + 1] = ("| [`%s`](#%s) | %s |"):format(entry.name, anchor(entry.name), cell(M.brief(entry)))
+    local inner = class ~= nil and entry.owner == class
+    if entry.kind == "class" then class, inner = entry.name, false elseif not inner then class = nil end
+    out[#out + 1] = ("%s- [`%s`](#%s): %s"):format(inner and "  " or "", inner and entry.name:sub(#class + 1)
+      or entry.name, anchor(entry.name), M.brief(entry))
   end
   out[#out + 1] = ""
   for _, entry in ipairs(page.entries) do render_entry(out, entry, types, classes) end
@@ -199,20 +205,61 @@ local function c_heading(names)
   return table.concat(names, ", ", 1, math.min(#names, 3)) .. (#names > 3 and ", ..." or "")
 end
 
---- A piece of C as a page shows it: without the macro of exported names, and calls in lines that fit.
+--- Words in lines of at most `width` characters.
+local function filled(words, width)
+  local lines, line = {}, nil
+  for word in words:gmatch "%S+" do
+    if line and #line + 1 + #word > width then lines[#lines + 1], line = line, nil end
+    line = line and line .. " " .. word or word
+  end
+  lines[#lines + 1] = line
+  return lines
+end
+
+--- A comment of a piece of C whose lines are too wide, filled anew. It stays behind what it tells of, unless that
+--- leaves it less than half of the page: then it stands above. before: what its first line has in front of it.
+local function c_comment(before, comment)
+  local words = comment:gsub("^/%*+", ""):gsub("%*/$", ""):gsub("\n%s*%*", "\n")
+  local indent, bare = before:match "^%s*", before:match "^(.-)%s*$"
+  local at = #bare == 0 and #indent or #before
+  if at > WIDTH / 2 then at = #bare + 1 end
+  local above = bare ~= "" and at > WIDTH / 2
+  local column = above and #indent or at
+  local lines = filled(words, WIDTH - column - 6)
+  local text = "/* " .. table.concat(lines, "\n" .. (" "):rep(column) .. " * ") .. " */"
+  if above then return indent .. text .. "\n" .. bare end
+  return bare .. (" "):rep(at - #bare) .. text
+end
+
+--- A declaration without comments, in one line, broken behind commas.
+local function c_lines(call, indent)
+  call = call:gsub("%s+", " ")
+  if #call <= WIDTH then return call end
+  local open, lines, line = call:find("[%({]"), {}, ""
+  local inset = (" "):rep(open <= 40 and open or indent)
+  for part in call:gmatch "[^,]+[,;]+" do
+    if #line + #part > WIDTH and line ~= "" then lines[#lines + 1], line = line, inset .. part:gsub("^ ", "")
+    else line = line .. part end
+  end
+  lines[#lines + 1] = line
+  for _, l in ipairs(lines) do
+    if #l > WIDTH and indent < open then return c_lines(call, open) end
+  end
+  return table.concat(lines, "\n")
+end
+
+--- A piece of C as a page shows it: without the macro of exported names, in lines that fit.
 local function c_code(code)
-  return (code:gsub("PERI_API ([^;{}]-;)", function(call)
-    call = call:gsub("%s+", " ")
-    if #call < WIDTH then return call end
-    local open, lines, line = call:find("(", 1, true), {}, ""
-    for part in call:gmatch "[^,]+[,;]+" do
-      if #line + #part > WIDTH and line ~= "" then
-        lines[#lines + 1], line = line, (" "):rep(open <= 48 and open or 8) .. part:gsub("^ ", "")
-      else line = line .. part end
-    end
-    lines[#lines + 1] = line
-    return table.concat(lines, "\n")
-  end))
+  code = code:gsub("%f[%w]PERI_API ([^;{}]-;)", function(call) return c_lines(call, 8) end)
+  code = ("\n" .. code):gsub("\n(typedef [^;{}/]-%(%*[^;{}/]-;)", function(call)
+    return "\n" .. c_lines(call, 8)
+  end):sub(2)
+  code = ("\n" .. code):gsub("\n(enum {[^{}\n/]*};)", function(enum) return "\n" .. c_lines(enum, 4) end):sub(2)
+  return (("\n" .. code):gsub("\n([^\n]-)(/%*.-%*/)", function(before, comment)
+    local wide = false
+    for line in (before .. comment):gmatch "[^\n]+" do wide = wide or #line > WIDTH end
+    return wide and "\n" .. c_comment(before, comment) or nil
+  end):sub(2))
 end
 
 --- The Markdown of a header's page.

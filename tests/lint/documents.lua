@@ -64,5 +64,73 @@ local function headers(ctx)
   return complaints
 end
 
-return { { "documents name what exists", paths }, { "no paths of one machine", machine_paths },
-  { "public headers name what is installed", headers } }
+-- -- what a page shows without a bar to scroll ------------------------------------------------------------------------
+-- GitHub shows text in 838 pixels. A character of code has 8.2 of them, one of a table's text some 7.5; a block of code
+-- has 32 beside its lines, a cell 27 beside its text. Cells break at spaces only, in code too.
+
+local PAGE, COLUMNS, CODE, TEXT, CELL = 838, 96, 8.2, 7.5, 27
+
+--- Tables that may be wider: of measurements with many columns, and of arguments with TorchRec's longest names. Their
+--- pages, and what they begin with.
+local wide_tables = { { "docs/benchmarks/training_step.md", "| ranks | sharding |" },
+  { "docs/benchmarks/training_step.md", "| | 1 machine | times the plain loop |" },
+  { "docs/reference/managed_collision.md", "| argument | type |" } }
+
+local function may_be_wide(path, line)
+  for _, t in ipairs(wide_tables) do
+    if t[1] == path and line:sub(1, #t[2]) == t[2] then return true end
+  end
+  return false
+end
+
+local function length(text) return select(2, text:gsub("[^\128-\191]", "")) end
+
+--- Pixels of a cell's widest word.
+local function widest(cell)
+  cell = cell:gsub("%]%([^)]*%)", ""):gsub("\\|", "|"):gsub("[*%[]", "")
+  local most, code = 0, false
+  for part, quote in cell:gmatch "([^`]*)(`?)" do
+    for word in part:gmatch(code and "[^ ]+" or "[^ %-]+%-?") do
+      most = math.max(most, length(word) * (code and CODE or TEXT))
+    end
+    if quote == "`" then code = not code end
+  end
+  return most
+end
+
+local function cells_of(line)
+  local cells = {}
+  for cell in line:gsub("\\|", "\1"):gmatch "|([^|]+)" do cells[#cells + 1] = cell:gsub("\1", "\\|") end
+  return cells
+end
+
+local function widths(ctx)
+  local complaints = {}
+  for _, path in ipairs(ctx.lines "ls README.md docs/*.md docs/*/*.md 2>/dev/null") do
+    local code, columns, first, number = false, {}, nil, 0
+    local function table_ends()
+      local sum = 1
+      for _, pixels in ipairs(columns) do sum = sum + pixels + CELL end
+      if sum > PAGE and not may_be_wide(path, first) then
+        complaints[#complaints + 1] = ("%s:%d: a table of at least %d pixels; %d fit"):format(path, number, sum, PAGE)
+      end
+      columns, first = {}, nil
+    end
+    for line in (ctx.read(path) .. "\n"):gmatch "(.-)\n" do
+      number = number + 1
+      if line:match "^```" then code = not code
+      elseif code and length(line) > COLUMNS then
+        complaints[#complaints + 1] = ("%s:%d: a line of code of %d characters; %d fit"):format(path, number,
+          length(line), COLUMNS)
+      end
+      if not code and line:match "^|" then
+        first = first or line
+        for i, cell in ipairs(cells_of(line)) do columns[i] = math.max(columns[i] or 0, widest(cell)) end
+      elseif #columns > 0 then table_ends() end
+    end
+  end
+  return complaints
+end
+
+return { { "documents fit their page", widths }, { "documents name what exists", paths },
+  { "no paths of one machine", machine_paths }, { "public headers name what is installed", headers } }

@@ -9,8 +9,9 @@ local intro = [[
 # Names of TorchRec, and what takes their place
 
 Every public class and function of `torchrec.distributed`, `torchrec.modules`, `torchrec.sparse` and `torchrec.metrics` of %s
-is on this page, by name (the list: `tests/parity/torchrec.txt`). "Here" has the same name; "elsewhere" does the same under another name, or
-inside; "not built" does not exist. "No need": without Python or PyTorch it has no meaning, or nothing is lost without it.
+is on this page, by name (the list: `tests/parity/torchrec.txt`). Behind each name stands where it is: "in `peri.dist`" has the same name there
+("here" in the table below); a name or a file by itself does the same under that name, or inside ("elsewhere"); "not built" does not exist. "No
+need": without Python or PyTorch it has no meaning, or nothing is lost without it.
 
 `make parity` makes the page. For each name `tests/parity/*.lua` have the spec that tries it, too; `spec/names_spec.lua` fails when a name of
 that list has no answer here, or when a symbol or a spec that is named does not exist. `peri` is `require "perilune"`; names that begin with
@@ -83,7 +84,7 @@ end
 
 local function code(text) return text and ("`%s`"):format(text) or "" end
 
---- The lines of a section's table. Rows of one group are one line, where their answers are alike.
+--- The lines of a section's list. Rows of one group are one line, where their answers are alike.
 local function lines_of(section)
   local lines, before = {}, nil
   for i = 2, #section do
@@ -100,10 +101,15 @@ local function lines_of(section)
       before = line
     end
   end
-  local words = { here = "here", elsewhere = "elsewhere", missing = "**not built**", never = "no need" }
+  local words = { missing = "**not built**", never = "no need" }
   for i, l in ipairs(lines) do
-    local symbol = l.symbol and l.symbol:match "%.$" and l.symbol .. (#l.names == 1 and l.names[1] or "*") or l.symbol
-    lines[i] = ("| %s | %s | %s | %s |"):format(table.concat(l.names, ", "), words[l.kind], code(symbol), l.note or "")
+    local symbol = l.symbol
+    if l.kind == "here" then symbol = "in " .. code(symbol:match "^(.-)%.?[%w_]*$")
+    elseif symbol and symbol:match "%.$" then symbol = code(symbol .. (#l.names == 1 and l.names[1] or "*"))
+    elseif l.kind == "elsewhere" then symbol = code(symbol)
+    else symbol = words[l.kind] end
+    lines[i] = ("- %s: %s%s"):format(table.concat(l.names, ", "), symbol, l.note and l.note ~= ""
+      and "; " .. l.note or "")
   end
   return lines
 end
@@ -159,7 +165,7 @@ function M.make()
   end
   table.insert(text, "\n## What is not built\n\n| what | names | in |\n|---|---|---|\n" .. gaps(sections))
   for _, section in ipairs(sections) do
-    table.insert(text, ("\n## %s\n\n| name | | here | |\n|---|---|---|---|"):format(section[1]))
+    table.insert(text, ("\n## %s\n"):format(section[1]))
     table.insert(text, table.concat(lines_of(section), "\n"))
   end
   return table.concat(text, "\n") .. "\n", counts

@@ -130,7 +130,8 @@ dist.WorkAwaitable = {}
 ---
 ---```lua
 ---peri.init()
----print(peri.dist.ops.ExchangeAwaitable.is(peri.dist.ops.all_gather_base_pooled { input = peri.ones { 2,
+---print(peri.dist.ops.ExchangeAwaitable.is(
+---  peri.dist.ops.all_gather_base_pooled { input = peri.ones { 2,
 ---  3 } })) --> true
 ---```
 ---@class peri.dist.ops.ExchangeAwaitable: peri.Awaitable
@@ -146,7 +147,8 @@ ops.ExchangeAwaitable = {}
 ---
 ---```lua
 ---peri.init()
----print(peri.dist.jagged.RowsAwaitable.is(peri.dist.TensorAllToAll()(peri.ones { 2, 3 }, { 2 }))) --> true
+---print(peri.dist.jagged.RowsAwaitable.is(peri.dist.TensorAllToAll()(peri.ones { 2, 3 }, { 2 })))
+-----> true
 ---```
 ---@class peri.dist.jagged.RowsAwaitable: peri.Awaitable
 ---@param group peri.dist.Group The ranks.
@@ -208,7 +210,9 @@ exchange.PooledEmbeddingsAwaitable = {}
 ---
 ---```lua
 ---local order = peri.tensor({ 1, 0 }, "i64")
----print(peri.dist.exchange.SequenceEmbeddingsAwaitable(peri.NoWait(peri.tensor { { 5 }, { 6 } }), order):item(0)) --> 6
+---print(peri.dist.exchange.SequenceEmbeddingsAwaitable(peri.NoWait(peri.tensor { { 5 }, { 6 } }),
+---  order):item(0))
+-----> 6
 ---```
 ---@class peri.dist.exchange.SequenceEmbeddingsAwaitable: peri.LazyAwaitable
 ---@param tensor_awaitable peri.Awaitable Of the rows.

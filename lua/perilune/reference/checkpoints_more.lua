@@ -10,7 +10,8 @@ local checkpoint = {}
 ---
 ---```lua
 ---local model, folder = nn.Linear { in_features = 2, out_features = 1 }, os.tmpname() .. "-run"
----local saver = peri.checkpoint.Saver { parts = { model = model }, folder = folder, every = 1, full_every = 2 }
+---local saver = peri.checkpoint.Saver { parts = { model = model }, folder = folder, every = 1,
+---  full_every = 2 }
 ---for step = 1, 2 do saver:step(step) end
 ---saver:close()
 ---local list = peri.checkpoint.Saver.list(folder)

@@ -17,7 +17,9 @@ local codec = {}
 ---local c = peri.dist.QuantizedCommCodec { comm_precision = "INT8", row_dim = 4 }
 ---local context = c:create_context { 3, 4 }
 ---local wire = c:encode(peri.tensor { 0, 255, 51, 0, 0, 0, 0 }, context)
----print(c:quantized_dtype(), c:padded_size(3), c:calc_quantized_size(4) == context:wire_splits()[2]) --> u8 4 true
+---print(c:quantized_dtype(), c:padded_size(3),
+---  c:calc_quantized_size(4) == context:wire_splits()[2])
+-----> u8 4 true
 ---print(c:decode(wire, context):item(1)) --> 255
 ---```
 ---@class peri.dist.QuantizedCommCodec
@@ -70,7 +72,8 @@ function dist.QuantizedCommCodec:decode(wire, ctx) end
 ---Errors: what is no codec; splits that are no whole numbers from 0 on; `wire_splits` without splits.
 ---
 ---```lua
----local context = peri.dist.codec.QuantizationContext(peri.dist.QuantizedCommCodec { comm_precision = "FP16" })
+---local context = peri.dist.codec.QuantizationContext(
+---  peri.dist.QuantizedCommCodec { comm_precision = "FP16" })
 ---context:cut { 5 }
 ---print(context:wire_splits()[1]) --> 5
 ---```
@@ -94,7 +97,8 @@ function codec.QuantizationContext:wire_splits() end
 ---
 ---```lua
 ---local half = peri.dist.QuantizedCommCodec { comm_precision = "FP16" }
----print(tostring(peri.dist.QuantizedCommCodecs { forward = half }.forward)) --> QuantizedCommCodec FP16
+---print(tostring(peri.dist.QuantizedCommCodecs { forward = half }.forward))
+-----> QuantizedCommCodec FP16
 ---```
 ---@class peri.dist.QuantizedCommCodecs
 ---@overload fun(args?: peri.dist.QuantizedCommCodecs.args): peri.dist.QuantizedCommCodecs
@@ -109,7 +113,8 @@ dist.QuantizedCommCodecs = {}
 ---Errors: an unknown argument or format; a loss scale with a format other than FP16 and BF16.
 ---
 ---```lua
----local both = peri.dist.codec.get_qcomm_codecs { forward = "FP16", backward = "BF16", backward_loss_scale = 1024 }
+---local both = peri.dist.codec.get_qcomm_codecs { forward = "FP16", backward = "BF16",
+---  backward_loss_scale = 1024 }
 ---print(both.backward.loss_scale) --> 1024
 ---```
 ---@param args peri.dist.codec.get_qcomm_codecs.args The configuration.
@@ -133,7 +138,8 @@ function codec.get_qcomm_codecs(args) end
 ---Errors: as `get_qcomm_codecs`; an operation that there is not.
 ---
 ---```lua
----local registry = peri.dist.codec.get_qcomm_codecs_registry({ forward = "FP16" }, { "POOLED_EMBEDDINGS_ALL_TO_ALL" })
+---local registry = peri.dist.codec.get_qcomm_codecs_registry({ forward = "FP16" },
+---  { "POOLED_EMBEDDINGS_ALL_TO_ALL" })
 ---print(registry.POOLED_EMBEDDINGS_ALL_TO_ALL.forward.comm_precision) --> FP16
 ---```
 ---@param args peri.dist.codec.get_qcomm_codecs.args The configuration.

@@ -23,7 +23,8 @@ local ops = {}
 ---```lua
 ---peri.init()
 ---local ops = peri.dist.ops
----print(ops.alltoall_pooled { a2a_pooled_embs_tensor = peri.ones { 2, 3 }, batch_size_per_rank = { 2 },
+---print(ops.alltoall_pooled { a2a_pooled_embs_tensor = peri.ones { 2, 3 },
+---  batch_size_per_rank = { 2 },
 ---  dim_sum_per_rank = { 3 } }:wait():numel()) --> 6
 ---```
 ---@param args table `a2a_pooled_embs_tensor`, `batch_size_per_rank`, `dim_sum_per_rank`; optional: those above.
@@ -57,7 +58,8 @@ function ops.variable_batch_alltoall_pooled(args) end
 ---```lua
 ---peri.init()
 ---local ops = peri.dist.ops
----print(ops.alltoallv { inputs = { peri.ones { 2, 3 } }, out_split = { 3 } }:wait()[1]:numel()) --> 6
+---print(ops.alltoallv { inputs = { peri.ones { 2, 3 } }, out_split = { 3 } }:wait()[1]:numel())
+-----> 6
 ---```
 ---@param args table `inputs`, `out_split` or `per_rank_split_lengths`; optional: those above.
 ---@return peri.Awaitable # Of a list with `[this rank's rows, columns of a rank]` for each rank.
@@ -99,7 +101,9 @@ function ops.reduce_scatter_base_pooled(args) end
 ---```lua
 ---peri.init()
 ---local ops = peri.dist.ops
----print(ops.reduce_scatter_v_pooled { input = peri.ones { 2, 3 }, input_splits = { 2 } }:wait():numel()) --> 6
+---print(ops.reduce_scatter_v_pooled { input = peri.ones { 2, 3 },
+---  input_splits = { 2 } }:wait():numel())
+-----> 6
 ---```
 ---@param args table `input`, `input_splits`: rows of each rank; optional: those above.
 ---@return peri.Awaitable # Of `[B, ...]`.
@@ -114,7 +118,8 @@ function ops.reduce_scatter_v_pooled(args) end
 ---```lua
 ---peri.init()
 ---local ops = peri.dist.ops
----print(ops.reduce_scatter_v_per_feature_pooled { input = peri.ones { 6 }, batch_size_per_rank_per_feature = { { 3 } },
+---print(ops.reduce_scatter_v_per_feature_pooled { input = peri.ones { 6 },
+---  batch_size_per_rank_per_feature = { { 3 } },
 ---  embedding_dims = { 2 } }:wait():numel()) --> 6
 ---```
 ---@param args table `input`, `batch_size_per_rank_per_feature`, `embedding_dims`; optional: those above.
@@ -148,7 +153,9 @@ function ops.all_gather_base_pooled(args) end
 ---local ops = peri.dist.ops
 ---print(ops.alltoall_sequence { a2a_sequence_embs_tensor = peri.ones { 3, 2 },
 ---  lengths_after_sparse_data_all2all = peri.tensor({ 1, 2 }, "i32"),
----  input_splits = { 3 }, output_splits = { 3 }, batch_size_per_rank = { 2 }, num_features = 1 }:wait():numel()) --> 6
+---  input_splits = { 3 }, output_splits = { 3 }, batch_size_per_rank = { 2 },
+---  num_features = 1 }:wait():numel())
+---  --> 6
 ---```
 ---@param args table the names above; optional: those above.
 ---@return peri.Awaitable # Of `[ids sent, D]`.
@@ -159,7 +166,9 @@ function ops.alltoall_sequence(args) end
 ---Errors: a permutation that has not each row once.
 ---
 ---```lua
----print(peri.dist.ops.unbucketize(peri.tensor { { 5 }, { 6 } }, peri.tensor({ 1, 0 }, "i64")):item(0)) --> 6
+---print(peri.dist.ops.unbucketize(peri.tensor { { 5 }, { 6 } },
+---  peri.tensor({ 1, 0 }, "i64")):item(0))
+-----> 6
 ---```
 ---@param rows peri.Tensor `[n, D]`.
 ---@param permutation peri.Tensor i64 `[n]`: each of 0 .. n - 1 once.

@@ -12,9 +12,10 @@ local data = {}
 ---`rows` and `tables` (by key: rows and name of its table), `dense` (names), `batch_size`, `rank`, `world_size`.
 ---
 ---```lua
----local loader = peri.data.synthetic { num_rows = 100, batch_size = 32, sparse_features = 2, dense_features = 3,
----  rows = 50 }
----print(loader:count(), table.concat(loader.keys, " "), loader:table_list()[1].rows) --> 100 c1 c2 50
+---local loader = peri.data.synthetic { num_rows = 100, batch_size = 32, sparse_features = 2,
+---  dense_features = 3, rows = 50 }
+---print(loader:count(), table.concat(loader.keys, " "), loader:table_list()[1].rows)
+-----> 100 c1 c2 50
 ---local batches, samples = 0, 0
 ---for batch in loader do batches, samples = batches + 1, samples + batch.rows end
 ---print(batches, samples) --> 4 100
@@ -76,8 +77,11 @@ function data.Loader:stop() end
 ---the pass), `loss_scale`.
 ---
 ---```lua
----local batch = peri.data.synthetic { num_rows = 8, batch_size = 8, sparse_features = 2, rows = 50 }:next()
----print(batch.rows, batch.dense_features:size(2), batch.sparse_features:stride(), batch.labels:numel()) --> 8 13 8 8
+---local batch = peri.data.synthetic { num_rows = 8, batch_size = 8, sparse_features = 2,
+---  rows = 50 }:next()
+---print(batch.rows, batch.dense_features:size(2), batch.sparse_features:stride(),
+---  batch.labels:numel())
+-----> 8 13 8 8
 ---print(batch:to("cpu").rows) --> 8
 ---batch:release()
 ---```
@@ -111,9 +115,10 @@ function data.Batch:release() end
 ---
 ---```lua
 ---local path = os.tmpname()
----peri.data.synthetic.write { path = path, num_rows = 10, dense_features = 2, sparse_features = 3, rows = 100 }
----local loader = peri.data.criteo { path = path, batch_size = 4, dense_features = 2, sparse_features = 3, rows = 100,
----  ids = "mod" }
+---peri.data.synthetic.write { path = path, num_rows = 10, dense_features = 2, sparse_features = 3,
+---  rows = 100 }
+---local loader = peri.data.criteo { path = path, batch_size = 4, dense_features = 2,
+---  sparse_features = 3, rows = 100, ids = "mod" }
 ---print(loader:next().rows, loader:count()) --> 4 10
 ---os.remove(path)
 ---```
@@ -152,10 +157,11 @@ function data.criteo(args) end
 ---Errors: an argument that is missing, unknown or out of its range.
 ---
 ---```lua
----local loader = peri.data.synthetic { num_rows = 6, batch_size = 3, sparse_features = 1, rows = 10,
----  ids_per_bag = { 0, 2 } }
+---local loader = peri.data.synthetic { num_rows = 6, batch_size = 3, sparse_features = 1,
+---  rows = 10, ids_per_bag = { 0, 2 } }
 ---print(loader:next().sparse_features:keys()[1], loader:next().rows, loader:next()) --> c1 3 nil
----local first = peri.data.synthetic.loader { num_rows = 6, batch_size = 3, sparse_features = 1, rows = 10 }
+---local first = peri.data.synthetic.loader { num_rows = 6, batch_size = 3, sparse_features = 1,
+---  rows = 10 }
 ---print(first:count()) --> 6
 ---```
 ---@param args peri.data.synthetic.args

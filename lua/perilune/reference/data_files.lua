@@ -37,11 +37,13 @@ local data = {}
 ---file:write("clicked,age,history\n1,31,7|9|11\n0,,\n")
 ---file:close()
 ---local loader = peri.data.csv { path = path, header = true, batch_size = 8, columns = {
----  { name = "clicked", kind = "label" }, { name = "age", kind = "dense", transform = "log", fallback = 20 },
+---  { name = "clicked", kind = "label" },
+---  { name = "age", kind = "dense", transform = "log", fallback = 20 },
 ---  { name = "history", kind = "ids", rows = 100, separator = "|" },
 ---} }
 ---local batch = loader()
----print(batch.rows, batch.sparse_features:values():numel(), table.concat(loader.keys)) --> 2 3 history
+---print(batch.rows, batch.sparse_features:values():numel(), table.concat(loader.keys))
+-----> 2 3 history
 ---os.remove(path)
 ---```
 ---@param args peri.data.csv.args
@@ -87,7 +89,8 @@ function data.csv(args) end
 ---local header = "{'descr': '|u1', 'fortran_order': False, 'shape': (3,), }\n"
 ---file:write("\147NUMPY\1\0", string.char(#header, 0), header, "\1\0\1")
 ---file:close()
----local loader = peri.data.npy { files = { { labels = path, sparse = path } }, rows = 2, batch_size = 2 }
+---local loader = peri.data.npy { files = { { labels = path, sparse = path } }, rows = 2,
+---  batch_size = 2 }
 ---print(loader:count(), loader().rows, table.concat(loader.keys)) --> 3 2 c1
 ---os.remove(path)
 ---```
@@ -129,8 +132,8 @@ function data.npy(args) end
 ---```lua
 ---local path = os.tmpname()
 ---os.remove(path)
----local source = peri.data.synthetic { num_rows = 100, batch_size = 32, sparse_features = 2, dense_features = 1,
----  rows = 50 }
+---local source = peri.data.synthetic { num_rows = 100, batch_size = 32, sparse_features = 2,
+---  dense_features = 1, rows = 50 }
 ---print(peri.data.cache.write { path = path, loader = source }) --> 100
 ---local loader = peri.data.cache { path = path, batch_size = 10, shuffle = true, epochs = 2 }
 ---print(loader:count(), loader().rows) --> 100 10
@@ -147,8 +150,9 @@ function data.cache(args) end
 ---```lua
 ---local path = os.tmpname()
 ---os.remove(path)
----peri.data.cache.write { path = path, loader = peri.data.synthetic { num_rows = 5, batch_size = 4,
----  sparse_features = 1, rows = 50 } }
+---peri.data.cache.write { path = path,
+---  loader = peri.data.synthetic { num_rows = 5, batch_size = 4, sparse_features = 1,
+---    rows = 50 } }
 ---print(peri.data.cache.loader { path = path, batch_size = 2 }:count()) --> 5
 ---os.execute("rm -r " .. path)
 ---```
@@ -187,8 +191,8 @@ function data.cache.loader(args) end
 ---```lua
 ---local path = os.tmpname()
 ---os.remove(path)
----local source = peri.data.synthetic { num_rows = 10, batch_size = 4, sparse_features = 1, dense_features = 1,
----  rows = 50, ids_per_bag = 3 }
+---local source = peri.data.synthetic { num_rows = 10, batch_size = 4, sparse_features = 1,
+---  dense_features = 1, rows = 50, ids_per_bag = 3 }
 ---print(peri.data.cache.write { path = path, loader = source }) --> 10
 ---print(peri.data.cache { path = path, batch_size = 4 }().sparse_features:values():numel()) --> 12
 ---os.execute("rm -r " .. path)
@@ -217,7 +221,8 @@ function data.cache.write(args) end
 ---    local i = 0
 ---    return function()
 ---      i = i + 1
----      return i <= arguments.n and { label = i % 2, age = 30 + epoch, user = i % 10, items = { i, i + 1 } } or nil
+---      return i <= arguments.n and { label = i % 2, age = 30 + epoch, user = i % 10,
+---        items = { i, i + 1 } } or nil
 ---    end
 ---  end }
 ---print(loader:count(), loader().sparse_features:values():numel()) --> 20 24

@@ -12,14 +12,16 @@ local data = {}
 ---Errors: a loader with workers.
 ---
 ---```lua
----local loader = peri.data.synthetic { num_rows = 64, batch_size = 32, sparse_features = 2, dense_features = 3,
----  rows = 50 }
----local baseline = peri.data.LogisticRegression { rows = loader.rows, dense_features = #loader.dense }
+---local loader = peri.data.synthetic { num_rows = 64, batch_size = 32, sparse_features = 2,
+---  dense_features = 3, rows = 50 }
+---local baseline = peri.data.LogisticRegression { rows = loader.rows,
+---  dense_features = #loader.dense }
 ---local first = baseline:train(loader:next_host())
 ---local host = loader:next_host()
 ---local probabilities = require("ffi").new("float[?]", host.ptr.rows)
 ---baseline:predict(host, probabilities)
----print(first > 0, probabilities[31] > 0 and probabilities[31] < 1, loader:next_host()) --> true true nil
+---print(first > 0, probabilities[31] > 0 and probabilities[31] < 1, loader:next_host())
+-----> true true nil
 ---```
 ---@return any|nil # nil: the last epoch is over.
 function data.Loader:next_host() end
@@ -153,7 +155,8 @@ function data.LogisticRegression:predict(host, probabilities) end
 ---file:close()
 ---local packages = peri.data.debian.read(path)
 ---os.remove(path)
----local loader = peri.data.debian { packages = packages, negatives = 1, holdout = 0, batch_size = 4 }
+---local loader = peri.data.debian { packages = packages, negatives = 1, holdout = 0,
+---  batch_size = 4 }
 ---print(loader:count(), loader().rows,
 ---  peri.data.debian.loader({ packages = packages, batch_size = 1 }).batch_size) --> 4 4 1
 ---```

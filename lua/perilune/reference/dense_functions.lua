@@ -135,7 +135,9 @@ function functional.binary_cross_entropy_with_logits(t, target, weight, pos_weig
 ---Errors: shapes that do not fit; dtypes that are no floats; an unknown reduction.
 ---
 ---```lua
----print(("%.4f"):format(nn.functional.binary_cross_entropy(peri.tensor { 0.5 }, peri.ones { 1 }):item())) --> 0.6931
+---print(("%.4f"):format(nn.functional.binary_cross_entropy(peri.tensor { 0.5 },
+---  peri.ones { 1 }):item()))
+-----> 0.6931
 ---```
 ---@param t peri.Tensor Probabilities: any shape.
 ---@param target peri.Tensor Of the same shape: 0, 1, or between.
@@ -162,7 +164,9 @@ function functional.mse_loss(t, target, reduction) end
 ---Errors: labels that are not i64, or outside of the classes; an unknown reduction; a label_smoothing outside of 0..1.
 ---
 ---```lua
----print(("%.4f"):format(nn.functional.cross_entropy(peri.zeros { 1, 2 }, peri.tensor({ 1 }, "i64")):item())) --> 0.6931
+---print(("%.4f"):format(nn.functional.cross_entropy(peri.zeros { 1, 2 },
+---  peri.tensor({ 1 }, "i64")):item()))
+-----> 0.6931
 ---```
 ---@param t peri.Tensor Logits: `[B, C]`.
 ---@param labels peri.Tensor Classes from 0, i64: `[B]`.
@@ -206,7 +210,8 @@ nn.Loss = {}
 ---
 ---```lua
 ---local loss = nn.BCELoss { reduction = "sum" }
----print(("%.4f"):format(loss:forward(peri.tensor { 0.5, 0.5 }, peri.ones { 2 }):item())) --> 1.3863
+---print(("%.4f"):format(loss:forward(peri.tensor { 0.5, 0.5 }, peri.ones { 2 }):item()))
+-----> 1.3863
 ---loss:set_group(false)
 ---```
 ---@class peri.nn.BCELoss: peri.nn.Loss
@@ -255,7 +260,9 @@ nn.MSELoss = {}
 ---Errors: an unknown argument or reduction; labels outside of the classes.
 ---
 ---```lua
----print(("%.4f"):format(nn.CrossEntropyLoss()(peri.zeros { 1, 2 }, peri.tensor({ 1 }, "i64")):item())) --> 0.6931
+---print(("%.4f"):format(nn.CrossEntropyLoss()(peri.zeros { 1, 2 },
+---  peri.tensor({ 1 }, "i64")):item()))
+-----> 0.6931
 ---```
 ---@class peri.nn.CrossEntropyLoss: peri.nn.Loss
 ---@overload fun(args?: peri.nn.CrossEntropyLoss.args): peri.nn.CrossEntropyLoss

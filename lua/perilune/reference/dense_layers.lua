@@ -18,7 +18,8 @@ local nn = {}
 ---
 ---```lua
 ---local layer = nn.Linear { in_features = 2, out_features = 3 }
----print(layer(peri.ones { 4, 2 }):size(2), layer:extra_text()) --> 3 in_features=2, out_features=3, bias=true
+---print(layer(peri.ones { 4, 2 }):size(2), layer:extra_text())
+-----> 3 in_features=2, out_features=3, bias=true
 ---```
 ---@class peri.nn.Linear: peri.nn.Module
 ---@overload fun(args: peri.nn.Linear.args): peri.nn.Linear
@@ -173,7 +174,9 @@ function nn.BatchNorm1d:forward(x) end
 ---local kept = drop:get_extra_state()
 ---local first = drop(peri.ones { 8 })
 ---drop:set_extra_state(kept)
----print(drop:forward(peri.ones { 8 }):eq(first):to_list()[3], drop:eval()(peri.ones { 2 }):item(0)) --> 1 1
+---print(drop:forward(peri.ones { 8 }):eq(first):to_list()[3],
+---  drop:eval()(peri.ones { 2 }):item(0))
+-----> 1 1
 ---```
 ---@class peri.nn.Dropout: peri.nn.Module
 ---@overload fun(args?: peri.nn.Dropout.args): peri.nn.Dropout
@@ -370,7 +373,8 @@ function nn.Softmax:forward(x) end
 ---
 ---```lua
 ---local table_of_rows = nn.Embedding { num_embeddings = 3, embedding_dim = 2, padding_idx = 0 }
----print(table_of_rows(peri.tensor({ 0, 2 }, "i64")):size(2), table_of_rows:extra_text()) --> 2 3, 2, padding_idx=0
+---print(table_of_rows(peri.tensor({ 0, 2 }, "i64")):size(2), table_of_rows:extra_text())
+-----> 2 3, 2, padding_idx=0
 ---```
 ---@class peri.nn.Embedding: peri.nn.Module
 ---@overload fun(args: peri.nn.Embedding.args): peri.nn.Embedding
@@ -396,7 +400,8 @@ function nn.Embedding:forward(ids) end
 ---Errors: what is no tensor of 2 dimensions; an argument that the constructor does not take.
 ---
 ---```lua
----print(nn.Embedding.from_pretrained(peri.tensor { { 5, 6 } })(peri.tensor({ 0 }, "i64")):item(1)) --> 6
+---print(nn.Embedding.from_pretrained(peri.tensor { { 5, 6 } })(peri.tensor({ 0 }, "i64")):item(1))
+-----> 6
 ---```
 ---@param weight peri.Tensor The rows: f32 `[rows, columns]`.
 ---@param args? table `freeze` (default: true, the rows are a buffer that is not trained), and other arguments of the constructor.
@@ -443,7 +448,8 @@ function nn.EmbeddingBag:forward(ids, offsets, per_sample_weights) end
 ---Errors: what is no tensor of 2 dimensions; an argument that the constructor does not take.
 ---
 ---```lua
----local bags = nn.EmbeddingBag.from_pretrained(peri.tensor { { 5, 6 } }, { mode = "sum", freeze = false })
+---local bags = nn.EmbeddingBag.from_pretrained(peri.tensor { { 5, 6 } },
+---  { mode = "sum", freeze = false })
 ---print(bags:forward(peri.tensor({ { 0, 0 } }, "i64")):item(0), #bags:parameters()) --> 10 1
 ---```
 ---@param weight peri.Tensor The rows: f32 `[rows, columns]`.
@@ -460,7 +466,9 @@ local embedding = {}
 ---
 ---```lua
 ---local rows = peri.tensor { { 1, 2 }, { 3, 4 } }
----print(nn.embedding.embedding_bag(rows, peri.tensor({ 0, 1 }, "i64"), peri.tensor({ 0 }, "i64"), "sum"):item(0)) --> 4
+---print(nn.embedding.embedding_bag(rows, peri.tensor({ 0, 1 }, "i64"), peri.tensor({ 0 }, "i64"),
+---  "sum"):item(0))
+-----> 4
 ---```
 ---@param weight peri.Tensor The rows: f32 `[rows, columns]`, contiguous.
 ---@param ids peri.Tensor Ids from 0, i64 or i32: `[bags, length]`, or `[N]` with offsets.

@@ -89,7 +89,8 @@ dist.SparseFeatures = {}
 ---local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1 }, lengths = { 1 } }
 ---local exchange = peri.dist.SparseFeaturesAllToAll { id_list_features_per_rank = { 1 },
 ---  id_score_list_features_per_rank = { 0 } }
----print(exchange:forward(peri.dist.SparseFeatures { id_list_features = kjt }):wait().id_list_features:equal(
+---print(exchange:forward(peri.dist.SparseFeatures { id_list_features = kjt })
+---  :wait().id_list_features:equal(
 ---  kjt)) --> true
 ---```
 ---@class peri.dist.SparseFeaturesAllToAll
@@ -140,7 +141,8 @@ function dist.PooledEmbeddingsAllToAll:forward(local_embs, batch_size_per_rank) 
 ---
 ---```lua
 ---peri.init()
----local exchange = peri.dist.VariableBatchPooledEmbeddingsAllToAll { emb_dim_per_rank_per_feature = { { 2 } } }
+---local exchange = peri.dist.VariableBatchPooledEmbeddingsAllToAll {
+---  emb_dim_per_rank_per_feature = { { 2 } } }
 ---print(exchange:forward(peri.ones { 6 }, { { 3 } }, { 3 }):wait():numel()) --> 6
 ---```
 ---@class peri.dist.VariableBatchPooledEmbeddingsAllToAll
@@ -167,7 +169,9 @@ function dist.VariableBatchPooledEmbeddingsAllToAll:forward(local_embs, batch_si
 ---
 ---```lua
 ---peri.init()
----print(peri.dist.PooledEmbeddingsReduceScatter({}):forward(peri.ones { 2, 3 }, { 2 }):wait():size(1)) --> 2
+---print(peri.dist.PooledEmbeddingsReduceScatter({}):forward(peri.ones { 2, 3 },
+---  { 2 }):wait():size(1))
+-----> 2
 ---```
 ---@class peri.dist.PooledEmbeddingsReduceScatter
 ---@overload fun(args?: peri.dist.PooledEmbeddingsReduceScatter.args): peri.dist.PooledEmbeddingsReduceScatter
@@ -241,9 +245,8 @@ function dist.PooledEmbeddingsAllGather:forward(local_emb) end
 ---```lua
 ---peri.init()
 ---local exchange = peri.dist.SequenceEmbeddingsAllToAll { features_per_rank = { 1 } }
----local rows = exchange:forward { local_embs = peri.ones { 3, 2 }, lengths = peri.tensor({ 1, 2 }, "i32"),
----  input_splits = { 3 },
----  output_splits = { 3 } }
+---local rows = exchange:forward { local_embs = peri.ones { 3, 2 },
+---  lengths = peri.tensor({ 1, 2 }, "i32"), input_splits = { 3 }, output_splits = { 3 } }
 ---print(rows:wait():size(1)) --> 3
 ---```
 ---@class peri.dist.SequenceEmbeddingsAllToAll
@@ -266,7 +269,8 @@ function dist.SequenceEmbeddingsAllToAll:forward(a) end
 ---Errors: splits without a number for each device.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2 }, lengths = { 1, 1 } }
+---local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2 },
+---  lengths = { 1, 1 } }
 ---print(#peri.dist.KJTOneToAll({ 1, 1 }, 2, "cpu"):forward(kjt)) --> 2
 ---```
 ---@class peri.dist.KJTOneToAll

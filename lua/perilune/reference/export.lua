@@ -82,7 +82,8 @@ function peri.export.follow(path, folder, options) end
 ---```lua
 ---local x, w = peri.Tensor.uniform({ 50, 9 }, -1, 1, 1), peri.Tensor.uniform({ 4, 9 }, -1, 1, 2)
 ---peri.export.ordered(function()
----  local whole, one = peri.nn.functional.linear(x, w), peri.nn.functional.linear(x:slice(1, 7, 8), w)
+---  local whole, one = peri.nn.functional.linear(x, w),
+---  peri.nn.functional.linear(x:slice(1, 7, 8), w)
 ---  print(whole:slice(1, 7, 8):item(0) == one:item(0)) --> true
 ---end)
 ---```
@@ -96,8 +97,10 @@ function peri.export.ordered(call, ...) end
 ---Errors: those of `peri.export.save`.
 ---
 ---```lua
----local model, path = peri.nn.Sequential { peri.nn.Linear { in_features = 3, out_features = 2 } }, os.tmpname()
----local report = model:export(path, { batches = { { x = peri.ones { 11, 3 } } }, call = function(m, batch)
+---local model, path = peri.nn.Sequential { peri.nn.Linear { in_features = 3, out_features = 2 } },
+---  os.tmpname()
+---local report = model:export(path, { batches = { { x = peri.ones { 11, 3 } } },
+---  call = function(m, batch)
 ---  return m(batch.x)
 ---end })
 ---print(report.differ) --> 0

@@ -17,17 +17,21 @@ local embed = {}
 ---weights.
 ---
 ---```lua
----local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } }, is_weighted = true }
+---local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } }, is_weighted = true }
 ---local by_place = peri.embed.PositionWeightedModuleCollection { max_feature_lengths = { f = 5 } }
 ---local fp = peri.FeatureProcessedEmbeddingBagCollection { embedding_bag_collection = ebc,
 ---  feature_processors = by_place }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
----print(fp:forward(batch):values():size(2), fp:process(batch):weights():numel(), fp:fused_optimizer()) --> 4 2 nil
----print(fp:embedding_names()[1], fp:embedding_dims()[1], fp:embedding_bag_configs()[1].name) --> f 4 t
----print(rawequal(fp:embedding_bag_collection(), ebc), rawequal(fp:feature_processors(), by_place)) --> true true
----local quant = peri.embed.QuantFeatureProcessedEmbeddingBagCollection.from_float(fp, { dtype = "INT8" })
+---print(fp:forward(batch):values():size(2), fp:process(batch):weights():numel(),
+---  fp:fused_optimizer())
+-----> 4 2 nil
+---print(fp:embedding_names()[1], fp:embedding_dims()[1], fp:embedding_bag_configs()[1].name)
+-----> f 4 t
+---print(rawequal(fp:embedding_bag_collection(), ebc), rawequal(fp:feature_processors(), by_place))
+-----> true true
+---local quant = peri.embed.QuantFeatureProcessedEmbeddingBagCollection.from_float(fp,
+---  { dtype = "INT8" })
 ---print(quant:copy("cpu"):forward(batch):values():size(2)) --> 4
 ---```
 ---@class peri.FeatureProcessedEmbeddingBagCollection: peri.nn.Module
@@ -199,7 +203,8 @@ function embed.PositionWeightedModule:forward(features) end
 ---```lua
 ---local places = peri.embed.PositionWeightedProcessor { max_feature_lengths = { f = 3 } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 } } }
----print(places:forward(batch):weights():item(0), places:extra_text(), places:feature_names()[1]) --> 1 f=3 f
+---print(places:forward(batch):weights():item(0), places:extra_text(), places:feature_names()[1])
+-----> 1 f=3 f
 ---```
 ---@class peri.embed.PositionWeightedModuleCollection: peri.embed.FeatureProcessorsCollection
 ---@overload fun(args: peri.embed.PositionWeightedModuleCollection.args): peri.embed.PositionWeightedModuleCollection
@@ -232,7 +237,8 @@ embed.PositionWeightedProcessor = {}
 ---
 ---```lua
 ---local places = peri.embed.GroupedPositionWeightedModule { max_feature_lengths = { f = 3 } }
----local batch = peri.KeyedJaggedTensor { keys = { "f" }, values = { 8, 9 }, lengths = { 2 }, weights = { 2, 0 } }
+---local batch = peri.KeyedJaggedTensor { keys = { "f" }, values = { 8, 9 }, lengths = { 2 },
+---  weights = { 2, 0 } }
 ---print(places(batch):weights():item(0)) --> 1
 ---```
 ---@class peri.embed.GroupedPositionWeightedModule: peri.embed.PositionWeightedModuleCollection

@@ -28,14 +28,19 @@ local comm = {}
 ---
 ---```lua
 ---local group = peri.init()
----print(group:rank(), group:size(), group:global_rank(0), group:node(0), group:is_healthy()) --> 0 1 0 0 true
+---print(group:rank(), group:size(), group:global_rank(0), group:node(0), group:is_healthy())
+-----> 0 1 0 0 true
 ---local x = peri.ones { 2, 3 }
 ---group:barrier():wait()
 ---print(group:all_reduce(x):wait():item(0), group:broadcast(x, 0):wait():numel(),
 ---  group:all_gather(x):wait():size(1)) --> 1 6 2
----print(group:all_gather_v(x, { 2 }):wait():size(1), group:reduce_scatter(x):wait():size(1)) --> 2 2
----print(group:reduce_scatter_v(x, { 2 }):wait():size(1), group:all_to_all(x):wait():size(1)) --> 2 2
----print(group:all_to_all_v(x, { 2 }, { 2 }):wait():size(1), group:all_gather_object({ a = 5 })[1].a) --> 2 5
+---print(group:all_gather_v(x, { 2 }):wait():size(1), group:reduce_scatter(x):wait():size(1))
+-----> 2 2
+---print(group:reduce_scatter_v(x, { 2 }):wait():size(1), group:all_to_all(x):wait():size(1))
+-----> 2 2
+---print(group:all_to_all_v(x, { 2 }, { 2 }):wait():size(1),
+---  group:all_gather_object({ a = 5 })[1].a)
+-----> 2 5
 ---print(group:channel(), group:transport_of("cpu"), #group:transports() > 0,
 ---  #group:record() > 0) --> dense self true true
 ---group:check_healthy()
@@ -312,9 +317,8 @@ function functional.all_to_all(output_tensor_list, input_tensor_list, group, tag
 ---
 ---```lua
 ---peri.init()
----local y = peri.dist.tpu_all_to_all { input = peri.ones { 2, 3 }, group_assignment = { { 0 } }, concat_dimension = 1,
----  split_dimension = 2,
----  split_count = 1 }
+---local y = peri.dist.tpu_all_to_all { input = peri.ones { 2, 3 }, group_assignment = { { 0 } },
+---  concat_dimension = 1, split_dimension = 2, split_count = 1 }
 ---print(y:wait():numel()) --> 6
 ---```
 ---@param args table `input`, `group_assignment`, `concat_dimension`, `split_dimension`, `split_count`; optional: `group`, `tag`.
@@ -339,7 +343,9 @@ function collective_utils.is_leader(group, leader_rank) end
 ---
 ---```lua
 ---local utils = peri.dist.collective_utils
----print(utils.invoke_on_rank_and_broadcast_result(peri.init(), 0, function(x) return x + 1 end, 4)) --> 5
+---print(utils.invoke_on_rank_and_broadcast_result(peri.init(), 0, function(x) return x + 1 end,
+---  4))
+-----> 5
 ---print(utils.run_on_leader(peri.init(), 0)(function(x) return x * 2 end)(4)) --> 8
 ---```
 ---@param group? peri.dist.Group The ranks (default: none, a single process).

@@ -15,8 +15,8 @@ local peri = {}
 ---The ids of a batch: for every key (feature) and every sample a bag. With the keys `f`, `g` and two samples,
 ---
 ---```
----values  = { 1, 2,   3,   4,   5, 6, 7 }     the ids, all bags one after the other
----lengths = { 2,      1,   1,   3 }           f of sample 0, f of sample 1, g of sample 0, g of sample 1
+---values  = { 1, 2,   3,   4,   5, 6, 7 }  the ids, all bags one after the other
+---lengths = { 2,      1,   1,   3 }        f of sample 0, f of sample 1, g of sample 0, g of 1
 ---```
 ---
 ---`#kjt` is the number of keys, and `kjt["f"]` the JaggedTensor of a key (`kjt:get` for a key that has the name of a
@@ -54,7 +54,8 @@ peri.KeyedJaggedTensor = {}
 ---Errors: another number of lists than keys; weights that do not nest as the ids do.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "user", "items" }, { { 7 }, { 8 } }, { { 1, 2 }, {} } }
+---local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "user", "items" }, { { 7 }, { 8 } },
+---  { { 1, 2 }, {} } }
 ---print(table.concat(kjt:lengths():to_list(), " ")) --> 1 1 2 0
 ---```
 ---@param args table `{ keys = { names }, bags of the first key, bags of the second, ..., weights = { the same nesting }, device = "cpu" }`.
@@ -64,7 +65,8 @@ function peri.KeyedJaggedTensor.from_lists(args) end
 ---As the constructor, from lengths, and `sync` at once: everything is checked.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor.from_lengths_sync { keys = { "f" }, values = { 5, 6 }, lengths = { 0, 2 } }
+---local kjt = peri.KeyedJaggedTensor.from_lengths_sync { keys = { "f" }, values = { 5, 6 },
+---  lengths = { 0, 2 } }
 ---print(table.concat(kjt:offset_per_key(), " "), kjt:longest()) --> 0 2 2
 ---```
 ---@param args peri.KeyedJaggedTensor.args The constructor's arguments; `lengths` must be among them.
@@ -74,7 +76,8 @@ function peri.KeyedJaggedTensor.from_lengths_sync(args) end
 ---As the constructor, from offsets, and `sync` at once: everything is checked.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor.from_offsets_sync { keys = { "f" }, values = { 5, 6 }, offsets = { 0, 0, 2 } }
+---local kjt = peri.KeyedJaggedTensor.from_offsets_sync { keys = { "f" }, values = { 5, 6 },
+---  offsets = { 0, 0, 2 } }
 ---print(table.concat(kjt:lengths():to_list(), " ")) --> 0 2
 ---```
 ---@param args peri.KeyedJaggedTensor.args The constructor's arguments; `offsets` must be among them.
@@ -142,7 +145,8 @@ function peri.KeyedJaggedTensor:keys() end
 ---
 ---```lua
 ---local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1 }, lengths = { 1, 0 } }
----local other = peri.KeyedJaggedTensor { keys = kjt:key_list(), values = { 2 }, lengths = { 0, 1 } }
+---local other = peri.KeyedJaggedTensor { keys = kjt:key_list(), values = { 2 },
+---  lengths = { 0, 1 } }
 ---print(other) --> KeyedJaggedTensor {f, g}: 1 values, batch 1, i64 on cpu
 ---```
 ---@return peri.jagged.Keys
@@ -179,7 +183,8 @@ function peri.KeyedJaggedTensor:offsets_or_none() end
 ---The weight of each id; an error if there are none.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2 }, lengths = { 2 }, weights = { 0.5, 2 } }
+---local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2 }, lengths = { 2 },
+---  weights = { 0.5, 2 } }
 ---print(table.concat(kjt:weights():to_list(), " ")) --> 0.5 2
 ---print(kjt:offsets_or_none():numel(), kjt:lengths_or_none():numel(), #kjt:keys()) --> 2 1 1
 ---```
@@ -190,7 +195,8 @@ function peri.KeyedJaggedTensor:weights() end
 ---
 ---```lua
 ---local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2 }, lengths = { 2 } }
----print(kjt:weights_or_none(), kjt:with_weights(peri.ones { 2 }):weights_or_none():numel()) --> nil 2
+---print(kjt:weights_or_none(), kjt:with_weights(peri.ones { 2 }):weights_or_none():numel())
+-----> nil 2
 ---```
 ---@return peri.Tensor|nil # `[N]`; nil: there are none.
 function peri.KeyedJaggedTensor:weights_or_none() end
@@ -202,9 +208,11 @@ function peri.KeyedJaggedTensor:is_weighted() end
 ---Whether the keys have different numbers of samples.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "user", "items" }, { { 7 } }, { { 1, 2 }, {}, { 3 } } }
+---local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "user", "items" }, { { 7 } },
+---  { { 1, 2 }, {}, { 3 } } }
 ---print(kjt:variable_stride_per_key(), table.concat(kjt:stride_per_key(), " ")) --> true 1 3
----print(table.concat(kjt:lengths_offset_per_key(), " "), kjt:stride_per_key_per_rank()[2][1]) --> 0 1 4 3
+---print(table.concat(kjt:lengths_offset_per_key(), " "), kjt:stride_per_key_per_rank()[2][1])
+-----> 0 1 4 3
 ---```
 ---@return boolean
 function peri.KeyedJaggedTensor:variable_stride_per_key() end
@@ -228,7 +236,8 @@ function peri.KeyedJaggedTensor:length_per_key() end
 ---Ids of each key, if the host knows it already (after `sync`, or after what needs it).
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 3 }, lengths = { 1, 2 } }
+---local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 3 },
+---  lengths = { 1, 2 } }
 ---kjt:sync()
 ---print(kjt:length_per_key_or_none()[2], kjt:offset_per_key_or_none()[2]) --> 2 1
 ---print(kjt:unsync():length_per_key_or_none() == nil) --> true
@@ -251,7 +260,8 @@ function peri.KeyedJaggedTensor:longest() end
 ---The position of each key: 0 is the first; of a key that repeats it is the last.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 3 }, lengths = { 1, 2 } }
+---local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 3 },
+---  lengths = { 1, 2 } }
 ---print(kjt:index_per_key().g) --> 1
 ---```
 ---@return table<string, integer>
@@ -284,7 +294,8 @@ function peri.KeyedJaggedTensor:unsync() end
 ---Check lengths, offsets and inverse indices now. Waits for the device. The error names key, sample and value.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 3 }, lengths = { 1, 2 } }
+---local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 3 },
+---  lengths = { 1, 2 } }
 ---print(#kjt:validate()) --> 2
 ---```
 ---@return peri.KeyedJaggedTensor # Itself.
@@ -295,7 +306,8 @@ function peri.KeyedJaggedTensor:validate() end
 ---Errors: a key that is not there; the error lists the keys.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor { keys = { "values", "g" }, values = { 1, 2, 3 }, lengths = { 1, 2 } }
+---local kjt = peri.KeyedJaggedTensor { keys = { "values", "g" }, values = { 1, 2, 3 },
+---  lengths = { 1, 2 } }
 ---print(#kjt:get("values"), kjt:to_dict().g:longest()) --> 1 2
 ---```
 ---@param key string Name of the key.
@@ -312,7 +324,8 @@ function peri.KeyedJaggedTensor:to_dict() end
 ---Errors: a position outside of 0 .. K - 1.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 3 }, lengths = { 1, 2 } }
+---local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 3 },
+---  lengths = { 1, 2 } }
 ---print(table.concat(kjt:permute({ 1, 0 }):values():to_list(), " ")) --> 2 3 1
 ---```
 ---@param indices integer[] Positions of keys; 0 is the first.
@@ -324,7 +337,8 @@ function peri.KeyedJaggedTensor:permute(indices) end
 ---Errors: numbers that do not sum up to K, or that are negative.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor { keys = { "f", "g", "h" }, values = { 1, 2, 3 }, lengths = { 1, 1, 1 } }
+---local kjt = peri.KeyedJaggedTensor { keys = { "f", "g", "h" }, values = { 1, 2, 3 },
+---  lengths = { 1, 1, 1 } }
 ---print(table.concat(kjt:split({ 1, 2 })[2]:keys(), " ")) --> g h
 ---```
 ---@param segments integer[] How many keys each part has.
@@ -344,7 +358,8 @@ function peri.KeyedJaggedTensor:with_weights(weights) end
 ---
 ---```lua
 ---local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 11, 12 }, lengths = { 1, 1 } }
----print(table.concat(kjt:with_values(peri.tensor({ 1, 2 }, "i64")):values():to_list(), " ")) --> 1 2
+---print(table.concat(kjt:with_values(peri.tensor({ 1, 2 }, "i64")):values():to_list(), " "))
+-----> 1 2
 ---```
 ---@param values peri.Tensor An id for each one that there is: `[N]`.
 ---@return peri.KeyedJaggedTensor

@@ -12,8 +12,10 @@ local peri = {}
 ---`kjt:is_weighted()` and the others are the same one by one.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "a", "b" }, { { 1, 2 }, {} }, { { 3 }, { 4 } } }
----print(kjt:describe().keys, kjt:describe().weighted, kjt:flatten_lengths() == kjt) --> 2 false true
+---local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "a", "b" }, { { 1, 2 }, {} },
+---  { { 3 }, { 4 } } }
+---print(kjt:describe().keys, kjt:describe().weighted, kjt:flatten_lengths() == kjt)
+-----> 2 false true
 ---```
 ---@return any # A cdata: keys, stride, values, ranks (0: a fixed batch), weighted, has_lengths, has_offsets, synced, device, ...
 function peri.KeyedJaggedTensor:describe() end
@@ -25,7 +27,8 @@ function peri.KeyedJaggedTensor:flatten_lengths() end
 ---What an exchange sends: the names of the tensors, in the order of `dist_tensors` and `dist_splits`.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "a", "b" }, { { 1, 2 }, {} }, { { 3 }, { 4 } } }
+---local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "a", "b" }, { { 1, 2 }, {} },
+---  { { 3 }, { 4 } } }
 ---print(table.concat(kjt:dist_labels(), " "), kjt:dist_splits({ 1, 1 })[2][1],
 ---  kjt:dist_tensors()[1]:numel()) --> lengths values 2 4
 ---```
@@ -51,9 +54,11 @@ function peri.KeyedJaggedTensor:dist_tensors() end
 ---than the lengths say.
 ---
 ---```lua
----local kjt = peri.KeyedJaggedTensor.dist_init { keys = { "a", "b" }, lengths = peri.tensor({ 1, 0, 1, 2 }, "i32"),
----  values = peri.tensor({ 1, 2, 3, 4 }, "i64"), num_workers = 2, stride_per_rank = { 1, 1 } }
----print(table.concat(kjt.a:values():to_list(), " "), table.concat(kjt.b:values():to_list(), " ")) --> 1 2 3 4
+---local kjt = peri.KeyedJaggedTensor.dist_init { keys = { "a", "b" },
+---  lengths = peri.tensor({ 1, 0, 1, 2 }, "i32"), values = peri.tensor({ 1, 2, 3, 4 }, "i64"),
+---  num_workers = 2, stride_per_rank = { 1, 1 } }
+---print(table.concat(kjt.a:values():to_list(), " "), table.concat(kjt.b:values():to_list(), " "))
+-----> 1 2 3 4
 ---print(table.concat(peri.KeyedJaggedTensor.recat(2, 2), " ")) --> 0 2 1 3
 ---```
 ---@param args peri.KeyedJaggedTensor.dist_init.args Buffers of one dimension and their strides.
@@ -86,9 +91,13 @@ function peri.KeyedJaggedTensor.recat(keys, ranks, stagger) end
 ---first time.
 ---
 ---```lua
----local kt = peri.KeyedTensor { keys = { "a", "b" }, length_per_key = { 1, 2 }, values = peri.tensor { { 1, 2, 3 } } }
----local regroup = peri.KeyedTensor.KTRegroupAsDict({ { "b" }, { "b", "a" } }, { "first", "second" })
----print(table.concat(regroup({ kt }).second:to_list(), " "), regroup:forward({ kt }).first:numel()) --> 2 3 1 2
+---local kt = peri.KeyedTensor { keys = { "a", "b" }, length_per_key = { 1, 2 },
+---  values = peri.tensor { { 1, 2, 3 } } }
+---local regroup = peri.KeyedTensor.KTRegroupAsDict({ { "b" }, { "b", "a" } },
+---  { "first", "second" })
+---print(table.concat(regroup({ kt }).second:to_list(), " "),
+---  regroup:forward({ kt }).first:numel())
+-----> 2 3 1 2
 ---```
 ---@class peri.KeyedTensor.KTRegroupAsDict
 ---@param groups string[][] The keys of each group.

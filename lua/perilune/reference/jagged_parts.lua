@@ -14,7 +14,8 @@ local peri = {}
 ---```lua
 ---local jt = peri.JaggedTensor { values = { 1, 2, 3 }, lengths = { 2, 0, 1 } }
 ---print(#jt, jt:longest(), table.concat(jt:offset_list(), " ")) --> 3 2 0 2 2 3
----print(jt:values():numel(), jt:lengths():numel(), jt:offsets():numel(), jt:device()) --> 3 3 4 cpu
+---print(jt:values():numel(), jt:lengths():numel(), jt:offsets():numel(), jt:device())
+-----> 3 3 4 cpu
 ---```
 ---@class peri.JaggedTensor
 ---@overload fun(args: peri.JaggedTensor.args): peri.JaggedTensor
@@ -47,7 +48,9 @@ function peri.JaggedTensor.from_dense(values, weights, device) end
 ---
 ---```lua
 ---local padded = peri.tensor { { 1, 2, 0 }, { 3, 0, 0 } }
----print(table.concat(peri.JaggedTensor.from_dense_lengths(padded, { 2, 1 }):values():to_list(), " ")) --> 1 2 3
+---print(table.concat(peri.JaggedTensor.from_dense_lengths(padded, { 2, 1 }):values():to_list(),
+---  " "))
+-----> 1 2 3
 ---```
 ---@param values peri.Tensor The padded rows: `[B, columns, ...]`.
 ---@param lengths peri.Tensor|integer[] How many columns of each row belong to the bag: `[B]`.
@@ -240,8 +243,10 @@ function peri.JaggedTensor:share() end
 ---local kt = peri.KeyedTensor { keys = { "f", "g" }, length_per_key = { 2, 1 },
 ---  values = peri.tensor { { 1, 2, 3 }, { 4, 5, 6 } } }
 ---print(#kt, kt:values():size(2), kt["g"]:item(1), kt:device()) --> 2 3 6 cpu
----print(table.concat(kt:keys(), " "), table.concat(kt:offset_per_key(), " "), kt:key_dim()) --> f g 0 2 3 1
----print(kt:length_per_key()[1], #kt:key_list(), kt:size_in_bytes(), kt:to("cpu"):get("f"):size(2)) --> 2 2 24 2
+---print(table.concat(kt:keys(), " "), table.concat(kt:offset_per_key(), " "), kt:key_dim())
+-----> f g 0 2 3 1
+---print(kt:length_per_key()[1], #kt:key_list(), kt:size_in_bytes(), kt:to("cpu"):get("f"):size(2))
+-----> 2 2 24 2
 ---```
 ---@class peri.KeyedTensor
 ---@overload fun(args: peri.KeyedTensor.args): peri.KeyedTensor
@@ -258,8 +263,10 @@ peri.KeyedTensor = {}
 ---Errors: another number of tensors than keys; other numbers of rows.
 ---
 ---```lua
----local kt = peri.KeyedTensor.from_tensor_list({ "f", "g" }, { peri.ones { 3, 2 }, peri.zeros { 3, 4 } })
----print(kt:values():size(2), kt:to_dict().g:size(2), (pcall(kt.pin_memory, kt, "cpu"))) --> 6 4 false
+---local kt = peri.KeyedTensor.from_tensor_list({ "f", "g" },
+---  { peri.ones { 3, 2 }, peri.zeros { 3, 4 } })
+---print(kt:values():size(2), kt:to_dict().g:size(2), (pcall(kt.pin_memory, kt, "cpu")))
+-----> 6 4 false
 ---```
 ---@param keys string[] Names of the keys.
 ---@param tensors peri.Tensor[] The matrix of each key: `[B, D]`.
@@ -334,11 +341,14 @@ function peri.KeyedTensor:size_in_bytes() end
 ---Errors: a key that no KeyedTensor has; other numbers of rows.
 ---
 ---```lua
----local a = peri.KeyedTensor { keys = { "f", "g" }, length_per_key = { 1, 1 }, values = peri.tensor { { 1, 2 } } }
----local b = peri.KeyedTensor { keys = { "h" }, length_per_key = { 1 }, values = peri.tensor { { 3 } } }
+---local a = peri.KeyedTensor { keys = { "f", "g" }, length_per_key = { 1, 1 },
+---  values = peri.tensor { { 1, 2 } } }
+---local b = peri.KeyedTensor { keys = { "h" }, length_per_key = { 1 },
+---  values = peri.tensor { { 3 } } }
 ---local parts = peri.KeyedTensor.regroup({ a, b }, { { "h", "f" }, { "g" } })
 ---print(table.concat(parts[1]:to_list(), " "), parts[2]:item()) --> 3 1 2
----print(peri.KeyedTensor.regroup_as_dict({ a, b }, { { "h", "f" } }, { "left" }).left:size(2)) --> 2
+---print(peri.KeyedTensor.regroup_as_dict({ a, b }, { { "h", "f" } }, { "left" }).left:size(2))
+-----> 2
 ---```
 ---@param kts peri.KeyedTensor[] Where the columns are.
 ---@param groups string[][] For each result the names of its keys.
@@ -361,7 +371,8 @@ local jagged = {}
 ---
 ---```lua
 ---local keys = peri.jagged.Keys.of { "f", "g" }
----print(#keys, keys:find("g"), keys:unique(), keys:equal { "f", "g" }, keys:list()[1]) --> 2 2 true true f
+---print(#keys, keys:find("g"), keys:unique(), keys:equal { "f", "g" }, keys:list()[1])
+-----> 2 2 true true f
 ---keys:release()
 ---```
 ---@class peri.jagged.Keys

@@ -16,7 +16,8 @@ local anomaly = {}
 ---Errors: an embed_dim that the heads do not divide.
 ---
 ---```lua
----local attention = peri.nn.MultiheadAttention { embed_dim = 8, num_heads = 2, batch_first = true }
+---local attention = peri.nn.MultiheadAttention { embed_dim = 8, num_heads = 2,
+---  batch_first = true }
 ---local x = peri.randn { 3, 5, 8 }
 ---local y, weights = attention:forward(x, x, x, { attn_mask = peri.zeros { 5, 5 } })
 ---print(y:size(2), weights:size(3), attention:extra_text()) --> 5 5 embed_dim=8, num_heads=2
@@ -41,7 +42,9 @@ nn.MultiheadAttention = {}
 ---
 ---```lua
 ---local attention = peri.nn.MultiheadAttention { embed_dim = 4, num_heads = 4 }
----print(attention:forward(peri.zeros { 2, 1, 4 }, peri.zeros { 3, 1, 4 }, peri.zeros { 3, 1, 4 }):size(1)) --> 2
+---print(attention:forward(peri.zeros { 2, 1, 4 }, peri.zeros { 3, 1, 4 },
+---  peri.zeros { 3, 1, 4 }):size(1))
+-----> 2
 ---```
 ---@param query peri.Tensor `[L, B, E]`, or `[B, L, E]` with batch_first.
 ---@param key peri.Tensor `[S, B, E]`, or `[B, S, E]`.
@@ -81,7 +84,8 @@ nn.GRU = {}
 ---Errors: shapes that do not fit; a sequence without steps.
 ---
 ---```lua
----print(peri.nn.GRU({ input_size = 3, hidden_size = 4 }):forward(peri.zeros { 2, 1, 3 }):size(3)) --> 4
+---print(peri.nn.GRU({ input_size = 3, hidden_size = 4 }):forward(peri.zeros { 2, 1, 3 }):size(3))
+-----> 4
 ---```
 ---@param x peri.Tensor `[L, B, input_size]`, or `[B, L, input_size]` with batch_first.
 ---@param h0? peri.Tensor The first states: `[layers * directions, B, hidden_size]` (default: zeros).
@@ -98,7 +102,8 @@ function nn.GRU:forward(x, h0) end
 ---```lua
 ---local lstm = peri.nn.LSTM { input_size = 3, hidden_size = 4, num_layers = 2 }
 ---local states, last, cells = lstm:forward(peri.randn { 5, 2, 3 })
----print(states:size(1), last:size(1), cells:size(1), lstm:extra_text()) --> 5 2 2 3, 4, num_layers=2
+---print(states:size(1), last:size(1), cells:size(1), lstm:extra_text())
+-----> 5 2 2 3, 4, num_layers=2
 ---```
 ---@class peri.nn.LSTM: peri.nn.Module
 ---@overload fun(args: peri.nn.GRU.args): peri.nn.LSTM
@@ -109,7 +114,8 @@ nn.LSTM = {}
 ---Errors: shapes that do not fit; a sequence without steps; one of h0 and c0 alone.
 ---
 ---```lua
----print(peri.nn.LSTM({ input_size = 3, hidden_size = 4 }):forward(peri.zeros { 2, 1, 3 }):size(3)) --> 4
+---print(peri.nn.LSTM({ input_size = 3, hidden_size = 4 }):forward(peri.zeros { 2, 1, 3 }):size(3))
+-----> 4
 ---```
 ---@param x peri.Tensor `[L, B, input_size]`, or `[B, L, input_size]` with batch_first.
 ---@param h0? peri.Tensor The first states: `[layers * directions, B, hidden_size]` (default: zeros).
@@ -155,7 +161,8 @@ function nn.PReLU:forward(x) end
 ---Errors: a normalized_shape that is empty; an input whose last sizes are others.
 ---
 ---```lua
----print(("%.3f"):format(nn.RMSNorm { normalized_shape = 2 }(peri.tensor { 3, 4 }):item(1))) --> 1.131
+---print(("%.3f"):format(nn.RMSNorm { normalized_shape = 2 }(peri.tensor { 3, 4 }):item(1)))
+-----> 1.131
 ---```
 ---@class peri.nn.RMSNorm: peri.nn.Module
 ---@overload fun(args: peri.nn.RMSNorm.args): peri.nn.RMSNorm
@@ -317,7 +324,8 @@ nn.TripletMarginLoss = {}
 ---Errors: an unknown argument or reduction; shapes that do not fit.
 ---
 ---```lua
----print(("%.4f"):format(peri.nn.BPRLoss {}(peri.tensor { 2 }, peri.tensor { 1 }):item())) --> 0.3133
+---print(("%.4f"):format(peri.nn.BPRLoss {}(peri.tensor { 2 }, peri.tensor { 1 }):item()))
+-----> 0.3133
 ---```
 ---@class peri.nn.BPRLoss: peri.nn.Loss
 ---@overload fun(args: peri.nn.BPRLoss.args): peri.nn.BPRLoss
@@ -332,7 +340,8 @@ nn.BPRLoss = {}
 ---Errors: an unknown argument or reduction; shapes that do not fit.
 ---
 ---```lua
----print(("%.4f"):format(peri.nn.FocalLoss {}(peri.tensor { 0 }, peri.tensor { 1 }):item())) --> 0.0433
+---print(("%.4f"):format(peri.nn.FocalLoss {}(peri.tensor { 0 }, peri.tensor { 1 }):item()))
+-----> 0.0433
 ---```
 ---@class peri.nn.FocalLoss: peri.nn.Loss
 ---@overload fun(args: peri.nn.FocalLoss.args): peri.nn.FocalLoss
@@ -349,7 +358,9 @@ nn.FocalLoss = {}
 ---Errors: an unknown argument or reduction; shapes that do not fit.
 ---
 ---```lua
----print(peri.nn.MarginRankingLoss {}(peri.tensor { 1 }, peri.tensor { 3 }, peri.tensor { 1 }):item()) --> 2
+---print(peri.nn.MarginRankingLoss {}(peri.tensor { 1 }, peri.tensor { 3 },
+---  peri.tensor { 1 }):item())
+-----> 2
 ---```
 ---@class peri.nn.MarginRankingLoss: peri.nn.Loss
 ---@overload fun(args: peri.nn.MarginRankingLoss.args): peri.nn.MarginRankingLoss

@@ -13,13 +13,16 @@ local embed = {}
 ---of the features.
 ---
 ---```lua
----local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 8, embedding_dim = 2, feature_names = { "f" } }
+---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 8, embedding_dim = 2,
+---  feature_names = { "f" } }
 ---local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 1,
 ---  eviction_policy_name = "LRU_EVICTION" }
 ---local mcc = peri.ManagedCollisionCollection { managed_collision_modules = { t = hash },
 ---  embedding_configs = { config } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1000000007 } } }
----print(mcc:forward(batch):values():item() < 8, mcc:feature_names()[1], mcc:embedding_configs()[1].name) --> true f t
+---print(mcc:forward(batch):values():item() < 8, mcc:feature_names()[1],
+---  mcc:embedding_configs()[1].name)
+-----> true f t
 ---print(mcc:open_slots().t, mcc:table_to_number_buckets().t, mcc:statistics().t.inserted,
 ---  mcc:evict().t ~= nil) --> 7 1 1 true
 ---mcc:set_time(5)
@@ -29,7 +32,9 @@ local embed = {}
 ---  embedding_bag_collection = peri.EmbeddingBagCollection { tables = { config },
 ---    fused_params = { optimizer = "sgd" } } }
 ---local pooled, remapped = bags:forward(batch)
----print(pooled:values():size(2), remapped:values():numel(), bags:open_slots().t, bags:statistics().t.ids) --> 2 1 7 2
+---print(pooled:values():size(2), remapped:values():numel(), bags:open_slots().t,
+---  bags:statistics().t.ids)
+-----> 2 1 7 2
 ---bags:check_moment()
 ---bags:set_time(6)
 ---print(bags:embedding_module().class_name,
@@ -133,13 +138,18 @@ peri.ManagedCollisionEmbeddingBagCollection = {}
 ---Errors: a collection and maps of different tables; quantized tables in training mode.
 ---
 ---```lua
----local config = peri.EmbeddingConfig { name = "t", num_embeddings = 8, embedding_dim = 2, feature_names = { "f" } }
+---local config = peri.EmbeddingConfig { name = "t", num_embeddings = 8, embedding_dim = 2,
+---  feature_names = { "f" } }
 ---local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 1 }
----local rows = peri.ManagedCollisionEmbeddingCollection { embedding_collection = peri.EmbeddingCollection {
+---local rows = peri.ManagedCollisionEmbeddingCollection {
+---  embedding_collection = peri.EmbeddingCollection {
 ---  tables = { config },
----  fused_params = { optimizer = "sgd" } }, managed_collision_collection = peri.ManagedCollisionCollection {
+---  fused_params = { optimizer = "sgd" } },
+---  managed_collision_collection = peri.ManagedCollisionCollection {
 ---  managed_collision_modules = { t = hash }, embedding_configs = { config } } }
----print(rows(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1000000007, 5 } } }).f:values():size(1)) --> 2
+---print(rows(peri.KeyedJaggedTensor.from_lists { keys = { "f" },
+---  { { 1000000007, 5 } } }).f:values():size(1))
+-----> 2
 ---```
 ---@class peri.ManagedCollisionEmbeddingCollection: peri.embed.BaseManagedCollisionEmbeddingCollection
 ---@overload fun(args: peri.ManagedCollisionEmbeddingCollection.args): peri.ManagedCollisionEmbeddingCollection

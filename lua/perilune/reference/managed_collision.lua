@@ -18,16 +18,18 @@ local embed = {}
 ---
 ---```lua
 ---local policy = peri.embed.LFU_EvictionPolicy {}
----local mch = peri.MCHManagedCollisionModule { zch_size = 8, eviction_policy = policy, eviction_interval = 1,
----  buckets = 1 }
----local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1000000007, 1000000007, 5 } } }
+---local mch = peri.MCHManagedCollisionModule { zch_size = 8, eviction_policy = policy,
+---  eviction_interval = 1, buckets = 1 }
+---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" },
+---  { { 1000000007, 1000000007, 5 } } }
 ---local rows = mch:forward(batch):values():to_list()
 ---print(rows[1] == rows[2], mch:remap(batch):values():numel(), mch:open_slots(),
 ---  mch:extra_text()) --> true 3 5 8 rows, 1 bucket
 ---print(mch:output_size(), tostring(mch:input_size()), mch:buckets(),
 ---  mch:output_segments()[2]) --> 8 9223372036854775807LL 1 8
 ---print(peri.embed.ManagedCollisionModule.is(mch)) --> true
----print(mch:statistics().ids > 0, mch:evict() ~= nil, mch:copy():statistics().rows) --> true true 8
+---print(mch:statistics().ids > 0, mch:evict() ~= nil, mch:copy():statistics().rows)
+-----> true true 8
 ---```
 ---@class peri.embed.ManagedCollisionModule: peri.nn.Module
 embed.ManagedCollisionModule = {}
@@ -119,7 +121,8 @@ peri.MCHManagedCollisionModule = {}
 ---  eviction_policy_name = "SINGLE_TTL_EVICTION",
 ---  eviction_config = peri.embed.HashZchEvictionConfig { features = { "f" }, single_ttl = 10 } }
 ---hash:set_time(100)
----print(hash:forward(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 77 } } }):values():numel(),
+---print(hash:forward(peri.KeyedJaggedTensor.from_lists { keys = { "f" },
+---  { { 77 } } }):values():numel(),
 ---  hash:open_slots()) --> 1 7
 ---```
 ---@class peri.HashZchManagedCollisionModule: peri.embed.ManagedCollisionModule
@@ -163,7 +166,8 @@ function peri.HashZchManagedCollisionModule:set_time(now) end
 ---Errors: a list without an entry for each feature; a time out of range.
 ---
 ---```lua
----print(peri.embed.HashZchEvictionConfig({ features = { "f" }, single_ttl = 10 }).single_ttl) --> 10
+---print(peri.embed.HashZchEvictionConfig({ features = { "f" }, single_ttl = 10 }).single_ttl)
+-----> 10
 ---```
 ---@class peri.embed.HashZchEvictionConfig
 ---@overload fun(args: peri.embed.HashZchEvictionConfig.args): peri.embed.HashZchEvictionConfig
@@ -289,9 +293,12 @@ function embed.probabilistic_threshold_filter(counts, value) end
 ---
 ---```lua
 ---local maps = peri.embed.mc_map
----local map = maps.new { name = "t", rows = 8, kind = "mch", policy = peri.embed.LFU_EvictionPolicy {}, buckets = 2 }
+---local map = maps.new { name = "t", rows = 8, kind = "mch",
+---  policy = peri.embed.LFU_EvictionPolicy {}, buckets = 2 }
 ---local rows = map:remap({ peri.tensor({ 1000000007, 1000000007 }, "i64") }, true)[1]
----print(rows:numel(), map:statistics().ids, maps.buckets(8), table.concat(maps.segments(8, 2), " ")) --> 2 2 1 0 4 8
+---print(rows:numel(), map:statistics().ids, maps.buckets(8),
+---  table.concat(maps.segments(8, 2), " "))
+-----> 2 2 1 0 4 8
 ---```
 ---@param args peri.embed.mc_map.new.args As of the modules; perilune/collision.h says more.
 ---@return any # The map.

@@ -20,11 +20,13 @@ local metrics = {}
 ---  metrics = { NEMetric = { include_logloss = true }, CTRMetric = {} },
 ---  throughput = { warmup_steps = 1 },
 ---}
----module:update { click = { 1, 0 }, p_click = { 0.8, 0.3 }, buy = { 1, 0 }, p_buy = { 0.6, 0.1 }, weight = { 1, 3 } }
+---module:update { click = { 1, 0 }, p_click = { 0.8, 0.3 }, buy = { 1, 0 }, p_buy = { 0.6, 0.1 },
+---  weight = { 1, 3 } }
 ---local values = module:compute()
 ---print(values["ctr-ctr|lifetime_ctr"], values["ctr-cvr|lifetime_ctr"]) --> 0.5 0.25
 ---print(values["throughput-throughput|total_examples"]) --> 2
----local copy = peri.nn.metrics.RecMetricModule { tasks = module.tasks, metrics = { CTRMetric = {} } }
+---local copy = peri.nn.metrics.RecMetricModule { tasks = module.tasks,
+---  metrics = { CTRMetric = {} } }
 ---print(copy:check_state_dict {}) --> it is no state of RecMetricModule
 ---copy:load_state_dict(copy:merge_state_dicts({ copy:state_dict() }, 0, 1))
 ---copy:reset()

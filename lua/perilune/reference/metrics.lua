@@ -27,7 +27,8 @@ local metrics = {}
 ---local metric, copy = peri.nn.metrics.MSEMetric {}, peri.nn.metrics.MSEMetric {}
 ---metric:update({ 0.5, 1 }, { 1, 1 })
 ---local state = metric:merge_state_dicts({ metric:state_dict() }, 0, 1)
----print(copy:check_state_dict(state), copy:check_state_dict {}) --> nil it is a state of nil, wanted one of MSEMetric
+---print(copy:check_state_dict(state), copy:check_state_dict {})
+-----> nil it is a state of nil, wanted one of MSEMetric
 ---copy:load_state_dict(state)
 ---print(copy:compute().lifetime_mse, peri.nn.metrics.RecMetric.is(copy)) --> 0.125 true
 ---copy:reset()

@@ -20,19 +20,22 @@ local model = {}
 ---```lua
 ---peri.init()
 ---local inner = nn.Module()
----inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 }, device = "meta" }
+---inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } },
+---  fused_params = { optimizer = "sgd", learning_rate = 1 }, device = "meta" }
 ---function inner:forward(features) return self.ebc(features):values() end
----local model = peri.DMPCollection { module = inner, plan = peri.ShardingPlan { ebc = { t = peri.plan.row_wise() } },
----  sharding_group_size = 1, sync_interval = 10 }
+---local model = peri.DMPCollection { module = inner,
+---  plan = peri.ShardingPlan { ebc = { t = peri.plan.row_wise() } }, sharding_group_size = 1,
+---  sync_interval = 10 }
 ---model:init_data_parallel()
----local y = model:forward(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, { 9 } } })
+---local y = model:forward(peri.KeyedJaggedTensor.from_lists { keys = { "f" },
+---  { { 1, 2 }, { 9 } } })
 ---model:backward(y:sum())
 ---model:sync()
 ---model:wait()
 ---model:check_moment()
----print(model:load_state_dict(model:state_dict()) ~= nil, (pcall(model.copy, model))) --> true false
+---print(model:load_state_dict(model:state_dict()) ~= nil, (pcall(model.copy, model)))
+-----> true false
 ---```
 ---@class peri.DMPCollection: peri.DistributedModelParallel
 ---@overload fun(args: peri.DMPCollection.args): peri.DMPCollection
@@ -82,9 +85,9 @@ function peri.DMPCollection:check_moment() end
 ---```lua
 ---peri.init()
 ---local inner = nn.Module()
----inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
+---inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } },
+---  fused_params = { optimizer = "sgd", learning_rate = 1 } }
 ---function inner:forward(features) return self.ebc(features):values() end
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, { 9 } } }
 ---local model = peri.DistributedModelParallel { module = inner, init_data_parallel = false }
@@ -150,8 +153,8 @@ function peri.DistributedModelParallel:sparse_grad_parameter_names() end
 ---local Alone = peri.util.class("Alone", peri.model.DataParallelWrapper)
 ---function Alone:wrap() end
 ---peri.init()
----local model = peri.DistributedModelParallel { module = nn.Linear { in_features = 2, out_features = 1 },
----  data_parallel_wrapper = Alone() }
+---local model = peri.DistributedModelParallel { module = nn.Linear { in_features = 2,
+---  out_features = 1 }, data_parallel_wrapper = Alone() }
 ---print(peri.model.get_unwrapped_module(model).class_name) --> Linear
 ---```
 ---@class peri.model.DataParallelWrapper
@@ -163,8 +166,10 @@ model.DataParallelWrapper = {}
 ---
 ---```lua
 ---peri.init()
----local model = peri.DistributedModelParallel { module = nn.Linear { in_features = 2, out_features = 1 },
----  data_parallel_wrapper = peri.model.DefaultDataParallelWrapper { bucket_cap_mb = 1, broadcast = false } }
+---local model = peri.DistributedModelParallel { module = nn.Linear { in_features = 2,
+---  out_features = 1 },
+---  data_parallel_wrapper = peri.model.DefaultDataParallelWrapper { bucket_cap_mb = 1,
+---    broadcast = false } }
 ---model:backward(model(peri.ones { 3, 2 }):sum())
 ---print(#model:replicated_parameters()) --> 2
 ---```

@@ -61,8 +61,8 @@ function nn.InteractionDCNArch:forward(dense_features, sparse_features) end
 ---
 ---```lua
 ---local function branch() return nn.Linear { in_features = 9, out_features = 6 } end
----local inter = nn.InteractionProjectionArch { num_sparse_features = 2, interaction_branch1 = branch(),
----  interaction_branch2 = branch() }
+---local inter = nn.InteractionProjectionArch { num_sparse_features = 2,
+---  interaction_branch1 = branch(), interaction_branch2 = branch() }
 ---print(inter(peri.ones { 1, 3 }, peri.ones { 1, 2, 3 }):size(2)) --> 7
 ---```
 ---@class peri.nn.InteractionProjectionArch: peri.nn.Module
@@ -107,7 +107,9 @@ function nn.CrossNet:forward(x0) end
 ---Errors: num_layers below 0 or above 4096; low_rank below 1.
 ---
 ---```lua
----print(nn.LowRankCrossNet({ in_features = 4, num_layers = 2, low_rank = 2 })(peri.zeros { 1, 4 }):size(2)) --> 4
+---print(nn.LowRankCrossNet({ in_features = 4, num_layers = 2, low_rank = 2 })(peri.zeros { 1,
+---  4 }):size(2))
+-----> 4
 ---```
 ---@class peri.nn.LowRankCrossNet: peri.nn.Module
 ---@overload fun(args: peri.nn.LowRankCrossNet.args): peri.nn.LowRankCrossNet
@@ -240,7 +242,8 @@ function models.FMInteractionArch:forward(dense_features, sparse_features) end
 ---Errors: sizes that are no whole numbers from 0 on.
 ---
 ---```lua
----print(nn.DenseArch { in_features = 3, layer_sizes = { 4, 2 } }(peri.ones { 1, 3 }):size(2)) --> 2
+---print(nn.DenseArch { in_features = 3, layer_sizes = { 4, 2 } }(peri.ones { 1, 3 }):size(2))
+-----> 2
 ---```
 ---@class peri.nn.DenseArch: peri.nn.Module
 ---@overload fun(args: peri.nn.DenseArch.args): peri.nn.DenseArch
@@ -301,28 +304,29 @@ function nn.OverArch:forward(features) end
 ---embedding dimension.
 ---
 ---```lua
----local tables = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 5,
----  embedding_dim = 2,
----  feature_names = { "f" } } } }
+---local tables = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+---  num_embeddings = 5, embedding_dim = 2, feature_names = { "f" } } } }
 ---local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2, 3 }, lengths = { 1, 2 } }
 ---print(nn.SparseArch(tables):forward(kjt):size(3)) --> 2
----local model = nn.DLRM { embedding_bag_collection = tables, dense_in_features = 3, dense_arch_layer_sizes = { 2 },
----  over_arch_layer_sizes = { 4, 1 } }
+---local model = nn.DLRM { embedding_bag_collection = tables, dense_in_features = 3,
+---  dense_arch_layer_sizes = { 2 }, over_arch_layer_sizes = { 4, 1 } }
 ---print(model:forward(peri.ones { 2, 3 }, kjt):size(1)) --> 2
 ---local train = nn.DLRMTrain(model)
 ---local loss, logits, labels = train { dense_features = peri.ones { 2, 3 }, sparse_features = kjt,
 ---  labels = peri.ones { 2 } }
 ---loss:backward()
 ---print(loss:numel(), logits:numel(), labels:numel()) --> 1 2 2
----print(train:logits({ dense_features = peri.ones { 2, 3 }, sparse_features = kjt }):numel()) --> 2
----local fm = nn.SimpleDeepFMNN { num_dense_features = 3, embedding_bag_collection = tables, hidden_layer_size = 4,
----  deep_fm_dimension = 3 }
+---print(train:logits({ dense_features = peri.ones { 2, 3 }, sparse_features = kjt }):numel())
+-----> 2
+---local fm = nn.SimpleDeepFMNN { num_dense_features = 3, embedding_bag_collection = tables,
+---  hidden_layer_size = 4, deep_fm_dimension = 3 }
 ---print(fm(peri.ones { 2, 3 }, kjt):size(1)) --> 2
----local dcn = nn.DLRM_DCN { embedding_bag_collection = tables, dense_in_features = 3, dense_arch_layer_sizes = { 2 },
----  over_arch_layer_sizes = { 4, 1 }, dcn_num_layers = 2, dcn_low_rank_dim = 2 }
----local projection = nn.DLRM_Projection { embedding_bag_collection = tables, dense_in_features = 3,
----  dense_arch_layer_sizes = { 2 },
----  over_arch_layer_sizes = { 4, 1 }, interaction_branch1_layer_sizes = { 4 }, interaction_branch2_layer_sizes =
+---local dcn = nn.DLRM_DCN { embedding_bag_collection = tables, dense_in_features = 3,
+---  dense_arch_layer_sizes = { 2 }, over_arch_layer_sizes = { 4, 1 }, dcn_num_layers = 2,
+---  dcn_low_rank_dim = 2 }
+---local projection = nn.DLRM_Projection { embedding_bag_collection = tables,
+---  dense_in_features = 3, dense_arch_layer_sizes = { 2 }, over_arch_layer_sizes = { 4, 1 },
+---  interaction_branch1_layer_sizes = { 4 }, interaction_branch2_layer_sizes =
 ---    { 6 } }
 ---print(dcn(peri.ones { 2, 3 }, kjt):size(2), projection(peri.ones { 2, 3 }, kjt):size(2)) --> 1 1
 ---```

@@ -19,11 +19,13 @@ local extra = {}
 ---```lua
 ---local Net = nn.Module:extend "Net"
 ---function Net:init()
----  self.hidden, self.scale = nn.Linear { in_features = 2, out_features = 2 }, nn.Parameter(peri.ones { 2 })
+---  self.hidden, self.scale = nn.Linear { in_features = 2, out_features = 2 },
+---    nn.Parameter(peri.ones { 2 })
 ---end
 ---function Net:forward(x) return self.hidden(x) * self.scale end
 ---local net = Net()
----print(net(peri.ones { 3, 2 }):size(1), #net:parameters(), #net:children(), #net:modules()) --> 3 3 1 2
+---print(net(peri.ones { 3, 2 }):size(1), #net:parameters(), #net:children(), #net:modules())
+-----> 3 3 1 2
 ---print(net:named_parameters()[2].name, net:named_children()[1].name,
 ---  net:named_modules()[2].path) --> hidden.weight hidden hidden
 ---print(net:get_module("hidden"):extra_text()) --> in_features=2, out_features=2, bias=true
@@ -188,7 +190,8 @@ function nn.Module:zero_grad() end
 ---Errors: a prefix that is no string.
 ---
 ---```lua
----local from, to = nn.Linear { in_features = 2, out_features = 1 }, nn.Linear { in_features = 2, out_features = 1 }
+---local from, to = nn.Linear { in_features = 2, out_features = 1 },
+---  nn.Linear { in_features = 2, out_features = 1 }
 ---local keys = to:load_state_dict(from:state_dict())
 ---print(#keys.missing_keys, to:check_state_dict { weight = peri.zeros { 3 } } ~= nil) --> 0 true
 ---print(to.weight:item(1) == from.weight:item(1)) --> true
@@ -355,7 +358,8 @@ function nn.global_mean(losses, weights, group) end
 ---```lua
 ---local net = nn.Sequential { nn.Dropout { p = 0.5 } }
 ---local kept = nn.extra_state(net)
----print(kept["0"].step, nn.extra.extra_refusal(net, {})) --> 0 state of modules beside tensors: '0' is missing
+---print(kept["0"].step, nn.extra.extra_refusal(net, {}))
+-----> 0 state of modules beside tensors: '0' is missing
 ---nn.extra.set_extra_state(net, kept)
 ---nn.load_extra_state(net, kept)
 ---```

@@ -21,7 +21,8 @@ local optim = {}
 ---  for _, p in ipairs(self.params) do p:detach():copy(p:detach() - p:grad() * self:lr()) end
 ---end
 ---local groups = { { lr = 0.5, momentum = 0 } }
----local optimizer = Plain { params = { w = w }, state = { w = { seen = peri.zeros { 1 } } }, param_groups = groups }
+---local optimizer = Plain { params = { w = w }, state = { w = { seen = peri.zeros { 1 } } },
+---  param_groups = groups }
 ---w:sum():backward()
 ---optimizer:step()
 ---optimizer:zero_grad()
@@ -30,7 +31,8 @@ local optim = {}
 ---optimizer:set_lr(0.1)
 ---optimizer:set_momentum(0.9)
 ---local dict = optimizer:state_dict()
----print(dict.param_groups[1].lr, dict.state.w.seen:numel(), optimizer:check_state_dict(dict)) --> 0.1 1 nil
+---print(dict.param_groups[1].lr, dict.state.w.seen:numel(), optimizer:check_state_dict(dict))
+-----> 0.1 1 nil
 ---optimizer:save_param_groups(true)
 ---optimizer:load_state_dict(dict)
 ---optimizer:post_load_state_dict()
@@ -38,7 +40,8 @@ local optim = {}
 ---print(#optimizer:named_groups(), #optimizer:state_groups(),
 ---  #optimizer:check_state { ["w.seen"] = peri.zeros { 3 } }) --> 1 0 1
 ---optimizer:assign_state { ["w.seen"] = peri.ones { 1 } }
----print(optimizer:state()["w.seen"]:item(), (pcall(optimizer.add_param_group, optimizer))) --> 1 false
+---print(optimizer:state()["w.seen"]:item(), (pcall(optimizer.add_param_group, optimizer)))
+-----> 1 false
 ---```
 ---@class peri.nn.optim.KeyedOptimizer
 ---@overload fun(args: peri.nn.optim.KeyedOptimizer.args): peri.nn.optim.KeyedOptimizer
@@ -185,9 +188,8 @@ function optim.OptimizerWrapper:set(name, value) end
 ---
 ---```lua
 ---local w = peri.ones({ 4 }):requires_grad()
----local optimizer = nn.optim.GradientClippingOptimizer { optimizer = nn.optim.SGD { params = { w }, lr = 1 },
----  clipping = "norm",
----  max_gradient = 1 };
+---local optimizer = nn.optim.GradientClippingOptimizer {
+---  optimizer = nn.optim.SGD { params = { w }, lr = 1 }, clipping = "norm", max_gradient = 1 };
 ---(w * 3):sum():backward()
 ---optimizer:step()
 ---print(("%.3f"):format(w:item(0))) --> 0.500
@@ -284,7 +286,8 @@ function optim.LRScheduler:rate(t, base) end
 ---Errors: an optimizer without a learning rate; an option out of its range.
 ---
 ---```lua
----local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1, momentum = 0.9 }
+---local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1,
+---  momentum = 0.9 }
 ---local schedule = nn.optim.StepLR { optimizer = optimizer, step_size = 2, gamma = 0.5 }
 ---print(("%.4f"):format((schedule:rate(5)))) --> 0.2500
 ---```
@@ -302,8 +305,10 @@ optim.StepLR = {}
 ---Errors: an optimizer without a learning rate; an option out of its range.
 ---
 ---```lua
----local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1, momentum = 0.9 }
----local schedule = nn.optim.MultiStepLR { optimizer = optimizer, milestones = { 2, 4 }, gamma = 0.5 }
+---local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1,
+---  momentum = 0.9 }
+---local schedule = nn.optim.MultiStepLR { optimizer = optimizer, milestones = { 2, 4 },
+---  gamma = 0.5 }
 ---print(("%.4f"):format((schedule:rate(5)))) --> 0.2500
 ---```
 ---@class peri.nn.optim.MultiStepLR: peri.nn.optim.LRScheduler
@@ -320,7 +325,8 @@ optim.MultiStepLR = {}
 ---Errors: an optimizer without a learning rate; an option out of its range.
 ---
 ---```lua
----local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1, momentum = 0.9 }
+---local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1,
+---  momentum = 0.9 }
 ---local schedule = nn.optim.ExponentialLR { optimizer = optimizer, gamma = 0.5 }
 ---print(("%.4f"):format((schedule:rate(2)))) --> 0.2500
 ---```
@@ -337,7 +343,8 @@ optim.ExponentialLR = {}
 ---Errors: an optimizer without a learning rate; an option out of its range.
 ---
 ---```lua
----local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1, momentum = 0.9 }
+---local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1,
+---  momentum = 0.9 }
 ---local schedule = nn.optim.ConstantLR { optimizer = optimizer, factor = 0.5 }
 ---print(("%.4f"):format((schedule:rate(2)))) --> 0.5000
 ---```
@@ -355,8 +362,10 @@ optim.ConstantLR = {}
 ---Errors: an optimizer without a learning rate; an option out of its range.
 ---
 ---```lua
----local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1, momentum = 0.9 }
----local schedule = nn.optim.LinearLR { optimizer = optimizer, start_factor = 0.5, total_iters = 2 }
+---local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1,
+---  momentum = 0.9 }
+---local schedule = nn.optim.LinearLR { optimizer = optimizer, start_factor = 0.5,
+---  total_iters = 2 }
 ---print(("%.4f"):format((schedule:rate(1)))) --> 0.7500
 ---```
 ---@class peri.nn.optim.LinearLR: peri.nn.optim.LRScheduler
@@ -374,7 +383,8 @@ optim.LinearLR = {}
 ---Errors: an optimizer without a learning rate; an option out of its range.
 ---
 ---```lua
----local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1, momentum = 0.9 }
+---local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1,
+---  momentum = 0.9 }
 ---local schedule = nn.optim.PolynomialLR { optimizer = optimizer, total_iters = 4 }
 ---print(("%.4f"):format((schedule:rate(1)))) --> 0.7500
 ---```
@@ -392,7 +402,8 @@ optim.PolynomialLR = {}
 ---Errors: an optimizer without a learning rate; an option out of its range.
 ---
 ---```lua
----local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1, momentum = 0.9 }
+---local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1,
+---  momentum = 0.9 }
 ---local schedule = nn.optim.CosineAnnealingLR { optimizer = optimizer, T_max = 4 }
 ---print(("%.4f"):format((schedule:rate(2)))) --> 0.5000
 ---```
@@ -410,7 +421,8 @@ optim.CosineAnnealingLR = {}
 ---Errors: an optimizer without a learning rate; an option out of its range.
 ---
 ---```lua
----local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1, momentum = 0.9 }
+---local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1,
+---  momentum = 0.9 }
 ---local schedule = nn.optim.CosineAnnealingWarmRestarts { optimizer = optimizer, T_0 = 2 }
 ---print(("%.4f"):format((schedule:rate(3)))) --> 0.5000
 ---```
@@ -429,7 +441,8 @@ optim.CosineAnnealingWarmRestarts = {}
 ---Errors: an optimizer without a learning rate; an option out of its range.
 ---
 ---```lua
----local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1, momentum = 0.9 }
+---local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1,
+---  momentum = 0.9 }
 ---local schedule = nn.optim.OneCycleLR { optimizer = optimizer, max_lr = 1, total_steps = 10 }
 ---print(("%.4f"):format((schedule:rate(2)))) --> 1.0000
 ---```
@@ -455,8 +468,10 @@ optim.OneCycleLR = {}
 ---Errors: an optimizer without a learning rate; an option out of its range.
 ---
 ---```lua
----local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1, momentum = 0.9 }
----local schedule = nn.optim.CyclicLR { optimizer = optimizer, base_lr = 0, max_lr = 1, step_size_up = 4 }
+---local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1,
+---  momentum = 0.9 }
+---local schedule = nn.optim.CyclicLR { optimizer = optimizer, base_lr = 0, max_lr = 1,
+---  step_size_up = 4 }
 ---print(("%.4f"):format((schedule:rate(2)))) --> 0.5000
 ---```
 ---@class peri.nn.optim.CyclicLR: peri.nn.optim.LRScheduler
@@ -480,8 +495,10 @@ optim.CyclicLR = {}
 ---Errors: an optimizer without a learning rate; an option out of its range.
 ---
 ---```lua
----local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1, momentum = 0.9 }
----local schedule = nn.optim.LambdaLR { optimizer = optimizer, lr_lambda = function(t) return 1 / (t + 1) end }
+---local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1,
+---  momentum = 0.9 }
+---local schedule = nn.optim.LambdaLR { optimizer = optimizer,
+---  lr_lambda = function(t) return 1 / (t + 1) end }
 ---print(("%.4f"):format((schedule:rate(3)))) --> 0.2500
 ---```
 ---@class peri.nn.optim.LambdaLR: peri.nn.optim.LRScheduler

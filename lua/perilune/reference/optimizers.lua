@@ -168,7 +168,9 @@ optim.RMSprop = {}
 ---optimizer:set_momentum(0.8)
 ---print(optimizer:lr(), optimizer:get("momentum"),
 ---  table.concat(optimizer:state_names(), " ")) --> 0.1 0.8 momentum_buffer
----print(nn.optim.Optimizer.is(optimizer), #optimizer:named_state(), type(optimizer:state_groups())) --> true 2 table
+---print(nn.optim.Optimizer.is(optimizer), #optimizer:named_state(),
+---  type(optimizer:state_groups()))
+-----> true 2 table
 ---```
 ---@class peri.nn.optim.Optimizer: peri.nn.optim.KeyedOptimizer
 optim.Optimizer = {}
@@ -277,7 +279,8 @@ function optim.clip_grad_norm(params, max_norm, norm_type, options) end
 ---local weights = nn.optim.select(all, function(name) return not name:find "bias$" end)
 ---local optimizer = nn.optim.AdamW { lr = 0.01,
 ---  params = { { params = weights }, { params = biases, weight_decay = 0 } } }
----print(#weights, #biases, biases[1].name, optimizer.param_groups[2].weight_decay) --> 2 2 0.bias 0
+---print(#weights, #biases, biases[1].name, optimizer.param_groups[2].weight_decay)
+-----> 2 2 0.bias 0
 ---```
 ---@param params table[] `model:named_parameters()`.
 ---@param which string|fun(name: string): boolean A pattern of Lua's that is found in the name, or a function.
@@ -454,7 +457,8 @@ function checkpoint.Checkpoint:close() end
 ---```lua
 ---local model = nn.Linear { in_features = 2, out_features = 1 }
 ---local folder = os.tmpname() .. "-run"
----local saver = peri.checkpoint.Saver { parts = { model = model }, folder = folder, every = "2steps", keep = 2 }
+---local saver = peri.checkpoint.Saver { parts = { model = model }, folder = folder,
+---  every = "2steps", keep = 2 }
 ---local step = saver:resume() or 0
 ---for now = step + 1, 5 do saver:step(now, { at = now }) end
 ---saver:close(5, { at = 5 })

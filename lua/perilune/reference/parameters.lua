@@ -30,7 +30,8 @@ function nn.Parameter(tensor) end
 ---nn.manual_seed(7)
 ---local a = nn.Linear { in_features = 1, out_features = 1 }
 ---nn.manual_seed(7)
----print(nn.Linear({ in_features = 1, out_features = 1 }).weight:item() == a.weight:item()) --> true
+---print(nn.Linear({ in_features = 1, out_features = 1 }).weight:item() == a.weight:item())
+-----> true
 ---```
 ---@param seed integer The seed.
 function nn.manual_seed(seed) end
@@ -194,8 +195,8 @@ function nn.optim.Optimizer:retire(i, why) end
 ---print(init.constant_(peri.zeros { 1 }, 3):item()) --> 3
 ---print(init.calculate_gain("relu") ^ 2 - 2 < 1e-9, init.calculate_gain "linear") --> true 1
 ---local t = init.uniform_(peri.zeros { 2, 3 }, -1, 1)
----for _, f in ipairs { init.normal_, init.trunc_normal_, init.xavier_normal_, init.kaiming_uniform_,
----  init.kaiming_normal_ } do f(t) end
+---for _, f in ipairs { init.normal_, init.trunc_normal_, init.xavier_normal_,
+---  init.kaiming_uniform_, init.kaiming_normal_ } do f(t) end
 ---local q = init.orthogonal_(peri.zeros { 2, 2 })
 ---print(("%.3f"):format(q:matmul(q:transpose(1, 2)):item(0))) --> 1.000
 ---```

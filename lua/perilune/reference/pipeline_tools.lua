@@ -18,8 +18,10 @@ local cluster = {}
 ---
 ---```lua
 ---local schedules = peri.pipeline.schedules
----print(schedules.load("semi_sync").name, schedules.semi_sync(900):check().staleness.tables) --> semi_sync 1
----print(schedules.accumulate(4).name, schedules.prefetch_fused_2d(10).name) --> accumulate prefetch_fused_2d
+---print(schedules.load("semi_sync").name, schedules.semi_sync(900):check().staleness.tables)
+-----> semi_sync 1
+---print(schedules.accumulate(4).name, schedules.prefetch_fused_2d(10).name)
+-----> accumulate prefetch_fused_2d
 ---local first, last = schedules.one_f_one_b { stages = 2, micro_batches = 4 },
 ---  schedules.one_f_one_b { stages = 2, stage = 1,
 ---  micro_batches = 4 }
@@ -84,12 +86,16 @@ function pipeline.check_stages(list) end
 ---local train = nn.Module()
 ---train.linear = nn.Linear { in_features = 2, out_features = 1 }
 ---function train:forward(batch) return self.linear(batch):square():mean() end
----local ema, average_of, averages = pipeline.ema { params = train:named_parameters(), decay = 0.5 }
----local schedule = pipeline.schedules.base:insert({ "count" }, { last = true }):insert(ema, { last = true })
----local runner = pipeline.Pipeline { model = train, optimizer = nn.optim.SGD { params = train:parameters(), lr = 0.1 },
----  schedule = schedule }
+---local ema, average_of, averages = pipeline.ema { params = train:named_parameters(),
+---  decay = 0.5 }
+---local schedule = pipeline.schedules.base:insert({ "count" }, { last = true }):insert(ema,
+---  { last = true })
+---local runner = pipeline.Pipeline { model = train,
+---  optimizer = nn.optim.SGD { params = train:parameters(), lr = 0.1 }, schedule = schedule }
 ---for _ = 1, 2 do runner:progress(function() return peri.ones { 4, 2 } end) end
----print(seen, average_of(train.linear.weight):numel(), averages:state_dict()["linear.bias"]:numel()) --> 2 2 1
+---print(seen, average_of(train.linear.weight):numel(),
+---  averages:state_dict()["linear.bias"]:numel())
+-----> 2 2 1
 ---```
 ---@param name string Its name.
 ---@param fields table `run` (function(context, pipeline)), lists `needs`, `makes`, `reads`, `changes`, and `posts` (`own1` to `own11`).
@@ -118,7 +124,8 @@ function pipeline.ema(args) end
 ---
 ---```lua
 ---peri.init()
----local stage = peri.pipeline.Stage { stages = 1, shape = function(batch) return { batch:size(1), 2 } end }
+---local stage = peri.pipeline.Stage { stages = 1,
+---  shape = function(batch) return { batch:size(1), 2 } end }
 ---local train = nn.Module()
 ---train.linear = nn.Linear { in_features = 2, out_features = 1 }
 ---function train:forward(batch) return self.linear(batch):square():mean() end
@@ -126,7 +133,8 @@ function pipeline.ema(args) end
 ---  optimizer = nn.optim.SGD { params = train:parameters(),
 ---  lr = 0.1 }, schedule = peri.pipeline.schedules.one_f_one_b { stages = 1, micro_batches = 2 } }
 ---local n = 0
----for _ in pipeline:run(function() n = n + 1 return n <= 4 and peri.ones { 4, 2 } or nil end) do end
+---for _ in pipeline:run(function() n = n + 1 return n <= 4 and peri.ones { 4, 2 }
+---  or nil end) do end
 ---print(stage.index, n) --> 0 5
 ---```
 ---@class peri.pipeline.Stage
@@ -147,7 +155,8 @@ pipeline.Stage = {}
 ---timeout.
 ---
 ---```lua
----local batches = peri.pipeline.DataLoadingThread { arguments = { n = 4 }, loader = function(arguments)
+---local batches = peri.pipeline.DataLoadingThread { arguments = { n = 4 },
+---  loader = function(arguments)
 ---  local peri, k = require "perilune", 0
 ---  return function()
 ---    k = k + 1
@@ -292,8 +301,8 @@ function show.hints(schedule, times, alone) end
 ---local train, show = nn.Module(), peri.pipeline.show
 ---train.linear = nn.Linear { in_features = 2, out_features = 1 }
 ---function train:forward(batch) return self.linear(batch):square():mean() end
----local pipeline = peri.TrainPipelineBase { model = train, optimizer = nn.optim.SGD { params = train:parameters(),
----  lr = 0.1 } }
+---local pipeline = peri.TrainPipelineBase { model = train,
+---  optimizer = nn.optim.SGD { params = train:parameters(), lr = 0.1 } }
 ---pipeline:measure(true)
 ---for _ = 1, 3 do pipeline:progress(function() return peri.ones { 4, 2 } end) end
 ---print(show.times(pipeline).forward > 0, show.compare(pipeline).measured > 0,
@@ -351,10 +360,12 @@ function show.waits_text(found, least, most) end
 ---
 ---```lua
 ---local plan, cluster = peri.plan, peri.pipeline.cluster
----local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 }, batch_size = 64 }
----planner:plan(plan.describe.of { tables = { { name = "t", num_embeddings = 1000, embedding_dim = 16 } } })
----local found = cluster.simulate { planner = planner, schedule = peri.pipeline.schedules.base, times = { forward = 1 },
----  steps = 4 }
+---local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 },
+---  batch_size = 64 }
+---planner:plan(plan.describe.of { tables = { { name = "t", num_embeddings = 1000,
+---  embedding_dim = 16 } } })
+---local found = cluster.simulate { planner = planner, schedule = peri.pipeline.schedules.base,
+---  times = { forward = 1 }, steps = 4 }
 ---print(found.ranks, found.step_ms >= 1, cluster.cells({ found })[1][2],
 ---  #cluster.trace(found) > 100) --> 2 true ms a step true
 ---```

@@ -19,22 +19,30 @@ local pipeline = {}
 ---train.linear = nn.Linear { in_features = 2, out_features = 1 }
 ---function train:forward(batch) return self.linear(batch):square():mean() end
 ---local optimizer = nn.optim.SGD { params = train:parameters(), lr = 0.1 }
----local function batches(n) return function() n = n - 1 return n >= 0 and peri.ones { 4, 2 } or nil end end
+---local function batches(n)
+---  return function() n = n - 1 return n >= 0 and peri.ones { 4, 2 } or nil end
+---end
 ---local names = {}
----for i, name in ipairs { "TrainPipelineSparseDist", "TrainPipelineSparseDistLite", "TrainPipelineFusedSparseDist",
----  "PrefetchTrainPipelineSparseDist", "EvalPipelineSparseDist", "EvalPipelineFusedSparseDist" } do
----  names[i] = peri[name] { model = train, optimizer = not name:match "Eval" and optimizer or nil }.schedule.name
+---for i, name in ipairs { "TrainPipelineSparseDist", "TrainPipelineSparseDistLite",
+---  "TrainPipelineFusedSparseDist", "PrefetchTrainPipelineSparseDist", "EvalPipelineSparseDist",
+---  "EvalPipelineFusedSparseDist" } do
+---  names[i] = peri[name] { model = train, optimizer = not name:match "Eval" and optimizer
+---    or nil }.schedule.name
 ---end
----print(table.concat(names, " ", 1, 3), table.concat(names, " ", 4))
------> sparse_dist sparse_dist_lite fused_sparse_dist prefetch_sparse_dist eval_sparse_dist eval_fused_sparse_dist
+---print(table.concat(names, " ", 1, 3)) --> sparse_dist sparse_dist_lite fused_sparse_dist
+---print(table.concat(names, " ", 4))
+-----> prefetch_sparse_dist eval_sparse_dist eval_fused_sparse_dist
 ---local steps = 0
----for _ in peri.TrainPipelineSparseDist({ model = train, optimizer = optimizer }):run(batches(2)) do
+---for _ in peri.TrainPipelineSparseDist({ model = train,
+---  optimizer = optimizer }):run(batches(2)) do
 ---  steps = steps + 1
 ---end
----for _ in peri.TrainPipelineSemiSync({ model = train, optimizer = optimizer, start_batch = 1 }):run(batches(2)) do
+---for _ in peri.TrainPipelineSemiSync({ model = train, optimizer = optimizer,
+---  start_batch = 1 }):run(batches(2)) do
 ---  steps = steps + 1
 ---end
----local group = peri.GradientAccumulationPipeline { model = train, optimizer = optimizer, num_steps = 2 }
+---local group = peri.GradientAccumulationPipeline { model = train, optimizer = optimizer,
+---  num_steps = 2 }
 ---for _ in group:run(batches(2)) do steps = steps + 1 end
 ---print(steps) --> 6
 ---```
@@ -172,7 +180,8 @@ function pipeline.ArgInfo:of(batch) end
 ---print(pipeline.BaseForward.is(before), before.path,
 ---  pipeline.PipelinedForward(Half(), "half", 1):forward(peri.ones { 1 }):item())
 -----> true half 0.5
----print(pipeline.TrainPipelineContext(1).index, #pipeline.PrefetchTrainPipelineContext(2).dists) --> -1 2
+---print(pipeline.TrainPipelineContext(1).index, #pipeline.PrefetchTrainPipelineContext(2).dists)
+-----> -1 2
 ---```
 ---@class peri.pipeline.BaseForward
 ---@param module peri.shard.ShardedModule The module.

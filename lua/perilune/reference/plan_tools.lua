@@ -172,10 +172,12 @@ function plan.pin(tables, units, per) end
 ---
 ---```lua
 ---local topology = plan.Topology { world_size = 2, compute_device = "cpu", ddr_cap = 1000 }
----print(topology:with_devices(function(device) device.ddr = device.ddr / 2 end).devices[1].ddr) --> 500
+---print(topology:with_devices(function(device) device.ddr = device.ddr / 2 end).devices[1].ddr)
+-----> 500
 ---print(topology:bandwidth("all_to_all", 2, 2) > 0, topology:arguments().world_size) --> true 2
 ---local path = plan.Topology.kept_path(2, 2)
----print(path == nil or type(path) == "string", type(plan.Topology.kept) == "function") --> true true
+---print(path == nil or type(path) == "string", type(plan.Topology.kept) == "function")
+-----> true true
 ---```
 ---@param change function `change(device)`, called with a copy of each device.
 ---@return peri.plan.Topology
@@ -219,10 +221,13 @@ function plan.Topology.kept(ranks, host, device) end
 ---
 ---```lua
 ---local topology = plan.Topology { world_size = 2, compute_device = "cpu" }
----local model = plan.describe.of { tables = { { name = "a", num_embeddings = 1000, embedding_dim = 16 } } }
----local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = 64, estimates = "step" }
+---local model = plan.describe.of { tables = { { name = "a", num_embeddings = 1000,
+---  embedding_dim = 16 } } }
+---local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = 64,
+---  estimates = "step" }
 ---planner:plan(model)
----print(planner:score(10, planner.last.best.proposal), #plan.report.lines(planner) > 2) --> 10 true
+---print(planner:score(10, planner.last.best.proposal), #plan.report.lines(planner) > 2)
+-----> 10 true
 ---local why = plan.reasons.of(planner, model)
 ---local page = plan.html.page(planner, { title = "mine", reasons = why })
 ---print(why[1].table, #why[1].others > 0, page:match "<title>(.-)</title>") --> a true mine
@@ -291,13 +296,15 @@ function reasons.of(planner, model, most) end
 ---```lua
 ---local path = os.tmpname()
 ---peri.data.synthetic.write { path = path, num_rows = 64, rows = 100, seed = 1 }
----local counted = plan.statistics.count { path = path, tables = { { name = "t", rows = 100, features = { "c1" } } } }
+---local counted = plan.statistics.count { path = path,
+---  tables = { { name = "t", rows = 100, features = { "c1" } } } }
 ---local f = counted[1]
----print(plan.statistics.FeatureStatistics.is(f), f.samples, f:share(100), f:hot(0)) --> true 64 1 0
+---print(plan.statistics.FeatureStatistics.is(f), f.samples, f:share(100), f:hot(0))
+-----> true 64 1 0
 ---print(f:cache_statistics(2).height) --> 100
 ---os.remove(path)
----local model = plan.describe.of { tables = { { name = "t", num_embeddings = 100, embedding_dim = 4,
----  feature_names = { "c1" } } } }
+---local model = plan.describe.of { tables = { { name = "t", num_embeddings = 100,
+---  embedding_dim = 4, feature_names = { "c1" } } } }
 ---print(plan.statistics.constrain(counted, model, nil, 2)["t"].pooling_factors[1],
 ---  plan.statistics.tables_of(model)[1].rows) --> 1 100
 ---```
@@ -355,7 +362,8 @@ function statistics.tables_of(model) end
 ---
 ---```lua
 ---print(#plan.torchrec_sharder:sharding_types("cuda", "EmbeddingBagCollection")) --> 7
----print(table.concat(plan.torchrec_sharder:compute_kernels("data_parallel", "cpu"), " ")) --> dense
+---print(table.concat(plan.torchrec_sharder:compute_kernels("data_parallel", "cpu"), " "))
+-----> dense
 ---print(#plan.perilune_sharder:sharding_types("cpu", "EmbeddingCollection")) --> 4
 ---print(table.concat(plan.perilune_sharder:compute_kernels("row_wise", "cpu"), " ")) --> fused
 ---```

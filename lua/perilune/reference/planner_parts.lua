@@ -16,8 +16,8 @@ local plan = {}
 ---Errors: a table whose constraints leave nothing; estimators that leave no bytes or milliseconds.
 ---
 ---```lua
----local model = plan.describe.of { tables = { { name = "a", num_embeddings = 1000, embedding_dim = 16 }, { name = "b",
----  num_embeddings = 500, embedding_dim = 16 } } }
+---local model = plan.describe.of { tables = { { name = "a", num_embeddings = 1000,
+---  embedding_dim = 16 }, { name = "b", num_embeddings = 500, embedding_dim = 16 } } }
 ---local topology = plan.Topology { world_size = 2 }
 ---local enumerator = plan.EmbeddingEnumerator { topology = topology, batch_size = 64 }
 ---local space = enumerator:enumerate(model)
@@ -27,13 +27,17 @@ local plan = {}
 ---enumerator:populate_estimates(space)
 ---local first = {} -- the fastest option of each table
 ---for _, option in ipairs(space) do
----  if not first[option.name] or option.total_perf < first[option.name].total_perf then first[option.name] = option end
+---  if not first[option.name] or option.total_perf < first[option.name].total_perf then
+---    first[option.name] = option
+---  end
 ---end
 ---local proposal = { first.a, first.b }
----for _, partitioner in ipairs { plan.GreedyPerfPartitioner {}, plan.MemoryBalancedPartitioner {} } do
+---for _, partitioner in ipairs { plan.GreedyPerfPartitioner {},
+---  plan.MemoryBalancedPartitioner {} } do
 ---  local placement = partitioner:partition(proposal, topology)
 ---  local ms = plan.NoopPerfModel({ topology = topology }):rate(proposal, placement)
----  assert(ms > 0 and plan.NoopStorageModel({ topology = topology }):rate(proposal, placement) > 0)
+---  assert(ms > 0 and plan.NoopStorageModel({ topology = topology }):rate(proposal,
+---    placement) > 0)
 ---end
 ---print(#plan.GreedyPerfPartitioner({}):order(proposal)) --> 2
 ---print(plan.UniformPartitioner({}):partition(proposal, topology) == nil) --> true

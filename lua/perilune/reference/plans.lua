@@ -20,8 +20,10 @@ local plan = {}
 ---```lua
 ---local sharding = peri.ParameterSharding { sharding_type = "row_wise", ranks = { 0, 1 } }
 ---print(sharding.sharding_type, sharding.ranks[2]) --> row_wise 1
----local shards = sharding:shards({ name = "t", num_embeddings = 10, embedding_dim = 4 }, { world_size = 2 })
----print(shards[2].rank, shards[2].row_offset, shards[2].rows, sharding:ranks_on({ 0, 0 })[1]) --> 1 5 5 0
+---local shards = sharding:shards({ name = "t", num_embeddings = 10, embedding_dim = 4 },
+---  { world_size = 2 })
+---print(shards[2].rank, shards[2].row_offset, shards[2].rows, sharding:ranks_on({ 0, 0 })[1])
+-----> 1 5 5 0
 ---```
 ---@class peri.ParameterSharding
 ---@overload fun(args: peri.ParameterSharding.args): peri.ParameterSharding
@@ -56,7 +58,8 @@ function peri.ParameterSharding:ranks_on(nodes, table_name) end
 ---Errors: what is no table of ParameterShardings. Whether tables and ranks fit is checked when a model is made of it.
 ---
 ---```lua
----local places = peri.ShardingPlan { ["sparse.ebc"] = { user = plan.row_wise(), product = plan.table_wise(1) } }
+---local places = peri.ShardingPlan { ["sparse.ebc"] = { user = plan.row_wise(),
+---  product = plan.table_wise(1) } }
 ---print(places:get_plan_for_module("sparse.ebc").tables.product.ranks[1]) --> 1
 ---print(places:get_plan_for_module("dense")) --> nil
 ---```
@@ -283,17 +286,19 @@ plan.ParameterConstraints = {}
 ---```lua
 ---local tables = {}
 ---for i = 1, 4 do
----  tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = 1000 * i, embedding_dim = 16,
----    feature_names = { "f" .. i } }
+---  tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = 1000 * i,
+---    embedding_dim = 16, feature_names = { "f" .. i } }
 ---end
 ---local model = nn.Module()
 ---model.ebc = peri.EmbeddingBagCollection { tables = tables, device = "meta" }
----local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 }, batch_size = 64,
----  constraints = { t1 = plan.ParameterConstraints { sharding_types = { "table_wise" } } } }
+---local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 },
+---  batch_size = 64, constraints =
+---    { t1 = plan.ParameterConstraints { sharding_types = { "table_wise" } } } }
 ---local made = planner:plan(model)
 ---print(made:get_plan_for_module("ebc").tables.t1.sharding_type) --> table_wise
 ---print(#planner.last.best.proposal, planner.last.num_plans > 0) --> 4 true
----print(planner:collective_plan(model):get_plan_for_module("ebc").tables.t1.sharding_type) --> table_wise
+---print(planner:collective_plan(model):get_plan_for_module("ebc").tables.t1.sharding_type)
+-----> table_wise
 ---print(planner:search(model).best.rating > 0) --> true
 ---```
 ---@class peri.plan.EmbeddingShardingPlanner
@@ -350,12 +355,13 @@ local shard = {}
 ---Errors: a module that has no tables of its own; a batch that its forward refuses.
 ---
 ---```lua
----local sharded = peri.shard.ShardedEmbeddingBagCollection { group = peri.init(), plan = { t = plan.table_wise(0) },
+---local sharded = peri.shard.ShardedEmbeddingBagCollection { group = peri.init(),
+---  plan = { t = plan.table_wise(0) },
 ---  tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
 ---    feature_names = { "f" } } },
 ---  fused_params = { optimizer = "sgd", learning_rate = 1 } }
----local text = peri.shard.explain(sharded, peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2, 3 },
----  lengths = { 1, 2 } })
+---local text = peri.shard.explain(sharded,
+---  peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2, 3 }, lengths = { 1, 2 } })
 ---print(text:match "%d+ of %d+ bytes are copied") --> 0 of 32 bytes are copied
 ---```
 ---@param module any A sharded module.

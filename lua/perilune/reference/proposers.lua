@@ -13,14 +13,13 @@ local plan = {}
 ---Errors: an argument out of its range; a search space that is no list of estimated options.
 ---
 ---```lua
----local model = plan.describe.of { tables = { { name = "a", num_embeddings = 1000, embedding_dim = 16 }, { name = "b",
----  num_embeddings = 500, embedding_dim = 16 } } }
+---local model = plan.describe.of { tables = { { name = "a", num_embeddings = 1000,
+---  embedding_dim = 16 }, { name = "b", num_embeddings = 500, embedding_dim = 16 } } }
 ---local topology = plan.Topology { world_size = 2 }
 ---local enumerator = plan.EmbeddingEnumerator { topology = topology, batch_size = 64 }
 ---local space, best = enumerator:enumerate(model), nil
----for _, name in ipairs { "GreedyProposer", "UniformProposer", "GridSearchProposer", "DynamicProgrammingProposer",
----  "WeighingProposer",
----  "RefiningProposer" } do
+---for _, name in ipairs { "GreedyProposer", "UniformProposer", "GridSearchProposer",
+---  "DynamicProgrammingProposer", "WeighingProposer", "RefiningProposer" } do
 ---  local proposer = plan[name] {}
 ---  proposer:load(space, enumerator)
 ---  if proposer.within then proposer:within(topology) end
@@ -262,8 +261,8 @@ function plan.EmbeddingOffloadScaleupProposer:feedback(partitionable, proposal, 
 ---Errors: a list without numbers.
 ---
 ---```lua
----local stats = plan.EmbeddingOffloadStats { cacheability = 0.5, expected_lookups = 10, mrc_hist_counts = { 3, 1 },
----  height = 100 }
+---local stats = plan.EmbeddingOffloadStats { cacheability = 0.5, expected_lookups = 10,
+---  mrc_hist_counts = { 3, 1 }, height = 100 }
 ---print(stats:expected_miss_rate(0.5), stats:expected_miss_rate(1)) --> 0.25 0
 ---```
 ---@class peri.plan.EmbeddingOffloadStats
@@ -287,12 +286,14 @@ function plan.EmbeddingOffloadStats:expected_miss_rate(load_factor) end
 ---
 ---```lua
 ---local topology = plan.Topology { world_size = 2, compute_device = "cpu", ddr_cap = 1000 }
----local model = plan.describe.of { tables = { { name = "a", num_embeddings = 10, embedding_dim = 4 } },
----  dense_bytes = 10 }
+---local model = plan.describe.of { tables = { { name = "a", num_embeddings = 10,
+---  embedding_dim = 4 } }, dense_bytes = 10 }
 ---local kept = plan.FixedPercentageStorageReservation { percentage = 0.5, tiers = { "ddr" } }
 ---print(kept:reserve(topology).devices[1].ddr) --> 500
----print(plan.FixedAbsoluteStorageReservation({ bytes = 100 }):reserve(topology).devices[1].ddr) --> 900
----local heuristic = plan.HeuristicalStorageReservation { percentage = 0, dense_tensor_estimate = 100 }
+---print(plan.FixedAbsoluteStorageReservation({ bytes = 100 }):reserve(topology).devices[1].ddr)
+-----> 900
+---local heuristic = plan.HeuristicalStorageReservation { percentage = 0,
+---  dense_tensor_estimate = 100 }
 ---print(heuristic:reserve(topology, model, 1).devices[1].ddr < 900) --> true
 ---print(plan.InferenceStorageReservation({ percentage = 0 }):reserve(topology, model,
 ---  1).devices[1].ddr < 1000) --> true

@@ -15,12 +15,12 @@ local peri = {}
 ---learning rate.
 ---
 ---```lua
----local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } } }
+---local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } } }
 ---local quant = peri.QuantEmbeddingBagCollection.from_float(float, { dtype = "INT8" })
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
----print(quant:forward(batch):values():size(2), quant:is_weighted(), quant:embedding_dims()[1]) --> 4 false 4
+---print(quant:forward(batch):values():size(2), quant:is_weighted(), quant:embedding_dims()[1])
+-----> 4 false 4
 ---print(quant:embedding_bag_configs()[1].data_type, quant:weight("t"):dtype(),
 ---  quant:table_state("t"):size(2)) --> INT8 u8 8
 ---quant:write_rows("t", 3, peri.ones { 1, 4 })
@@ -99,12 +99,12 @@ function peri.QuantEmbeddingBagCollection.from_float(collection, args) end
 ---rate.
 ---
 ---```lua
----local float = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } } }
+---local float = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } } }
 ---local quant = peri.QuantEmbeddingCollection.from_float(float, { dtype = "INT8" })
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
----print(quant:forward(batch).f:values():size(1), quant:need_indices(), quant:embedding_dim()) --> 2 false 4
+---print(quant:forward(batch).f:values():size(1), quant:need_indices(), quant:embedding_dim())
+-----> 2 false 4
 ---print(quant:embedding_configs()[1].data_type, quant:weight("t"):dtype(),
 ---  quant:table_state("t"):size(2)) --> INT8 u8 8
 ---quant:write_rows("t", 3, peri.ones { 1, 4 })
@@ -182,10 +182,10 @@ function peri.QuantEmbeddingCollection.from_float(collection, args) end
 ---Errors: a model without collections; a sharded model; a table that is named and is not there; inplace.
 ---
 ---```lua
----local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } } }
----local served, made = peri.quantize_embeddings { module = nn.Sequential { float }, dtype = "INT4" }
+---local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } } }
+---local served, made = peri.quantize_embeddings { module = nn.Sequential { float },
+---  dtype = "INT4" }
 ---print(served[1].class_name, made[1].path) --> QuantEmbeddingBagCollection 0
 ---```
 ---@param args peri.quantize_embeddings.args What becomes of it.

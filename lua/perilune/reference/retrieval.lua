@@ -19,9 +19,11 @@ peri.sparse = {}
 ---without their format.
 ---
 ---```lua
----local queries, items = peri.tensor { { 1, 0 }, { 0, 1 } }, peri.tensor { { 3, 0 }, { 1, 1 }, { 0, 2 }, { 2, 1 } }
+---local queries, items = peri.tensor { { 1, 0 }, { 0, 1 } },
+---  peri.tensor { { 3, 0 }, { 1, 1 }, { 0, 2 }, { 2, 1 } }
 ---local scores, which = peri.sparse.top_products(queries, items, 2)
----print(table.concat(which:to_list(), " "), table.concat(scores:to_list(), " ")) --> 0 3 2 1 3 2 2 1
+---print(table.concat(which:to_list(), " "), table.concat(scores:to_list(), " "))
+-----> 0 3 2 1 3 2 2 1
 ---```
 ---@param queries peri.Tensor Vectors `[Q, D]` of f32, f16 or bf16.
 ---@param items peri.Tensor Vectors `[N, D]` of f32, f16 or bf16; with `format` rows of codes, u8 `[N, bytes of a row]`.

@@ -55,7 +55,8 @@ function peri.no_grad(f, ...) end
 ---Errors: an unknown option, device or dtype.
 ---
 ---```lua
----local y = peri.autocast({ dtype = "bf16" }, function() return peri.ones({ 1, 2 }):matmul(peri.ones { 2, 1 }) end)
+---local y = peri.autocast({ dtype = "bf16" },
+---  function() return peri.ones({ 1, 2 }):matmul(peri.ones { 2, 1 }) end)
 ---print(y:dtype()) --> bf16
 ---```
 ---@param options table `device` (`"cuda"`, `"cpu"`; default the rank's), `dtype` (`"bf16"`, `"f16"`; default bf16), `enabled` (true).

@@ -62,7 +62,8 @@ function sparse.hstu_mha(args) end
 ---
 ---```lua
 ---local offsets = peri.tensor({ 0, 1, 3 }, "i64")
----print(table.concat(peri.sparse.sequence_positions { seq_offsets = offsets, rows = 3, max_positions = 9 }:to_list(),
+---print(table.concat(peri.sparse.sequence_positions { seq_offsets = offsets, rows = 3,
+---  max_positions = 9 }:to_list(),
 ---  " ")) --> 1 2 1
 ---```
 ---@param args peri.sparse.sequence_positions.args
@@ -81,7 +82,9 @@ function sparse.sequence_positions(args) end
 ---Errors: offsets that do not cut the rows.
 ---
 ---```lua
----print(table.concat(peri.sparse.sequence_numbers(peri.tensor({ 0, 1, 1, 3 }, "i64"), 3):to_list(), " ")) --> 0 2 2
+---print(table.concat(peri.sparse.sequence_numbers(peri.tensor({ 0, 1, 1, 3 }, "i64"),
+---  3):to_list(), " "))
+-----> 0 2 2
 ---```
 ---@param seq_offsets peri.Tensor Where each sequence begins, and the end of the last one: `[B + 1]`, i32 or i64.
 ---@param rows integer n: how many members there are.
@@ -96,7 +99,9 @@ function sparse.sequence_numbers(seq_offsets, rows) end
 ---
 ---```lua
 ---local times, offsets = peri.tensor({ 0, 540, 600 }, "i64"), peri.tensor({ 0, 3 }, "i64")
----print(table.concat(peri.sparse.time_buckets { timestamps = times, seq_offsets = offsets }:to_list(), " ")) --> 3 1 0
+---print(table.concat(peri.sparse.time_buckets { timestamps = times,
+---  seq_offsets = offsets }:to_list(), " "))
+-----> 3 1 0
 ---```
 ---@param args peri.sparse.time_buckets.args
 ---@return peri.Tensor # Numbers of 0..num_buckets: i64 `[n]`.
@@ -139,8 +144,8 @@ function sparse.concat_2D_jagged(args) end
 ---
 ---```lua
 ---local left, right = peri.tensor({ 0, 1, 2 }, "i64"), peri.tensor({ 0, 0, 2 }, "i64")
----local a, b = peri.sparse.split_2D_jagged { values = peri.tensor { 1, 2, 8, 9 }, offsets_left = left,
----  offsets_right = right }
+---local a, b = peri.sparse.split_2D_jagged { values = peri.tensor { 1, 2, 8, 9 },
+---  offsets_left = left, offsets_right = right }
 ---print(table.concat(a:to_list(), " "), table.concat(b:to_list(), " ")) --> 1 2 8 9
 ---```
 ---@param args peri.sparse.split_2D_jagged.args

@@ -16,7 +16,8 @@ local utils = {}
 ---local t = peri.shard.ShardedTensor { size = { 2, 3 }, dtype = "f32", shards_metadata = pieces,
 ---  local_shards = { { metadata = pieces[1],
 ---  tensor = peri.ones { 2, 3 } } } }
----print(t:size(2), t:shape()[1], t:dtype(), #t:local_shards(), t:metadata().size[1]) --> 3 2 f32 1 2
+---print(t:size(2), t:shape()[1], t:dtype(), #t:local_shards(), t:metadata().size[1])
+-----> 3 2 f32 1 2
 ---print(t:gather():sum():item(), t:clone():size(1)) --> 6 2
 ---```
 ---@class peri.shard.ShardedTensor
@@ -107,13 +108,14 @@ function shard.get_ec_index_dedup() end
 ---Errors: a model without quantized collections; a plan that names others.
 ---
 ---```lua
----local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } } }
+---local float = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } } }
 ---local quant = peri.QuantEmbeddingBagCollection.from_float(float)
----local model = peri.shard.shard_quant_model { module = nn.Sequential { quant }, env = peri.ShardingEnv.from_local(2) }
+---local model = peri.shard.shard_quant_model { module = nn.Sequential { quant },
+---  env = peri.ShardingEnv.from_local(2) }
 ---local copy = peri.shard.sharded_model_copy(model)
----print(model[1].class_name, copy[1].class_name == model[1].class_name) --> ShardedQuantEmbeddingBagCollection true
+---print(model[1].class_name, copy[1].class_name == model[1].class_name)
+-----> ShardedQuantEmbeddingBagCollection true
 ---```
 ---@param args peri.shard.shard_quant_model.args The model, and how.
 ---@return peri.nn.Module # The model, or what has taken its place.
@@ -141,17 +143,19 @@ function shard.sharded_model_copy(module, device) end
 ---Errors: a type other than column_wise, row_wise, table_wise; a table of another type.
 ---
 ---```lua
----local bag = peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 4, feature_names = { "f" },
----  data_type = "INT8" }
----local row = peri.EmbeddingConfig { name = "t", num_embeddings = 4, embedding_dim = 4, feature_names = { "f" },
----  data_type = "INT8" }
+---local bag = peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 4,
+---  feature_names = { "f" }, data_type = "INT8" }
+---local row = peri.EmbeddingConfig { name = "t", num_embeddings = 4, embedding_dim = 4,
+---  feature_names = { "f" }, data_type = "INT8" }
 ---local env, s = peri.ShardingEnv.from_local(2), peri.shard
----local entry = plan.ParameterSharding { sharding_type = "table_wise", compute_kernel = "quant", ranks = { 1 } }
+---local entry = plan.ParameterSharding { sharding_type = "table_wise", compute_kernel = "quant",
+---  ranks = { 1 } }
 ---local bags = s.create_infer_embedding_bag_sharding("table_wise",
 ---  { { embedding_config = bag, param_sharding = entry } }, env)
----local rows = s.create_infer_embedding_sharding("table_wise", { { embedding_config = row, param_sharding = entry } },
----  env)
----print(bags.class_name, rows.class_name) --> ShardedQuantEmbeddingBagCollection ShardedQuantEmbeddingCollection
+---local rows = s.create_infer_embedding_sharding("table_wise",
+---  { { embedding_config = row, param_sharding = entry } }, env)
+---print(bags.class_name, rows.class_name)
+-----> ShardedQuantEmbeddingBagCollection ShardedQuantEmbeddingCollection
 ---```
 ---@param sharding_type string The type.
 ---@param infos table[] `{ embedding_config =, param_sharding = }` each.
@@ -298,7 +302,8 @@ function utils.PermutePooledEmbeddings:forward(pooled) end
 ---
 ---```lua
 ---local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 2 }
----local entry = peri.shard.create_mc_sharding(plan.row_wise(), hash, peri.ShardingEnv.from_local(2))
+---local entry = peri.shard.create_mc_sharding(plan.row_wise(), hash,
+---  peri.ShardingEnv.from_local(2))
 ---print(table.concat(entry.sizes, " ")) --> 4 4
 ---```
 ---@param sharding peri.ParameterSharding The entry.
@@ -312,13 +317,14 @@ function shard.create_mc_sharding(sharding, module, env) end
 ---Errors: a plan that cuts within a bucket; ranks whose modules differ.
 ---
 ---```lua
----local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 8, embedding_dim = 2, feature_names = { "f" } }
+---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 8, embedding_dim = 2,
+---  feature_names = { "f" } }
 ---local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 1,
 ---  eviction_policy_name = "LRU_EVICTION" }
 ---local mcc = peri.ManagedCollisionCollection { managed_collision_modules = { t = hash },
 ---  embedding_configs = { config } }
----local maps = peri.shard.ShardedManagedCollisionCollection { managed_collision_collection = mcc, group = peri.init(),
----  plan = plan.EmbeddingModuleShardingPlan { t = plan.row_wise() } }
+---local maps = peri.shard.ShardedManagedCollisionCollection { managed_collision_collection = mcc,
+---  group = peri.init(), plan = plan.EmbeddingModuleShardingPlan { t = plan.row_wise() } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1000000007 } } }
 ---print(maps:forward(batch):values():item() < 8, maps:feature_names()[1],
 ---  maps:embedding_configs()[1].name) --> true f t
@@ -386,7 +392,8 @@ function shard.ShardedManagedCollisionCollection:open_slots() end
 ---Errors: nothing is raised.
 ---
 ---```lua
----print(peri.shard.ManagedCollisionCollectionContext.class_name) --> ManagedCollisionCollectionContext
+---print(peri.shard.ManagedCollisionCollectionContext.class_name)
+-----> ManagedCollisionCollectionContext
 ---print(peri.shard.ManagedCollisionEmbeddingBagCollectionContext ~= nil) --> true
 ---print(peri.shard.ManagedCollisionEmbeddingCollectionContext ~= nil) --> true
 ---```
@@ -413,7 +420,8 @@ shard.ManagedCollisionEmbeddingCollectionContext = {}
 ---Errors: what is no Awaitable.
 ---
 ---```lua
----print(peri.shard.ManagedCollisionCollectionAwaitable.class_name) --> ManagedCollisionCollectionAwaitable
+---print(peri.shard.ManagedCollisionCollectionAwaitable.class_name)
+-----> ManagedCollisionCollectionAwaitable
 ---```
 ---@class peri.shard.ManagedCollisionCollectionAwaitable: peri.Awaitable
 ---@param result peri.Awaitable The first result.

@@ -34,22 +34,28 @@ function shard.ShardedEmbeddingModule:flush() end
 ---```lua
 ---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
 ---  feature_names = { "f" } }
----local sharded = peri.shard.ShardedEmbeddingBagCollection { tables = { config }, plan = { t = plan.row_wise() },
----  group = peri.init(),
+---local sharded = peri.shard.ShardedEmbeddingBagCollection { tables = { config },
+---  plan = { t = plan.row_wise() }, group = peri.init(),
 ---  fused_params = { optimizer = "sgd", learning_rate = 1 } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
 ---local pooled = sharded:compute_and_output_dist(sharded:input_dist(batch):wait())
 ---print(pooled:values():size(2), sharded:forward(batch):values():size(1)) --> 4 2
----print(sharded:embedding_names()[1], sharded:embedding_dims()[1], sharded:embedding_bag_configs()[1].name) --> f 4 t
+---print(sharded:embedding_names()[1], sharded:embedding_dims()[1],
+---  sharded:embedding_bag_configs()[1].name)
+-----> f 4 t
 ---print(peri.shard.ShardedEmbeddingBagCollection.OutputAwaitable.is(pooled)) --> true
----print(sharded:index_dedup_counts() == nil, #sharded:local_shards(), sharded:fused_optimizer():lr()) --> true 1 1
+---print(sharded:index_dedup_counts() == nil, #sharded:local_shards(),
+---  sharded:fused_optimizer():lr())
+-----> true 1 1
 ---sharded:set_iteration(3)
 ---sharded:set_learning_rate(0.5)
 ---sharded:flush()
 ---local weight = sharded:state_dict()["embedding_bags.t.weight"]
 ---print(tostring(weight), weight:gather():size(1),
 ---  weight:clone():size(1)) --> ShardedTensor f32 [10, 4] in 1 pieces, 1 here 10 10
----print(weight:shape()[2], weight:dtype(), #weight:metadata().shards_metadata, #weight:local_shards()) --> 4 f32 1 1
+---print(weight:shape()[2], weight:dtype(), #weight:metadata().shards_metadata,
+---  #weight:local_shards())
+-----> 4 f32 1 1
 ---local dict = peri.shard.clone_state_dict(sharded:state_dict())
 ---print(peri.shard.gather_state_dict(dict)["embedding_bags.t.weight"]:numel(),
 ---  peri.shard.ShardedTensor.is(weight)) --> 40 true
@@ -94,13 +100,16 @@ function shard.ShardedEmbeddingBagCollection:index_dedup_counts() end
 ---Errors: a plan that does not fit the tables; what the unsharded collection refuses.
 ---
 ---```lua
----local config = peri.EmbeddingConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } }
----local sharded = peri.shard.ShardedEmbeddingCollection { tables = { config }, plan = { t = plan.table_wise(0) },
----  group = peri.init(),
----  fused_params = { optimizer = "sgd" }, use_index_dedup = false }
----print(sharded:forward(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }).f:values():size(
+---local config = peri.EmbeddingConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---  feature_names = { "f" } }
+---local sharded = peri.shard.ShardedEmbeddingCollection { tables = { config },
+---  plan = { t = plan.table_wise(0) }, group = peri.init(), fused_params = { optimizer = "sgd" },
+---  use_index_dedup = false }
+---print(sharded:forward(peri.KeyedJaggedTensor.from_lists { keys = { "f" },
+---  { { 1, 2 }, {} } }).f:values():size(
 ---  1)) --> 2
----print(sharded:embedding_names()[1], sharded:embedding_dim(), sharded:need_indices()) --> f 4 false
+---print(sharded:embedding_names()[1], sharded:embedding_dim(), sharded:need_indices())
+-----> f 4 false
 ---print(sharded:embedding_configs()[1].name, sharded:index_dedup_counts() == nil) --> t true
 ---```
 ---@class peri.shard.ShardedEmbeddingCollection: peri.shard.ShardedEmbeddingModule
@@ -197,7 +206,8 @@ function shard.ShardedFeatureProcessedEmbeddingBagCollection:feature_processors(
 ---local quant = peri.QuantEmbeddingBagCollection.from_float(float)
 ---local model, made = peri.shard.shard_quant_model { module = nn.Sequential { quant },
 ---  env = peri.ShardingEnv.from_local(2) }
----print(model[1].class_name, #made.plan["0"].tables.t.ranks) --> ShardedQuantEmbeddingBagCollection 1
+---print(model[1].class_name, #made.plan["0"].tables.t.ranks)
+-----> ShardedQuantEmbeddingBagCollection 1
 ---local copy = peri.shard.sharded_model_copy(model)
 ---print(copy[1]:embedding_bag_configs()[1].data_type) --> INT8
 ---```
@@ -248,15 +258,19 @@ function shard.ShardedQuantFeatureProcessedEmbeddingBagCollection:feature_proces
 ---Errors: a plan that does not fit the tables, or cuts within a bucket.
 ---
 ---```lua
----local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 8, embedding_dim = 2, feature_names = { "f" } }
+---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 8, embedding_dim = 2,
+---  feature_names = { "f" } }
 ---local hash = peri.HashZchManagedCollisionModule { zch_size = 8, total_num_buckets = 1,
 ---  eviction_policy_name = "LRU_EVICTION" }
 ---local mcc = peri.ManagedCollisionCollection { managed_collision_modules = { t = hash },
 ---  embedding_configs = { config } }
 ---local sharded = peri.shard.ShardedManagedCollisionEmbeddingBagCollection { tables = { config },
 ---  plan = { t = plan.row_wise() },
----  group = peri.init(), fused_params = { optimizer = "sgd" }, managed_collision_collection = mcc }
----print(sharded(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1000000007 } } }):values():size(2)) --> 2
+---  group = peri.init(), fused_params = { optimizer = "sgd" },
+---  managed_collision_collection = mcc }
+---print(sharded(peri.KeyedJaggedTensor.from_lists { keys = { "f" },
+---  { { 1000000007 } } }):values():size(2))
+-----> 2
 ---sharded:set_time(5)
 ---print(sharded:open_slots().t, sharded:statistics().t.ids,
 ---  sharded:managed_collision_collection():feature_names()[1]) --> 7 1 f

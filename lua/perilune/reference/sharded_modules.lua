@@ -30,7 +30,8 @@ local shard = {}
 ---print(half:in_files(), half:sends_early(), #half:local_shards(), #half:replicas(),
 ---  half:fused_optimizer() == nil) --> false true 0 0 true
 ---half:own_parameter("part", nn.Parameter(peri.ones { 2 }))
----print(half:own_parameters()[1], half:sharded_parameter_names("path")[1], half:changes()) --> part path.part 0 0
+---print(half:own_parameters()[1], half:sharded_parameter_names("path")[1], half:changes())
+-----> part path.part 0 0
 ---half:tables_changed()
 ---half:settle()
 ---half:set_learning_rate(0.1)
@@ -38,7 +39,8 @@ local shard = {}
 ---half:apply_accumulated()
 ---half:try_copy_from(half)
 ---half:copy_from(half)
----print((pcall(half.copy, half)), peri.shard.ShardedModule.Context.class_name) --> false ShardedModuleContext
+---print((pcall(half.copy, half)), peri.shard.ShardedModule.Context.class_name)
+-----> false ShardedModuleContext
 ---print(peri.shard.ShardedModule.OutputAwaitable.is(half(peri.ones { 1 }))) --> true
 ---half:release()
 ---```

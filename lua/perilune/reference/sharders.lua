@@ -18,10 +18,15 @@ local peri = {}
 ---```lua
 ---local config = peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
 ---  feature_names = { "f" } }
----local module = peri.EmbeddingBagCollection { tables = { config }, fused_params = { optimizer = "sgd" } }
----local sharder, env = peri.shard.EmbeddingBagCollectionSharder {}, peri.ShardingEnv.from_process_group(peri.init())
----print(#sharder:sharding_types("cpu") > 3, #sharder:compute_kernels("row_wise", "cpu") > 1) --> true true
----print(sharder:shardable_parameters(module)[1].name, sharder:merged_fused_params({ eps = 1 }).eps) --> t 1
+---local module = peri.EmbeddingBagCollection { tables = { config },
+---  fused_params = { optimizer = "sgd" } }
+---local sharder, env = peri.shard.EmbeddingBagCollectionSharder {},
+---  peri.ShardingEnv.from_process_group(peri.init())
+---print(#sharder:sharding_types("cpu") > 3, #sharder:compute_kernels("row_wise", "cpu") > 1)
+-----> true true
+---print(sharder:shardable_parameters(module)[1].name,
+---  sharder:merged_fused_params({ eps = 1 }).eps)
+-----> t 1
 ---local own = plan.EmbeddingModuleShardingPlan { t = plan.table_wise(0) }
 ---sharder:check_plan(own, "cpu", "", "my plan")
 ---print(sharder:shard(module, own, env, "cpu", "").class_name) --> ShardedEmbeddingBagCollection
@@ -90,7 +95,8 @@ function shard.registry(func, list, options, faces) end
 ---Errors: an unknown argument.
 ---
 ---```lua
----print(peri.shard.EmbeddingBagCollectionSharder({}).module_type.class_name) --> EmbeddingBagCollection
+---print(peri.shard.EmbeddingBagCollectionSharder({}).module_type.class_name)
+-----> EmbeddingBagCollection
 ---```
 ---@class peri.shard.EmbeddingBagCollectionSharder: peri.shard.ModuleSharder
 ---@overload fun(args?: peri.shard.EmbeddingBagCollectionSharder.args): peri.shard.EmbeddingBagCollectionSharder
@@ -147,7 +153,8 @@ shard.EmbeddingBagSharder = {}
 ---Errors: an unknown argument.
 ---
 ---```lua
----print(peri.shard.ManagedCollisionCollectionSharder({}).module_type.class_name) --> ManagedCollisionCollection
+---print(peri.shard.ManagedCollisionCollectionSharder({}).module_type.class_name)
+-----> ManagedCollisionCollection
 ---```
 ---@class peri.shard.ManagedCollisionCollectionSharder: peri.shard.ModuleSharder
 ---@overload fun(args?: peri.shard.ModuleSharder.args): peri.shard.ManagedCollisionCollectionSharder
@@ -193,7 +200,8 @@ shard.BaseQuantEmbeddingSharder = {}
 ---Errors: an unknown argument.
 ---
 ---```lua
----print(peri.shard.QuantEmbeddingBagCollectionSharder({}).module_type.class_name) --> QuantEmbeddingBagCollection
+---print(peri.shard.QuantEmbeddingBagCollectionSharder({}).module_type.class_name)
+-----> QuantEmbeddingBagCollection
 ---```
 ---@class peri.shard.QuantEmbeddingBagCollectionSharder: peri.shard.BaseQuantEmbeddingSharder
 ---@overload fun(args?: peri.shard.ModuleSharder.args): peri.shard.QuantEmbeddingBagCollectionSharder
@@ -204,7 +212,8 @@ shard.QuantEmbeddingBagCollectionSharder = {}
 ---Errors: an unknown argument.
 ---
 ---```lua
----print(peri.shard.QuantEmbeddingCollectionSharder({}).module_type.class_name) --> QuantEmbeddingCollection
+---print(peri.shard.QuantEmbeddingCollectionSharder({}).module_type.class_name)
+-----> QuantEmbeddingCollection
 ---```
 ---@class peri.shard.QuantEmbeddingCollectionSharder: peri.shard.BaseQuantEmbeddingSharder
 ---@overload fun(args?: peri.shard.ModuleSharder.args): peri.shard.QuantEmbeddingCollectionSharder
@@ -231,7 +240,8 @@ shard.QuantFeatureProcessedEmbeddingBagCollectionSharder = {}
 ---
 ---```lua
 ---local env = peri.ShardingEnv.from_local(4, 1, 2)
----print(env.world_size, env.rank, env.local_size, table.concat(env.nodes, " "), env.pg) --> 4 1 2 0 0 1 1 false
+---print(env.world_size, env.rank, env.local_size, table.concat(env.nodes, " "), env.pg)
+-----> 4 1 2 0 0 1 1 false
 ---print(peri.ShardingEnv.from_process_group(peri.init()).world_size,
 ---  peri.ShardingEnv.of({ world_size = 3 }).local_size) --> 1 3
 ---print(env:with_modules({ ebc = {} }).module) --> ebc

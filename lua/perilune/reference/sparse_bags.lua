@@ -147,7 +147,8 @@ function sparse.group_index_select_dim0(inputs, indices) end
 ---
 ---```lua
 ---local two = peri.tensor { 1, 2, 3, 4 }
----local picked = peri.sparse.batch_index_select_dim0(two, peri.tensor({ 1, 0 }, "i64"), { 1, 1 }, { 2, 1 }, { 1, 2 })
+---local picked = peri.sparse.batch_index_select_dim0(two, peri.tensor({ 1, 0 }, "i64"), { 1, 1 },
+---  { 2, 1 }, { 1, 2 })
 ---print(table.concat(picked:to_list(), " ")) --> 2 3 4
 ---```
 ---@param inputs peri.Tensor All matrices: `[sum of rows * columns]`.
@@ -164,7 +165,8 @@ function sparse.batch_index_select_dim0(inputs, indices, input_num_indices, inpu
 ---Errors: numbers that are no permutation.
 ---
 ---```lua
----print(table.concat(peri.sparse.invert_permute(peri.tensor({ 2, 0, 1 }, "i64")):to_list(), " ")) --> 1 2 0
+---print(table.concat(peri.sparse.invert_permute(peri.tensor({ 2, 0, 1 }, "i64")):to_list(), " "))
+-----> 1 2 0
 ---```
 ---@param order peri.Tensor Each of 0 .. n - 1 once: `[n]`.
 ---@return peri.Tensor # `[n]`.
@@ -176,7 +178,8 @@ function sparse.invert_permute(order) end
 ---
 ---```lua
 ---local order, from = peri.tensor({ 1, 0 }, "i64"), peri.tensor({ 0, 1, 3 }, "i64")
----print(table.concat(peri.sparse.expand_into_jagged_permute(order, from, peri.tensor({ 0, 2, 3 }, "i64")):to_list(),
+---print(table.concat(peri.sparse.expand_into_jagged_permute(order, from,
+---  peri.tensor({ 0, 2, 3 }, "i64")):to_list(),
 ---  " ")) --> 1 2 0
 ---```
 ---@param order peri.Tensor `[B]`.
@@ -191,8 +194,10 @@ function sparse.expand_into_jagged_permute(order, input_offset, output_offset, o
 ---Errors: offsets that do not ascend.
 ---
 ---```lua
----print(table.concat(peri.sparse.offsets_range(peri.tensor({ 0, 2 }, "i64"), 3):to_list(), " ")) --> 0 1 0
----print(table.concat(peri.sparse.lengths_range(peri.tensor({ 2, 1 }, "i64")):to_list(), " ")) --> 0 1 0
+---print(table.concat(peri.sparse.offsets_range(peri.tensor({ 0, 2 }, "i64"), 3):to_list(), " "))
+-----> 0 1 0
+---print(table.concat(peri.sparse.lengths_range(peri.tensor({ 2, 1 }, "i64")):to_list(), " "))
+-----> 0 1 0
 ---```
 ---@param offsets peri.Tensor Where each segment begins: `[B]`.
 ---@param range_size integer The end of the last one.
@@ -211,7 +216,9 @@ function sparse.lengths_range(lengths) end
 ---Errors: segments outside of the values.
 ---
 ---```lua
----print(peri.sparse.segment_sum_csr(1, peri.tensor({ 0, 2, 3 }, "i64"), peri.tensor { 1, 2, 3 }):item(0)) --> 3
+---print(peri.sparse.segment_sum_csr(1, peri.tensor({ 0, 2, 3 }, "i64"),
+---  peri.tensor { 1, 2, 3 }):item(0))
+-----> 3
 ---```
 ---@param batch_size integer Values of one step of `csr_seg`.
 ---@param csr_seg peri.Tensor Where segments begin, in steps, and the end: `[S + 1]`.
@@ -225,7 +232,9 @@ function sparse.segment_sum_csr(batch_size, csr_seg, values) end
 ---Errors: offsets that do not fit the columns; a block that is not there.
 ---
 ---```lua
----print(peri.sparse.permute_pooled_embs(peri.tensor { { 1, 2, 3 } }, { 0, 1, 3 }, { 1, 0 }):item(0)) --> 2
+---print(peri.sparse.permute_pooled_embs(peri.tensor { { 1, 2, 3 } }, { 0, 1, 3 },
+---  { 1, 0 }):item(0))
+-----> 2
 ---```
 ---@param pooled peri.Tensor `[B, columns]`.
 ---@param offset_dim_list integer[] Where each block begins, and the end.
@@ -258,10 +267,11 @@ function sparse.unique(ids, inverse, counts) end
 ---Errors: an argument that is missing or unknown; lists without an entry for each table; lengths that do not fit.
 ---
 ---```lua
----local ids = { lengths = peri.tensor({ 3 }, "i64"), indices = peri.tensor({ 1, 5, 2 }, "i64"), block_sizes = { 4 },
----  my_size = 2 }
+---local ids = { lengths = peri.tensor({ 3 }, "i64"), indices = peri.tensor({ 1, 5, 2 }, "i64"),
+---  block_sizes = { 4 }, my_size = 2 }
 ---local dealt = peri.sparse.block_bucketize_sparse_features(ids)
----print(table.concat(dealt.lengths:to_list(), " "), table.concat(dealt.indices:to_list(), " ")) --> 2 1 1 2 1
+---print(table.concat(dealt.lengths:to_list(), " "), table.concat(dealt.indices:to_list(), " "))
+-----> 2 1 1 2 1
 ---```
 ---@param a table The named arguments.
 ---@return table # `lengths` [buckets * T * B], `indices`, and if asked for `weights`, `positions`, `unbucketize_permute`, `bucket_mapping`.
@@ -272,7 +282,8 @@ function sparse.block_bucketize_sparse_features(a) end
 ---Errors: lengths that do not fit.
 ---
 ---```lua
----local r = peri.sparse.bucketize_sparse_features(peri.tensor({ 2 }, "i64"), peri.tensor({ 4, 5 }, "i64"), false, 2)
+---local r = peri.sparse.bucketize_sparse_features(peri.tensor({ 2 }, "i64"),
+---  peri.tensor({ 4, 5 }, "i64"), false, 2)
 ---print(table.concat(r.indices:to_list(), " ")) --> 2 2
 ---```
 ---@param lengths peri.Tensor `[B]`.
@@ -289,10 +300,10 @@ function sparse.bucketize_sparse_features(lengths, indices, bucketize_pos, my_si
 ---
 ---```lua
 ---local lengths, ids = peri.tensor({ 2 }, "i64"), peri.tensor({ 5, 1 }, "i64")
----local r = peri.sparse.block_bucketize_sparse_features { lengths = lengths, indices = ids, block_sizes = { 4 },
----  my_size = 2,
----  return_bucket_mapping = true }
----print(table.concat(peri.sparse.populate_bucketized_permute(lengths, r.lengths, r.bucket_mapping):to_list(),
+---local r = peri.sparse.block_bucketize_sparse_features { lengths = lengths, indices = ids,
+---  block_sizes = { 4 }, my_size = 2, return_bucket_mapping = true }
+---print(table.concat(peri.sparse.populate_bucketized_permute(lengths, r.lengths,
+---  r.bucket_mapping):to_list(),
 ---  " ")) --> 1 0
 ---```
 ---@param lengths peri.Tensor Of the bags before: `[B]`.
@@ -307,7 +318,8 @@ function sparse.populate_bucketized_permute(lengths, bucketized_lengths, bucket_
 ---
 ---```lua
 ---local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 5, 1 }, lengths = { 2 } }
----print(#peri.sparse.bucketize_kjt_before_all2all(kjt, { num_buckets = 2, block_sizes = { 4 } })) --> 2
+---print(#peri.sparse.bucketize_kjt_before_all2all(kjt, { num_buckets = 2, block_sizes = { 4 } }))
+-----> 2
 ---```
 ---@param kjt peri.KeyedJaggedTensor The ids.
 ---@param args table `num_buckets`, `block_sizes`; optional: `total_num_blocks`, `output_permute`, `bucketize_pos`, ... as above.
@@ -321,9 +333,12 @@ function sparse.bucketize_kjt_before_all2all(kjt, args) end
 ---
 ---```lua
 ---local ends, lengths = peri.tensor({ 0, 1, 2 }, "i64"), peri.tensor({ 1, 2, 3, 4 }, "i64")
----print(table.concat(peri.sparse.reorder_batched_ad_lengths(lengths, ends, 2):to_list(), " ")) --> 1 3 2 4
+---print(table.concat(peri.sparse.reorder_batched_ad_lengths(lengths, ends, 2):to_list(), " "))
+-----> 1 3 2 4
 ---local begins = peri.sparse.asynchronous_complete_cumsum(lengths)
----print(peri.sparse.reorder_batched_ad_indices(begins, peri.arange(0, 10, 1, "i64"), ends, 2):item(1)) --> 3
+---print(peri.sparse.reorder_batched_ad_indices(begins, peri.arange(0, 10, 1, "i64"), ends,
+---  2):item(1))
+-----> 3
 ---```
 ---@param cat_ad_lengths peri.Tensor `[T * candidates]`.
 ---@param batch_offsets peri.Tensor Where the candidates of each batch begin, and the end: `[batches + 1]`.
@@ -348,7 +363,8 @@ function sparse.reorder_batched_ad_indices(cat_ad_offsets, cat_ad_indices, batch
 ---```lua
 ---local ids, ends = { peri.tensor({ 7, 8 }, "i64") }, { peri.tensor({ 0, 1 }, "i64") }
 ---local all, offsets = peri.sparse.tbe_input_combine(ids, ends)
----local _, lengths = peri.sparse.tbe_input_combine_with_length(ids, { peri.tensor({ 1, 1 }, "i64") })
+---local _, lengths = peri.sparse.tbe_input_combine_with_length(ids,
+---  { peri.tensor({ 1, 1 }, "i64") })
 ---print(all:dtype(), table.concat(offsets:to_list(), " "), lengths:numel()) --> i32 0 1 2 2
 ---```
 ---@param indices_list peri.Tensor[] Ids of each input: `[n]`.

@@ -16,7 +16,9 @@ local sparse = {}
 ---```lua
 ---local values, offsets = peri.tensor { 1, 2, 3 }, peri.tensor({ 0, 1, 3 }, "i64")
 ---local dense = peri.sparse.jagged_to_padded_dense(values, { offsets }, { 2 }, 9)
----print(table.concat(dense:to_list(), " "), (peri.sparse.dense_to_jagged(dense, { offsets })):item(2)) --> 1 9 2 3 3
+---print(table.concat(dense:to_list(), " "),
+---  (peri.sparse.dense_to_jagged(dense, { offsets })):item(2))
+-----> 1 9 2 3 3
 ---```
 ---@param values peri.Tensor `[N, ...]`.
 ---@param offsets peri.Tensor[] Complete offsets of each level, 1 to 5 of them: `[B + 1]`.
@@ -66,7 +68,8 @@ function sparse.jagged_2d_to_dense(values, offsets, max_sequence_length) end
 ---
 ---```lua
 ---local lengths = peri.tensor({ { 1 }, { 2 } }, "i64")
----local dense = peri.sparse.stacked_jagged_1d_to_dense(peri.tensor { 1, 2, 3 }, lengths, { 0, 1, 3 }, { 1, 2 })
+---local dense = peri.sparse.stacked_jagged_1d_to_dense(peri.tensor { 1, 2, 3 }, lengths,
+---  { 0, 1, 3 }, { 1, 2 })
 ---print(#dense, dense[2]:item(1)) --> 2 3
 ---```
 ---@param values peri.Tensor `[N]` or `[N, D]`, key by key.
@@ -109,7 +112,8 @@ function sparse.pack_segments_v2(t, lengths, max_length, pad_minf, return_presen
 ---Errors: lengths that do not fit.
 ---
 ---```lua
----print(peri.sparse.jagged_1d_to_truncated_values(peri.tensor { 1, 2, 3 }, peri.tensor({ 1, 2 }, "i64"),
+---print(peri.sparse.jagged_1d_to_truncated_values(peri.tensor { 1, 2, 3 },
+---  peri.tensor({ 1, 2 }, "i64"),
 ---  1):item(1)) --> 2
 ---```
 ---@param values peri.Tensor `[N]`.
@@ -140,7 +144,9 @@ function sparse.masked_select_jagged_1d(values, lengths, mask) end
 ---
 ---```lua
 ---local start = peri.tensor({ 0, 1 }, "i64")
----print(peri.sparse.jagged_slice(peri.tensor { 1, 2, 3 }, peri.tensor({ 1, 2 }, "i64"), start, 1):item(1)) --> 3
+---print(peri.sparse.jagged_slice(peri.tensor { 1, 2, 3 }, peri.tensor({ 1, 2 }, "i64"), start,
+---  1):item(1))
+-----> 3
 ---```
 ---@param x_values peri.Tensor `[N]`.
 ---@param x_lengths peri.Tensor `[B]`.
@@ -159,8 +165,11 @@ function sparse.jagged_slice(x_values, x_lengths, start, slice_length) end
 ---local y = peri.full({ 2, 2, 1 }, 5)
 ---local sparse = peri.sparse
 ---print(sparse.jagged_dense_elementwise_add(values, offsets, y):sum():item()) --> 22
----print((sparse.jagged_dense_elementwise_add_jagged_output(values, offsets, y)):sum():item()) --> 12
----print((sparse.jagged_dense_dense_elementwise_add_jagged_output(values, offsets, y, y)):sum():item()) --> 22
+---print((sparse.jagged_dense_elementwise_add_jagged_output(values, offsets, y)):sum():item())
+-----> 12
+---print((sparse.jagged_dense_dense_elementwise_add_jagged_output(values, offsets, y,
+---  y)):sum():item())
+-----> 22
 ---print((sparse.jagged_dense_elementwise_mul(values, offsets, y)):sum():item()) --> 10
 ---```
 ---@param x_values peri.Tensor `[N, D]`.
@@ -205,7 +214,9 @@ function sparse.jagged_dense_elementwise_mul(x_values, x_offsets, y) end
 ---Errors: offsets that do not fit.
 ---
 ---```lua
----print(peri.sparse.jagged_softmax(peri.ones { 3, 1 }, peri.tensor({ 0, 1, 3 }, "i64"), 2):item(1)) --> 0.5
+---print(peri.sparse.jagged_softmax(peri.ones { 3, 1 }, peri.tensor({ 0, 1, 3 }, "i64"),
+---  2):item(1))
+-----> 0.5
 ---```
 ---@param values peri.Tensor `[N, D]`.
 ---@param offsets peri.Tensor Complete offsets: `[B + 1]`.

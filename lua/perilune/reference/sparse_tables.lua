@@ -63,8 +63,8 @@ function quantize.restore(rows, format, cols, dtype) end
 ---Errors: an indicator without a number for each row.
 ---
 ---```lua
----local rows, mapping = peri.sparse.embedding_bag_rowwise_prune(peri.ones { 3, 64 }, peri.tensor { 1, 0, 1 }, 0.5,
----  "i32")
+---local rows, mapping = peri.sparse.embedding_bag_rowwise_prune(peri.ones { 3, 64 },
+---  peri.tensor { 1, 0, 1 }, 0.5, "i32")
 ---print(rows:size(1), table.concat(mapping:to_list(), " ")) --> 2 0 -1 1
 ---```
 ---@param weight peri.Tensor `[n, columns]`.
@@ -85,10 +85,14 @@ function sparse.embedding_bag_rowwise_prune(weight, indicator, threshold, compre
 ---```lua
 ---local function i64(list) return peri.tensor(list, "i64") end
 ---local function i32(list) return peri.tensor(list, "i32") end
----print(peri.sparse.pruned_array_lookup(i32 { 2 }, i32 { 0, 1 }, i32 { 0, -1, 1 }, i64 { 0, 3 }):item()) --> 1
+---print(peri.sparse.pruned_array_lookup(i32 { 2 }, i32 { 0, 1 }, i32 { 0, -1, 1 },
+---  i64 { 0, 3 }):item())
+-----> 1
 ---local free = peri.full({ 4, 2 }, -1, "i32")
----local hash = peri.sparse.pruned_hashmap_insert(i32 { 7 }, i32 { 3 }, i32 { 0, 1 }, free, i64 { 0, 4 })
----print(peri.sparse.pruned_hashmap_lookup(i32 { 7 }, i32 { 0, 1 }, hash, i64 { 0, 4 }):item()) --> 3
+---local hash = peri.sparse.pruned_hashmap_insert(i32 { 7 }, i32 { 3 }, i32 { 0, 1 }, free,
+---  i64 { 0, 4 })
+---print(peri.sparse.pruned_hashmap_lookup(i32 { 7 }, i32 { 0, 1 }, hash, i64 { 0, 4 }):item())
+-----> 3
 ---```
 ---@param indices peri.Tensor `[N]`.
 ---@param offsets peri.Tensor Complete offsets of the bags: `[T * B + 1]`.
@@ -124,7 +128,8 @@ function sparse.pruned_hashmap_insert(indices, dense_indices, offsets, hash_tabl
 ---
 ---```lua
 ---local function i64(list) return peri.tensor(list, "i64") end
----print(peri.sparse.batched_unary_embeddings(peri.tensor { { 1, 2, 3 } }, i64 { 0, 3 }, i64 { 0, 2 },
+---print(peri.sparse.batched_unary_embeddings(peri.tensor { { 1, 2, 3 } }, i64 { 0, 3 },
+---  i64 { 0, 2 },
 ---  i64 { 0, 2 }):item()) --> 4
 ---```
 ---@param weight peri.Tensor `[tasks, rows of all tables]`.
@@ -139,7 +144,8 @@ function sparse.batched_unary_embeddings(weight, table_offsets, offsets, indices
 ---Errors: positions outside of the distinct ids.
 ---
 ---```lua
----local r = peri.sparse.jagged_acc_weights_and_counts(peri.tensor { 1, 2, 5 }, peri.tensor({ 0, 0, 1 }, "i64"), 2)
+---local r = peri.sparse.jagged_acc_weights_and_counts(peri.tensor { 1, 2, 5 },
+---  peri.tensor({ 0, 0, 1 }, "i64"), 2)
 ---print(table.concat(r:to_list(), " ")) --> 3 2 5 1
 ---```
 ---@param weights peri.Tensor `[N]`.
@@ -156,7 +162,8 @@ function sparse.jagged_acc_weights_and_counts(weights, reverse_indices, num_uniq
 ---
 ---```lua
 ---local bins = peri.zeros({ 4 }, "f64")
----local a = { logit = peri.tensor { 0 }, bin_num_examples = bins, bin_num_positives = bins, positive_weight = 1 }
+---local a = { logit = peri.tensor { 0 }, bin_num_examples = bins, bin_num_positives = bins,
+---  positive_weight = 1 }
 ---local p, bin = peri.sparse.histogram_binning_calibration(a)
 ---print(p:item(), bin:item()) --> 0.5 1
 ---```
@@ -172,9 +179,9 @@ function sparse.histogram_binning_calibration(a) end
 ---
 ---```lua
 ---local bins = peri.zeros({ 8 }, "f64")
----local p = peri.sparse.histogram_binning_calibration_by_feature { logit = peri.tensor { 0 }, bin_num_examples = bins,
----  bin_num_positives = bins, positive_weight = 1, segment_value = peri.tensor({ 0 }, "i64"),
----  segment_lengths = peri.tensor({ 1 }, "i64"),
+---local p = peri.sparse.histogram_binning_calibration_by_feature { logit = peri.tensor { 0 },
+---  bin_num_examples = bins, bin_num_positives = bins, positive_weight = 1,
+---  segment_value = peri.tensor({ 0 }, "i64"), segment_lengths = peri.tensor({ 1 }, "i64"),
 ---  num_segments = 1, num_bins = 4 }
 ---print(p:item()) --> 0.5
 ---```

@@ -15,8 +15,8 @@ local peri = {}
 ---`weight_init_max`.
 ---
 ---```lua
----local config = peri.EmbeddingBagConfig { name = "product", num_embeddings = 1000, embedding_dim = 16,
----  feature_names = { "viewed", "bought" }, pooling = "MEAN" }
+---local config = peri.EmbeddingBagConfig { name = "product", num_embeddings = 1000,
+---  embedding_dim = 16, feature_names = { "viewed", "bought" }, pooling = "MEAN" }
 ---print(config.name, config:num_features(), config.data_type) --> product 2 FP32
 ---```
 ---@class peri.EmbeddingBagConfig: peri.embed.config.BaseEmbeddingConfig
@@ -77,7 +77,8 @@ peri.EmbeddingConfig = {}
 ---print(pooled["f"]:size(1), pooled["f"]:size(2)) --> 3 4
 ---local before = ebc:weight("t"):to_list()[37]
 ---pooled:values():sum():backward()
----print(ebc:weight("t"):to_list()[37] ~= before, ebc:table_state("t", "momentum1"):numel()) --> true 10
+---print(ebc:weight("t"):to_list()[37] ~= before, ebc:table_state("t", "momentum1"):numel())
+-----> true 10
 ---```
 ---@class peri.EmbeddingBagCollection: peri.embed.TableCollection
 ---@overload fun(args: peri.EmbeddingBagCollection.args): peri.EmbeddingBagCollection
@@ -97,9 +98,8 @@ peri.EmbeddingBagCollection = {}
 ---Errors: as of EmbeddingBagCollection.
 ---
 ---```lua
----local ec = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } } }
+---local ec = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } } }
 ---local rows = ec(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {}, { 9 } } })
 ---print(rows.f:values():size(1), rows.f:values():size(2), #rows.f) --> 3 4 3
 ---print(ec:embedding_dim(), ec:embedding_configs()[1].name, ec:need_indices()) --> 4 t false
@@ -123,11 +123,14 @@ local embed = {}
 ---What all collections of tables have, those with quantized rows too. Tables get their memory when it is first needed.
 ---
 ---```lua
----local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd", learning_rate = 1 }, tables = {
----  peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } } }
+---local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd",
+---  learning_rate = 1 }, tables = {
+---  peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---    feature_names = { "f" } } } }
 ---print(peri.embed.TableCollection.is(ebc), ebc:is_materialised()) --> true false
 ---print(ebc:materialise() ~= nil, ebc:is_materialised()) --> true true
----ebc:prefetch(peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor({ 1 }, "i64"), lengths = { 1 } })
+---ebc:prefetch(peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor({ 1 }, "i64"),
+---  lengths = { 1 } })
 ---ebc:flush()
 ---print(ebc:fused_optimizer().param_groups[1].lr) --> 1
 ---```
@@ -164,10 +167,13 @@ function embed.TableCollection:fused_optimizer() end
 ---
 ---```lua
 ---local ebc = peri.EmbeddingBagCollection { tables = {
----  peri.EmbeddingBagConfig { name = "a", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } },
----  peri.EmbeddingBagConfig { name = "b", num_embeddings = 10, embedding_dim = 2, feature_names = { "f", "g" } } } }
+---  peri.EmbeddingBagConfig { name = "a", num_embeddings = 10, embedding_dim = 4,
+---    feature_names = { "f" } },
+---  peri.EmbeddingBagConfig { name = "b", num_embeddings = 10, embedding_dim = 2,
+---    feature_names = { "f", "g" } } } }
 ---print(ebc:embedding_bag_configs()[2].name, ebc:is_weighted()) --> b false
----print(table.concat(ebc:embedding_names(), " "), table.concat(ebc:embedding_dims(), " ")) --> f@a f@b g 4 2 2
+---print(table.concat(ebc:embedding_names(), " "), table.concat(ebc:embedding_dims(), " "))
+-----> f@a f@b g 4 2 2
 ---print(table.concat(ebc:feature_names(), " ")) --> f g
 ---```
 ---@return peri.EmbeddingBagConfig[]
@@ -209,9 +215,9 @@ function embed.TableCollection:table_state(name, which) end
 ---Errors: rows outside of the table; a state that is not there.
 ---
 ---```lua
----local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
+---local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } },
+---  fused_params = { optimizer = "sgd", learning_rate = 1 } }
 ---local x = ebc:table_rows("t", "weight", 2, 3)
 ---print(x:size(1), x:size(2)) --> 3 4
 ---ebc:set_learning_rate(0.5)

@@ -18,9 +18,8 @@ local tbe = {}
 ---table.
 ---
 ---```lua
----local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } } }
+---local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
 ---ebc:prefetch(batch)
 ---print(ebc:forward(batch):values():size(2)) --> 4
@@ -34,12 +33,13 @@ function peri.EmbeddingBagCollection:forward(features) end
 ---Errors: a feature that the batch does not have; a batch with weights; an id outside of its table.
 ---
 ---```lua
----local ec = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } }, fused_params = { optimizer = "rowwise_adagrad" } }
+---local ec = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } },
+---  fused_params = { optimizer = "rowwise_adagrad" } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
 ---ec:prefetch(batch)
----print(ec:forward(batch).f:values():size(1), ec:is_weighted(), ec:cache_statistics("t")) --> 2 false nil
+---print(ec:forward(batch).f:values():size(1), ec:is_weighted(), ec:cache_statistics("t"))
+-----> 2 false nil
 ---print(ec:weight("t"):size(1), ec:table_state("t", "momentum1"):numel(),
 ---  ec:table_rows("t", "weight", 0, 2):size(1)) --> 10 10 2
 ---ec:reset_rows("t", peri.tensor({ 2 }, "i64"))
@@ -61,11 +61,12 @@ function peri.EmbeddingCollection:is_weighted() end
 ---table; a feature of two tables.
 ---
 ---```lua
----local bags = peri.PiecewiseEmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
----  num_embeddings = 10,
----  embedding_dim = 4, feature_names = { "f" } } }, cuts = { t = { 3 } } }
+---local bags = peri.PiecewiseEmbeddingBagCollection {
+---  tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+---    feature_names = { "f" } } }, cuts = { t = { 3 } } }
 ---local batch = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 7 } } }
----print(bags:forward(batch):values():size(2), table.concat(bags:cut(batch):keys(), " ")) --> 4 f:0 f:3
+---print(bags:forward(batch):values():size(2), table.concat(bags:cut(batch):keys(), " "))
+-----> 4 f:0 f:3
 ---```
 ---@class peri.PiecewiseEmbeddingBagCollection: peri.nn.Module
 ---@overload fun(args: peri.PiecewiseEmbeddingBagCollection.args): peri.PiecewiseEmbeddingBagCollection
@@ -116,7 +117,8 @@ peri.CacheParams = {}
 ---
 ---```lua
 ---local embed = peri.embed
----print(type(embed.uniform(-1, 1)), type(embed.normal(0, 1)), type(embed.constant(0))) --> table table table
+---print(type(embed.uniform(-1, 1)), type(embed.normal(0, 1)), type(embed.constant(0)))
+-----> table table table
 ---```
 ---@param low number The least number.
 ---@param high number Above all numbers.
@@ -143,9 +145,11 @@ function embed.constant(value) end
 ---Errors: methods that are called on the class.
 ---
 ---```lua
----local t = peri.EmbeddingConfig { name = "t", num_embeddings = 4, embedding_dim = 2, feature_names = { "f" } }
+---local t = peri.EmbeddingConfig { name = "t", num_embeddings = 4, embedding_dim = 2,
+---  feature_names = { "f" } }
 ---print(peri.embed.config.BaseEmbeddingConfig.is(t), t:num_features()) --> true 1
----print(t:get_weight_init_min(), t:get_weight_init_max(), type(t:initialiser())) --> -0.5 0.5 table
+---print(t:get_weight_init_min(), t:get_weight_init_max(), type(t:initialiser()))
+-----> -0.5 0.5 table
 ---```
 ---@class peri.embed.config.BaseEmbeddingConfig
 config.BaseEmbeddingConfig = {}
@@ -170,7 +174,8 @@ function config.BaseEmbeddingConfig:initialiser() end
 ---
 ---```lua
 ---local config = peri.embed.config
----print(#config.optimizers() > 10, config.optimizer_of("my script", "RowWiseAdagrad")) --> true rowwise_adagrad
+---print(#config.optimizers() > 10, config.optimizer_of("my script", "RowWiseAdagrad"))
+-----> true rowwise_adagrad
 ---print(config.usual_params("sgd").learning_rate,
 ---  config.cache_params("my script", { load_factor = 1 }).load_factor) --> 0.01 1
 ---```
@@ -222,7 +227,8 @@ function config.fused_params(func, params) end
 ---Errors: what is no list of configurations.
 ---
 ---```lua
----local t = peri.EmbeddingConfig { name = "t", num_embeddings = 4, embedding_dim = 2, feature_names = { "f" } }
+---local t = peri.EmbeddingConfig { name = "t", num_embeddings = 4, embedding_dim = 2,
+---  feature_names = { "f" } }
 ---print(peri.embed.config.output_names({ t })[1]) --> f
 ---```
 ---@param tables table[] EmbeddingBagConfigs or EmbeddingConfigs.
@@ -239,7 +245,9 @@ function config.output_names(tables) end
 ---```lua
 ---local batch = peri.embed.tbe.new { tables = { { name = "t", rows = 4, cols = 2 } },
 ---  fused_params = { optimizer = "sgd" } }
----print(batch:state(1):size(1), #peri.embed.tbe.states_of({ optimizer = "rowwise_adagrad" }, "FP32")) --> 4 1
+---print(batch:state(1):size(1), #peri.embed.tbe.states_of({ optimizer = "rowwise_adagrad" },
+---  "FP32"))
+-----> 4 1
 ---```
 ---@param args table The named arguments.
 ---@return any # The table batch.

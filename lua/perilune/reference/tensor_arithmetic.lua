@@ -284,7 +284,8 @@ function functional.mul(a, b) end
 ---Errors: shapes that do not broadcast; a number that the integers' dtype cannot hold; complex numbers.
 ---
 ---```lua
----print((peri.tensor { 3 } / 2):item(), peri.tensor({ 3 }):div(peri.tensor { 2 }):item()) --> 1.5 1.5
+---print((peri.tensor { 3 } / 2):item(), peri.tensor({ 3 }):div(peri.tensor { 2 }):item())
+-----> 1.5 1.5
 ---```
 ---@param a peri.Tensor|number Any shape; 64-bit integers (`5LL`) are numbers.
 ---@param b peri.Tensor|number A tensor of any shape that broadcasts with a, or a number.
@@ -314,7 +315,8 @@ function functional.floor_divide(a, b) end
 ---Errors: bool alone; integers by 0; shapes that do not broadcast; complex numbers.
 ---
 ---```lua
----print((peri.tensor { -7.5 } % 3):item(), peri.tensor({ -7 }, "i64"):remainder(3):item()) --> 1.5 2
+---print((peri.tensor { -7.5 } % 3):item(), peri.tensor({ -7 }, "i64"):remainder(3):item())
+-----> 1.5 2
 ---```
 ---@param a peri.Tensor|number Any shape; 64-bit integers (`5LL`) are numbers.
 ---@param b peri.Tensor|number A tensor of any shape that broadcasts with a, or a number.
@@ -381,7 +383,9 @@ function functional.bmm(a, b) end
 ---
 ---```lua
 ---local f = nn.functional
----print(f.linear(peri.ones { 1, 2 }, peri.tensor { { 1, -5 } }, peri.ones { 1 }, f.activations.relu):item()) --> 0
+---print(f.linear(peri.ones { 1, 2 }, peri.tensor { { 1, -5 } }, peri.ones { 1 },
+---  f.activations.relu):item())
+-----> 0
 ---```
 ---@param x peri.Tensor `[..., in]`.
 ---@param weight peri.Tensor `[out, in]`.
@@ -462,7 +466,8 @@ function functional.log_softmax(t, dim) end
 ---Errors: sizes that do not add up to the dimension's.
 ---
 ---```lua
----print(#peri.ones({ 5, 2 }):split({ 2, 3 }), peri.ones({ 5, 2 }):split({ 2, 3 })[2]:size(1)) --> 2 3
+---print(#peri.ones({ 5, 2 }):split({ 2, 3 }), peri.ones({ 5, 2 }):split({ 2, 3 })[2]:size(1))
+-----> 2 3
 ---```
 ---@param t peri.Tensor Any shape.
 ---@param sizes integer[] Sizes of the parts.

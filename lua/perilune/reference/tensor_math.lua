@@ -372,7 +372,8 @@ function functional.cummin(t, dim) end
 ---
 ---```lua
 ---local a, b = peri.ones { 2, 3, 4 }, peri.ones { 4, 3, 5 }
----print(table.concat(peri.nn.functional.tensordot(a, b, { { 2, 3 }, { 2, 1 } }):shape(), " ")) --> 2 5
+---print(table.concat(peri.nn.functional.tensordot(a, b, { { 2, 3 }, { 2, 1 } }):shape(), " "))
+-----> 2 5
 ---```
 ---@param a peri.Tensor The first one: any shape.
 ---@param b peri.Tensor The second one: any shape.

@@ -110,7 +110,8 @@ function functional.trace(t) end
 ---Errors: other than one dimension each.
 ---
 ---```lua
----print(table.concat(peri.tensor({ 1, 2 }):outer(peri.tensor { 3, 4 }):to_list(), " ")) --> 3 4 6 8
+---print(table.concat(peri.tensor({ 1, 2 }):outer(peri.tensor { 3, 4 }):to_list(), " "))
+-----> 3 4 6 8
 ---```
 ---@param a peri.Tensor `[n]`.
 ---@param b peri.Tensor `[m]`.
@@ -220,7 +221,9 @@ function functional.take_along_dim(t, index, dim) end
 ---Errors: a mask that is not bool, or does not broadcast.
 ---
 ---```lua
----print(peri.tensor({ 1, -2, 3 }):masked_select(peri.tensor({ true, false, true }, 'bool')):item(1)) --> 3
+---print(peri.tensor({ 1, -2, 3 }):masked_select(peri.tensor({ true, false, true },
+---  'bool')):item(1))
+-----> 3
 ---```
 ---@param t peri.Tensor The numbers: any shape.
 ---@param mask peri.Tensor bool, of any shape that broadcasts with t.

@@ -108,7 +108,8 @@ function functional.logsumexp(t, dim, keepdim) end
 ---Errors: a p below 0; a dimension that t does not have; dtypes that are no floats.
 ---
 ---```lua
----print(table.concat(peri.tensor({ { 3, 4 } }):normalize():to_list(), " ")) --> 0.60000002384186 0.80000001192093
+---print(table.concat(peri.tensor({ { 3, 4 } }):normalize():to_list(), " "))
+-----> 0.60000002384186 0.80000001192093
 ---```
 ---@param t peri.Tensor The numbers: any shape.
 ---@param p? number The norm, as in `norm` (default: 2).
@@ -150,7 +151,8 @@ function functional.huber_loss(t, target, delta, reduction) end
 ---Errors: beta below 0; shapes that do not broadcast; another reduction.
 ---
 ---```lua
----print(nn.functional.smooth_l1_loss(peri.tensor { 1, 4 }, peri.tensor { 0, 0 }, 2):item()) --> 1.625
+---print(nn.functional.smooth_l1_loss(peri.tensor { 1, 4 }, peri.tensor { 0, 0 }, 2):item())
+-----> 1.625
 ---```
 ---@param t peri.Tensor Predictions: any shape.
 ---@param target peri.Tensor What they should be: the same shape.
@@ -279,7 +281,9 @@ function functional.cumsum(t, dim) end
 ---
 ---```lua
 ---local t = peri.tensor { { 1, 2 }, { 3, 4 } }
----print(table.concat(peri.nn.functional.einsum("ij,j->i", t, peri.tensor { 1, 10 }):to_list(), " ")) --> 21 43
+---print(table.concat(peri.nn.functional.einsum("ij,j->i", t, peri.tensor { 1, 10 }):to_list(),
+---  " "))
+-----> 21 43
 ---```
 ---@param equation string The names of the dimensions of each operand, and after `->` of the result.
 ---@param ... peri.Tensor The operands, of shapes that the names fit.
@@ -291,7 +295,8 @@ function functional.einsum(equation, ...) end
 ---Errors: an unknown reduction.
 ---
 ---```lua
----print(("%.4f"):format(peri.nn.functional.bpr_loss(peri.tensor { 2 }, peri.tensor { 1 }):item())) --> 0.3133
+---print(("%.4f"):format(peri.nn.functional.bpr_loss(peri.tensor { 2 }, peri.tensor { 1 }):item()))
+-----> 0.3133
 ---```
 ---@param positive peri.Tensor Scores of items that were taken: any shape.
 ---@param negative peri.Tensor Scores of others, of a shape that broadcasts.
@@ -304,7 +309,9 @@ function functional.bpr_loss(positive, negative, reduction) end
 ---Errors: an unknown reduction; shapes that differ.
 ---
 ---```lua
----print(("%.4f"):format(peri.nn.functional.sigmoid_focal_loss(peri.tensor { 0 }, peri.tensor { 1 }):item())) --> 0.0433
+---print(("%.4f"):format(peri.nn.functional.sigmoid_focal_loss(peri.tensor { 0 },
+---  peri.tensor { 1 }):item()))
+-----> 0.0433
 ---```
 ---@param t peri.Tensor Logits: any shape.
 ---@param target peri.Tensor 0 or 1, of the same shape.
@@ -335,7 +342,8 @@ function functional.margin_ranking_loss(a, b, target, margin, reduction) end
 ---Errors: an unknown reduction.
 ---
 ---```lua
----print(peri.nn.functional.hinge_embedding_loss(peri.tensor { 0.25 }, peri.tensor { -1 }):item()) --> 0.75
+---print(peri.nn.functional.hinge_embedding_loss(peri.tensor { 0.25 }, peri.tensor { -1 }):item())
+-----> 0.75
 ---```
 ---@param t peri.Tensor Distances: any shape.
 ---@param target peri.Tensor 1 or -1, of the same shape.
@@ -349,7 +357,9 @@ function functional.hinge_embedding_loss(t, target, margin, reduction) end
 ---Errors: shapes that do not broadcast.
 ---
 ---```lua
----print(peri.nn.functional.cosine_similarity(peri.tensor { 3, 4 }, peri.tensor { 6, 8 }):item() > 0.9999) --> true
+---print(peri.nn.functional.cosine_similarity(peri.tensor { 3, 4 },
+---  peri.tensor { 6, 8 }):item() > 0.9999)
+-----> true
 ---```
 ---@param a peri.Tensor Any shape.
 ---@param b peri.Tensor A shape that broadcasts with that of a.

@@ -278,7 +278,8 @@ function Tensor:pin_memory(device) end
 ---Errors: sizes with another product; more than one -1.
 ---
 ---```lua
----print(peri.ones({ 2, 3 }):reshape(3, -1):size(2), peri.ones({ 2, 3 }):transpose(1, 2):size(1)) --> 2 3
+---print(peri.ones({ 2, 3 }):reshape(3, -1):size(2), peri.ones({ 2, 3 }):transpose(1, 2):size(1))
+-----> 2 3
 ---```
 ---@param ... integer The sizes, or one list of them; one may be -1: what is left.
 ---@return peri.Tensor # Of that shape.
@@ -298,7 +299,9 @@ function Tensor:transpose(a, b) end
 ---Errors: a range outside of the dimension; a step below 1.
 ---
 ---```lua
----print(peri.tensor({ 5, 6, 7 }):slice(1, 1, 3):item(0), peri.ones({ 1, 2 }):expand({ 3, 2 }):size(1)) --> 6 3
+---print(peri.tensor({ 5, 6, 7 }):slice(1, 1, 3):item(0),
+---  peri.ones({ 1, 2 }):expand({ 3, 2 }):size(1))
+-----> 6 3
 ---```
 ---@param d integer The dimension, from 1.
 ---@param start integer The first element, from 0, or from -1 for the last one.

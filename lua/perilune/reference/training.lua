@@ -52,16 +52,17 @@ function peri.world() end
 ---```lua
 ---peri.init()
 ---local inner = nn.Module()
----inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10,
----  embedding_dim = 4,
----  feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 }, device = "meta" }
+---inner.ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t",
+---  num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } },
+---  fused_params = { optimizer = "sgd", learning_rate = 1 }, device = "meta" }
 ---inner.last = nn.Linear { in_features = 4, out_features = 1 }
 ---function inner:forward(features) return self.last(self.ebc(features):values()) end
 ---local model = peri.DistributedModelParallel { module = inner,
 ---  plan = peri.ShardingPlan { ebc = { t = plan.row_wise() } } }
 ---local y = model(peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, { 9 } } })
 ---model:backward(y:sum())
----print(#model:dense_parameters(), #model:replicated_parameters(), model:fused_optimizer():lr()) --> 2 2 1
+---print(#model:dense_parameters(), #model:replicated_parameters(), model:fused_optimizer():lr())
+-----> 2 2 1
 ---model:set_fused_learning_rate(0.5)
 ---print(model:fused_optimizer():lr()) --> 0.5
 ---local folder = os.tmpname() .. "-model"
@@ -270,12 +271,14 @@ peri.TrainPipelineBase = {}
 ---
 ---```lua
 ---local schedule = peri.pipeline.schedules.sparse_dist
----local mine = schedule:set({ load = { ahead = 3 }, to_device = { ahead = 3 } }):with({ depth = 4 }):called("mine")
+---local mine = schedule:set({ load = { ahead = 3 },
+---  to_device = { ahead = 3 } }):with({ depth = 4 }):called("mine")
 ---print(mine.name, mine:check().staleness.tables, mine:hash() == schedule:hash(),
 ---  #mine:text() > 0) --> mine 0 false true
 ---local moved = schedule:move("zero_grad", { first = true }):retime({ load = 2 })
 ---print(moved.operations[1].name, #moved:facts() > 3) --> zero_grad true
----local clipped = schedule:insert({ "clip", run = function() end, reads = { "grads" }, changes = { "grads" } },
+---local clipped = schedule:insert({ "clip", run = function() end, reads = { "grads" },
+---  changes = { "grads" } },
 ---  { before = "optimizer" })
 ---print(#clipped.operations - #schedule.operations,
 ---  #clipped:drop("clip").operations == #schedule.operations) --> 1 true
