@@ -6,12 +6,20 @@
 #include "base_internal.h"
 
 #include <ctype.h>
+#include <fenv.h>
 #include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+/** strtod and printf round as the thread does, on x86-64 by the x87's settings, which PERI__OWN_FLOATS leaves alone. */
+static void rounding_back(const fenv_t *theirs) { fesetenv(theirs); }
+#define PLAIN_ROUNDING                                                                                                 \
+    __attribute__((cleanup(rounding_back))) fenv_t theirs;                                                             \
+    fegetenv(&theirs), fesetenv(FE_DFL_ENV)
+
 const char *peri__number_text(double x, char out[32])
 {
+    PLAIN_ROUNDING;
     int to = 0;
     for (int digits = 6; digits <= 17; digits++) {
         snprintf(out, 32, "%.*g", digits, x);
@@ -29,6 +37,7 @@ const char *peri__number_text(double x, char out[32])
 
 bool peri__number_of(const char *text, int64_t bytes, double *out)
 {
+    PLAIN_ROUNDING;
     char copy[64], *end;
     if (bytes < 1 || bytes >= (int64_t)sizeof copy) return false;
     memcpy(copy, text, (size_t)bytes);

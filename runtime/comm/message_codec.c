@@ -2,6 +2,7 @@
  *
  * message_codec.c: codecs of messages: formats and their parameters, and messages cut into splits.
  */
+#include "../base/floats.h"
 #include "../tensor/jagged_internal.h"
 #include "comm_internal.h"
 #include "../../kernels/codec.h"
@@ -204,6 +205,7 @@ static peri_status check_message(const char *f, const peri_tensor *t, int32_t dt
 static peri_status fill_args(peri_codec_context *c, peri_device *device, peri_k_codec_args *a)
 {
     const peri_codec_config *g = &c->codec->config;
+    PERI__OWN_FLOATS;
     if (c->ragged && (!c->table || peri__device(c->table) != device)) {
         peri_tensor *table;
         PERI_TRY(peri__upload_i64(device, c->segments, 2 * (int64_t)c->n + 2, &table));

@@ -111,6 +111,7 @@ peri_status peri__ema_check(const peri_tbe_optimizer_config *o)
 
 static peri_k_tbe_counter counter_of(const peri_tbe_optimizer_config *o)
 {
+    PERI__OWN_FLOATS;
     const peri_tbe_counter *k = &o->counter;
     bool clip = o->weight_decay_mode == PERI_DECAY_COWCLIP;
     return (peri_k_tbe_counter){.halflife = k->halflife,

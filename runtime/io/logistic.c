@@ -2,6 +2,7 @@
  *
  * logistic.c: the baseline: logistic regression over ids and dense features, one sample at a time, Adagrad.
  */
+#include "../base/floats.h"
 #include "io_internal.h"
 
 /** A weight and its sum of squared gradients, side by side: they are always used together. */
@@ -137,6 +138,7 @@ static void learn(peri_logistic *m, const peri_batch *b, int64_t row, double err
 
 peri_status peri_logistic_train(peri_logistic *m, const peri_batch *b, double *loss)
 {
+    PERI__OWN_FLOATS;
     PERI_NEED(m);
     PERI_NEED(b);
     PERI_NEED(loss);
@@ -154,6 +156,7 @@ peri_status peri_logistic_train(peri_logistic *m, const peri_batch *b, double *l
 
 peri_status peri_logistic_predict(peri_logistic *m, const peri_batch *b, float *out)
 {
+    PERI__OWN_FLOATS;
     PERI_NEED(m);
     PERI_NEED(b);
     PERI_NEED(out);

@@ -2,6 +2,7 @@
  *
  * metric.c: sums over samples and the areas that need them sorted.
  */
+#include "../base/floats.h"
 #include "io_internal.h"
 
 #include <float.h>
@@ -59,6 +60,7 @@ static peri_status check(const char *function, const peri_metric_samples *s, int
 
 peri_status peri_metric_check(const peri_metric_samples *s, int32_t needs, const char *name)
 {
+    PERI__OWN_FLOATS;
     PERI_NEED(s);
     PERI_NEED(name);
     int32_t all = PERI_METRIC_FINITE | PERI_METRIC_PROBABILITIES | PERI_METRIC_RATES | PERI_METRIC_LABELS_OF_CLASSES |
@@ -70,6 +72,7 @@ peri_status peri_metric_check(const peri_metric_samples *s, int32_t needs, const
 
 peri_status peri_metric_add(const peri_metric_samples *s, double threshold, peri_metric_sums *t)
 {
+    PERI__OWN_FLOATS;
     PERI_NEED(s);
     PERI_NEED(t);
     if (isnan(threshold))
@@ -102,6 +105,7 @@ peri_status peri_metric_add(const peri_metric_samples *s, double threshold, peri
 
 peri_status peri_metric_merge(const peri_metric_sums *part, peri_metric_sums *sums)
 {
+    PERI__OWN_FLOATS;
     enum { NUMBERS = sizeof *sums / sizeof(double) }; /* all members are */
     double a[NUMBERS], b[NUMBERS];
     PERI_NEED(part);
@@ -211,6 +215,7 @@ int32_t peri_metric_needs(const char *name)
 
 peri_status peri_metric_value(const peri_metric_sums *sums, const char *name, double *out)
 {
+    PERI__OWN_FLOATS;
     const struct metric *m;
     PERI_NEED(sums);
     PERI_NEED(name);
@@ -272,6 +277,7 @@ static void group(const sample *list, int64_t n, int64_t *at, double *positive, 
 
 peri_status peri_metric_auc(const peri_metric_samples *s, double *out)
 {
+    PERI__OWN_FLOATS;
     PERI_NEED(s);
     PERI_NEED(out);
     sample *list;
@@ -290,6 +296,7 @@ peri_status peri_metric_auc(const peri_metric_samples *s, double *out)
 
 peri_status peri_metric_auprc(const peri_metric_samples *s, double *out)
 {
+    PERI__OWN_FLOATS;
     PERI_NEED(s);
     PERI_NEED(out);
     sample *list;
@@ -362,6 +369,7 @@ static double all_pairs(const weighted *x, int64_t n)
 
 peri_status peri_metric_rauc(const peri_metric_samples *s, double *out)
 {
+    PERI__OWN_FLOATS;
     PERI_NEED(s);
     PERI_NEED(out);
     sample *list;
@@ -379,6 +387,7 @@ peri_status peri_metric_rauc(const peri_metric_samples *s, double *out)
 
 peri_status peri_metric_xauc(const peri_metric_samples *s, double *right, double *pairs)
 {
+    PERI__OWN_FLOATS;
     PERI_NEED(s);
     PERI_NEED(right);
     PERI_NEED(pairs);

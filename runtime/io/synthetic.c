@@ -11,6 +11,7 @@
  * where var is the variance over uniform ids and full bags, so that `signal` and `interaction` are in units of the
  * logit.
  */
+#include "../base/floats.h"
 #include "io_internal.h"
 
 #include <errno.h>
@@ -144,6 +145,7 @@ static power_law *power_laws(const peri_synthetic_args *o)
 
 peri_status peri_synthetic_fill(const peri_synthetic_args *o, int64_t first, int64_t rows, peri_batch *b)
 {
+    PERI__OWN_FLOATS;
     PERI_TAKE(peri_synthetic_args, o);
     PERI_NEED(b);
     const char *function = "peri_synthetic_fill";

@@ -4,6 +4,7 @@
  * header, then the preamble. It gets its name when it is whole, and what had the name before stays what it was for
  * those who have it open.
  */
+#include "../base/floats.h"
 #include "../../kernels/dense.h"
 #include "../../kernels/ref/number.h"
 #include "model_internal.h"
@@ -180,6 +181,7 @@ static void panel_as_codes(const float *panel, int64_t inner, char *to)
 
 int64_t peri__model_panels_as(const float *panels, int64_t cols, int64_t inner, int32_t dtype, void *to)
 {
+    PERI__OWN_FLOATS;
     const int64_t n = peri_panel_size(cols, inner);
     char *out = to;
     if (dtype == PERI_F32) memcpy(to, panels, sizeof *panels * (size_t)n);

@@ -6,6 +6,7 @@
  * ranks train. So where gradients of rows are divided by the number of ranks, this one is multiplied by it again. It is
  * not clipped.
  */
+#include "../base/floats.h"
 #include "walk.h"
 #include "../../kernels/dense.h"
 #include "../../kernels/route.h"
@@ -89,6 +90,7 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
     const peri_tensor *back = e->world_size == 1 ? w->owner : w->back.numbers;
     int64_t n = r->outbound->wire_bags + 1;
     peri_tensor *cursor;
+    PERI__OWN_FLOATS;
     if (w->at_home) {
         *out = w->replicas;
         w->replicas = NULL;

@@ -2,6 +2,7 @@
  *
  * ops_elementwise.c: functions of one number, arithmetic with broadcasting, expand.
  */
+#include "../base/floats.h"
 #include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
@@ -100,6 +101,7 @@ peri_status peri_op_leaky_relu(peri_tensor *x, double slope, peri_tensor **out)
 }
 peri_status peri_op_clamp(peri_tensor *x, double low, double high, peri_tensor **out)
 {
+    PERI__OWN_FLOATS;
     /* where elements are equal to a bound */
     if (x && x->dtype == PERI_F32) low = (double)(float)low, high = (double)(float)high;
     return unary("peri_op_clamp", PERI_UNARY_CLAMP, x, low, high, out);

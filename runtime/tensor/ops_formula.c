@@ -9,6 +9,7 @@
  *   forward    d = t - target          y = |d|
  *   backward   d = t - target   dd = dy * sign(d)   dt = dd   dtarget = -dd
  */
+#include "../base/floats.h"
 #include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
@@ -388,6 +389,7 @@ static peri_status compute(const char *function, const peri_formula *f, peri_ten
     how.ndim = all.ndim;
     if (how.reduced) PERI_TRY(peri__mask_of(function, &all, f->dims, f->n_dims, &how.mask));
     if (f->reduction == PERI_LOSS_MEAN) {
+        PERI__OWN_FLOATS;
         double count = 1;
         for (int32_t d = 0; d < all.ndim; d++) count *= how.mask >> d & 1 ? (double)all.shape[d] : 1;
         how.scale = 1 / count;

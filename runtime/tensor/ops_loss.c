@@ -2,6 +2,7 @@
  *
  * ops_loss.c: losses. Their gradients flow to the predictions only.
  */
+#include "../base/floats.h"
 #include "tensor_internal.h"
 #include "../../kernels/dense.h"
 #include "../../kernels/sparse.h"
@@ -19,6 +20,7 @@ static peri_status check_reduction(const char *function, int32_t reduction)
 static peri_status reduce_loss(peri_tensor **loss, int32_t reduction)
 {
     if (reduction == PERI_LOSS_NONE) return PERI_OK;
+    PERI__OWN_FLOATS;
     peri_tensor *total, *scalar;
     double scale = reduction == PERI_LOSS_MEAN ? 1 / (double)peri__numel(*loss) : 1;
     PERI_TRY(peri__reduce(*loss, (1u << (*loss)->ndim) - 1, scale, &total));
@@ -32,6 +34,7 @@ static peri_status reduce_loss(peri_tensor **loss, int32_t reduction)
 
 static double gradient_scale(int32_t reduction, int64_t n)
 {
+    PERI__OWN_FLOATS;
     return reduction == PERI_LOSS_MEAN ? 1 / (double)n : 1;
 }
 

@@ -2,6 +2,7 @@
  *
  * ops_norm.c: softmax, layer norm, dropout.
  */
+#include "../base/floats.h"
 #include "capture.h"
 #include "../../kernels/dense.h"
 
@@ -237,6 +238,7 @@ static const peri__node_vtab dropout_vtab = {.name = "dropout", .backward = drop
 
 static peri_status dropout(peri_tensor *x, double p, uint64_t seed, uint64_t stream, uint64_t offset, peri_tensor **out)
 {
+    PERI__OWN_FLOATS;
     PERI_TRY(peri__check_float("peri_op_dropout", "x", x));
     if (!(p >= 0 && p < 1)) return peri__fail(PERI_EINVAL, "peri_op_dropout: probability %g, allowed: 0 <= p < 1", p);
     double words = floor(p * 0x1p32 + 0.5);

@@ -2,6 +2,7 @@
  *
  * ops_reduce.c: sums and means over dimensions, the largest element of a dimension.
  */
+#include "../base/floats.h"
 #include "tensor_internal.h"
 #include "../../kernels/dense.h"
 #include "../../kernels/elements.h"
@@ -54,6 +55,7 @@ peri_status peri__mask_of(const char *function, const peri_tensor *x, const int3
 static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim,
                             bool mean, peri_tensor **out)
 {
+    PERI__OWN_FLOATS;
     uint32_t mask;
     PERI_TRY(peri__check_float(function, "x", x));
     if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);

@@ -3,6 +3,7 @@
  * tensor.c: tensors, copies between layouts, dtypes and devices, reading and writing from the host. Nothing here is
  * recorded: see views.c.
  */
+#include "../base/floats.h"
 #include "report.h"
 #include "../../kernels/convert.h"
 
@@ -404,6 +405,7 @@ peri_status peri_tensor_item(const peri_tensor *t, int64_t index, double *out)
 {
     PERI_NEED(t);
     PERI_NEED(out);
+    PERI__OWN_FLOATS;
     char text[128];
     int64_t n = peri__numel(t), at = t->offset, rest = index;
     if (index < 0 || index >= n)
@@ -480,6 +482,7 @@ peri_status peri__check_fits(const char *function, int32_t dtype, double value)
 peri_status peri_tensor_fill(peri_tensor *t, double value)
 {
     PERI_NEED(t);
+    PERI__OWN_FLOATS;
     PERI_TRY(peri__check_fits("peri_tensor_fill", t->dtype, value));
     peri__changed(t);
     if (!peri__contiguous(t)) {
