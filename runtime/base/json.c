@@ -232,6 +232,7 @@ static bool skip(peri__json *j, int depth)
         return j->status >= 0;
     }
     if (c && (word(j, "true") || word(j, "false") || word(j, "null"))) return true;
+    if (c && j->not_numbers && (word(j, "NaN") || word(j, "Infinity") || word(j, "-Infinity"))) return true;
     if (c == '-' || (c >= '0' && c <= '9')) return number(j);
     return peri__json_fail(j, "a value is wanted");
 }

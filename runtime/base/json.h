@@ -22,6 +22,8 @@ typedef struct peri__json {
     const char *begin, *at, *end;
     const char *what; /* what the text is, for errors: "manifest of 'x'" */
     bool first;       /* nothing of the innermost object or list has been read yet */
+    bool not_numbers; /* peri__json_skip takes NaN, Infinity and -Infinity, which are no JSON, for values: whoever reads
+                         these later can say better what is wrong with them */
     peri_status status;
 } peri__json;
 

@@ -27,6 +27,7 @@ typedef struct peri__serve_input {
     bool optional; /* may be missing: the list is empty, numbers are `missing` */
     float missing;
     bool any; /* NUMBERS, WEIGHTS: NaN and infinity are computed with; else they are errors */
+    bool one; /* WEIGHTS: they and their ids are one input of the model, so a list without ids needs none */
 } peri__serve_input;
 
 typedef struct peri__serve_output {

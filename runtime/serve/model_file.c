@@ -130,6 +130,7 @@ static peri_status take_inputs(file_model *m)
         m->inputs[f] = (peri__serve_input){.name = m->names[i],
                                            .kind = PERI__SERVE_WEIGHTS,
                                            .of = f - 1,
+                                           .one = true,
                                            .optional = from[i].optional,
                                            .any = !from[i].finite};
         f++;

@@ -102,6 +102,7 @@ static bool read_columns(peri__serve_reader *r)
     for (peri__json_enter(r->j, '{'); peri__json_key(r->j, key, sizeof key);) {
         int32_t f = peri__serve_find(r, key);
         if (f < 0 || !peri__serve_once(r, f)) return false;
+        if (peri__json_next(r->j) != '[') return peri__serve_refuse_kind(r, f, "a list, a value for each sample");
         for (peri__json_enter(r->j, '['); peri__json_item(r->j);)
             if (!peri__serve_sample(r, f, -1)) return false;
     }
@@ -324,7 +325,11 @@ static bool read_tensor(v2 *v)
         if (which == NAME) peri__json_text(j, name, sizeof name);
         else if (which == SHAPE) read_shape(j, &t);
         else if (which == TYPE) read_type(j, &t);
-        else if (which == DATA) peri__json_skip(j, &t.data, &t.bytes);
+        else if (which == DATA) {
+            j->not_numbers = true;
+            peri__json_skip(j, &t.data, &t.bytes);
+            j->not_numbers = false;
+        }
         else read_parameters(j, &size, NULL, NULL);
         if (j->status < 0) return false;
     }

@@ -108,8 +108,7 @@ bool peri__serve_add_id(peri__serve_reader *r, int32_t f, uint64_t id, bool nega
     return true;
 }
 
-/** Refuse the next JSON value, which is not a @wanted; the message shows it. Always false. */
-static bool refuse_kind(peri__serve_reader *r, int32_t f, const char *wanted)
+bool peri__serve_refuse_kind(peri__serve_reader *r, int32_t f, const char *wanted)
 {
     const char *at;
     int64_t bytes;
@@ -131,7 +130,7 @@ bool peri__serve_number(peri__serve_reader *r, int32_t f)
     char c = peri__json_next(r->j);
     if (c == '-' && r->j->at + 1 < r->j->end && r->j->at[1] == 'I')
         return BLAME(r, f, PERI__SERVE_NAN, "%s is no number", "-Infinity");
-    if (!begins_number(c)) return refuse_kind(r, f, "a number");
+    if (!begins_number(c)) return peri__serve_refuse_kind(r, f, "a number");
     if (!peri__json_skip(r->j, &at, &bytes)) return false;
     float x = strtof(at, &end); /* rounded once, to f32; the program never leaves the locale "C" */
     if (end != at + bytes) return peri__json_fail(r->j, "a number is wanted");
@@ -145,7 +144,7 @@ bool peri__serve_id(peri__serve_reader *r, int32_t f)
     int64_t bytes;
     uint64_t id = 0;
     char c = peri__json_next(r->j);
-    if (c != '"' && !begins_number(c)) return refuse_kind(r, f, "an id");
+    if (c != '"' && !begins_number(c)) return peri__serve_refuse_kind(r, f, "an id");
     if (!peri__json_skip(r->j, &at, &bytes)) return false;
     const char *from = at + (c == '"'), *to = at + bytes - (c == '"');
     bool negative = from < to && *from == '-', fits = true;
@@ -211,18 +210,25 @@ bool peri__serve_sample(peri__serve_reader *r, int32_t f, int64_t length)
     if (in->kind == PERI__SERVE_NUMBERS) {
         if (c == '[') return list(r, f, in->width);
         return in->width == 1 ? peri__serve_number(r, f) && peri__serve_end(r, f)
-                              : refuse_kind(r, f, "a list of numbers");
+                              : peri__serve_refuse_kind(r, f, "a list of numbers");
     }
     if (c == '[') return list(r, f, length);
     if (in->kind == PERI__SERVE_WEIGHTS) return peri__serve_number(r, f) && peri__serve_end(r, f);
-    if (c != '"' && !begins_number(c)) return refuse_kind(r, f, "an id or a list of ids");
+    if (c != '"' && !begins_number(c)) return peri__serve_refuse_kind(r, f, "an id or a list of ids");
     return peri__serve_id(r, f) && peri__serve_end(r, f);
+}
+
+/** Whether sample @i of a column is there, and an empty list. */
+static bool empty(const peri__serve_column *c, int64_t i)
+{
+    return c->n_samples > i && c->offsets[i + 1] == c->offsets[i];
 }
 
 bool peri__serve_missing(peri__serve_reader *r, int32_t f)
 {
     const peri__serve_input *in = input(r, f);
     if (r->j->status < 0) return false;
+    if (in->one && empty(&r->batch->columns[in->of], r->batch->columns[f].n_samples)) return peri__serve_end(r, f);
     if (!in->optional)
         return peri__serve_blame(r, f, PERI__SERVE_MISSING, "sample %lld: feature '%s' is missing",
                                  (long long)peri__serve_samples(r, f), in->name);

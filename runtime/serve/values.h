@@ -25,6 +25,9 @@ int32_t peri__serve_find(peri__serve_reader *r, const char *name);
 /** The feature is there, or an error: it was before. */
 bool peri__serve_once(peri__serve_reader *r, int32_t f);
 
+/** Fail: the next JSON value, which the message shows, is not the @wanted that feature @f takes. Always false. */
+bool peri__serve_refuse_kind(peri__serve_reader *r, int32_t f, const char *wanted);
+
 /** The next value as one number or id of feature @f. */
 bool peri__serve_number(peri__serve_reader *r, int32_t f);
 bool peri__serve_id(peri__serve_reader *r, int32_t f);
