@@ -162,6 +162,17 @@ describe("a model file", function()
     assert.same({ 0, 190 * (13 * 3 + 6 + 13 * 3) }, { report.differ, report.numbers })
     assert.not_matches("follow", tostring(report))
   end)
+
+  it("names the output whose AUC it tells, where there are several", function()
+    local Model = nn.Module:extend "Model"
+    function Model:init() self.l = nn.Linear { in_features = 13, out_features = 2 } end
+    function Model:forward(b)
+      local y = self.l(b.dense_features)
+      return { click = y:select(2, 0), buy = y:select(2, 1) }
+    end
+    assert.matches("output 'buy' beside batch%.labels: AUC %d", tostring((export(Model()))))
+  end)
+
   -- as docs/tutorial_first_model.md writes them: forward gives the loss first, sizes come from batch.rows, batches from
   -- a loader
   it("is made of a model for pipelines and batches of a loader", function()

@@ -372,6 +372,11 @@ peri.scope(Net(), {})]], "tower: attempt to index field 'dense' (a nil value) (s
     "local M = nn.Module:extend 'M'\nfunction M:forward() end\nfor _ in peri.TrainPipelineBase { model = M() "
       .. "}:run(function() return 1 end) do end",
     "TrainPipelineBase: the model returned nil, wanted the loss (a tensor) (s.lua:4)" },
+  { "a model that returns more than a pipeline passes on",
+    "local M = nn.Module:extend 'M'\nfunction M:forward(x) return x:sum(), x, x, x end\nfor _ in "
+      .. "peri.TrainPipelineBase { model = M() }:run(function() return peri.ones { 2 } end) do end",
+    "TrainPipelineBase: the model returned more than three values; a pipeline passes on the loss and two more, each a "
+      .. "tensor or a table of tensors: return loss, { click = a, buy = b }, { click = c, buy = d } (s.lua:4)" },
   { "a forgotten optimizer", linear .. "peri.TrainPipelineBase { model = linear }",
     "TrainPipelineBase: schedule 'base' has an 'optimizer', but the pipeline has none for 2 parameters of the model "
       .. "('weight', ...): give optimizer = one of nn.optim, or optimizer = false to leave them as they are "

@@ -49,6 +49,7 @@ end
 local Report = util.class "ExportReport"
 function Report:init()
   self.samples, self.difference, self.differ, self.numbers, self.model, self.file = 0, 0, 0, 0, false, false
+  self.outputs, self.first = 0, false -- how many there are, and the name of the first
   self.chosen = false -- dtypes of tables, in words, where the exporter chose them
 end
 function Report:__tostring()
@@ -57,6 +58,7 @@ function Report:__tostring()
   if self.model and self.file then
     lines[2] = ("AUC %.6f, NE %.6f of the model; AUC %.6f, NE %.6f of the file"):format(self.model.auc, self.model.ne,
       self.file.auc, self.file.ne)
+    if self.outputs > 1 then lines[2] = ("output '%s' beside batch.labels: %s"):format(self.first, lines[2]) end
   end
   if self.chosen then table.insert(lines, 1, self.chosen) end
   for _, used in ipairs(self.loose or {}) do
@@ -75,6 +77,7 @@ function M.run(answers, file, batches, probabilities, given)
   local report = Report()
   local predictions, labels = { {}, {} }, {}
   local outputs = file:outputs()
+  report.outputs, report.first = #outputs, outputs[1].name
   for _, batch in ipairs(batches) do
     P.scope(function()
       local own, theirs = ordered(answers, batch), file:predict(given(batch))

@@ -176,10 +176,14 @@ function M.forward(pipeline, context)
   Flight.check(pipeline.class_name, context)
   for i = 1, #forwards do forwards[i].context = context end
   if pipeline.hooks then pipeline.hooks:set(context) end
-  local loss, second, third
-  if context.input then loss, second,
-    third = pipeline.model(context.batch, arrived(context.input):requires_grad(P.state.grad))
-  else loss, second, third = pipeline.model(context.batch) end
+  local loss, second, third, fourth
+  if context.input then loss, second, third,
+    fourth = pipeline.model(context.batch, arrived(context.input):requires_grad(P.state.grad))
+  else loss, second, third, fourth = pipeline.model(context.batch) end
+  if fourth ~= nil then
+    P.fail(pipeline.class_name .. ": the model returned more than three values; a pipeline passes on the loss and two "
+      .. "more, each a tensor or a table of tensors: return loss, { click = a, buy = b }, { click = c, buy = d }")
+  end
   for i = 1, #forwards do forwards[i].context = false end
   if pipeline.hooks then pipeline.hooks:set(false) end
   check_used(pipeline, context)

@@ -216,7 +216,7 @@ peri.pipeline.Pipeline = {}
 ---
 ---Errors: what the model, the loader or another rank raises; the pipeline cannot go on then.
 ---@param batches fun(): any Returns the next batch, or nil.
----@return any # What the model returned; nil: there are no more batches.
+---@return any # What the model returned: the loss, and up to two more, each a tensor or a table of tensors; nil: there are no more batches.
 function peri.pipeline.Pipeline:progress(batches) end
 
 ---An iterator over steps, for a `for`: `for loss, step in pipeline:run(batches) do`.
