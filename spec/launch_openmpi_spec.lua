@@ -18,6 +18,14 @@ describe("facts of Open MPI", function()
     assert.equal("mpirun is another one: it says that it is 'HYDRA build details:'", why)
   end)
 
+  it("say what is missing where there is no network interface", function() -- as under `unshare -n`
+    local f, why = openmpi.version_facts("[vm:1] opal_ifinit: unable to find network interfaces.\nmpirun (Open MPI) "
+      .. "4.1.4\n")
+    assert.is_nil(f)
+    assert.matches("no network interface", why)
+    assert.equal("4.1.4", openmpi.version_facts("a warning\nmpirun (Open MPI) 4.1.4\n").version)
+  end)
+
   it("say what ranks can be bound to", function()
     local function refusal(version, bind)
       return launch.refusal({ ranks = 2, bind = bind },

@@ -37,6 +37,22 @@ describe_launcher("perilune run, one rank", function()
     assert.equal(0, select(2, run("run " .. script "pcall(error, 'caught')")))
   end)
 
+  it("fails when its output could not be written", function()
+    for _, case in ipairs { { 74, "print 'lost'" }, { 0, "os.exit(0)" }, { 7, "print 'lost' os.exit(7)" } } do
+      local out, status = run("run " .. script(case[2]) .. " >/dev/full")
+      assert.equal(case[1], status, case[2])
+      assert.equal(case[1] == 0 and 0 or 1, count(out, "perilune: standard output could not be written"), case[2])
+    end
+    assert.equal(74, select(2, run "--help >/dev/full"))
+    assert.equal(0, select(2, run("run " .. script "local _ = 1" .. " >&-"))) -- closed from the start, and never used
+  end)
+
+  it("says how many files it wants to open, where it may not open so many", function()
+    local out, status = shell.run(("ulimit -n 64; %s run -n 2 %s"):format(shell.perilune, script ""))
+    assert.equal(2, status)
+    assert.matches("may open 64 files %(ulimit %-n%), wanted 116 or more\n", out)
+  end)
+
   it("prints what an uncaught error says, once, and where", function()
     local out, status = run("run " .. script "print 'before'\nerror 'the moon is gone'")
     assert.equal(1, status)

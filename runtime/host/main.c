@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -188,8 +189,23 @@ static void forget_environment(void)
     setenv("PATH", "/usr/local/bin:/usr/bin:/bin", 1);
 }
 
+/** The last thing that a process does: what could not be written to its standard output (a full disk) makes its exit
+ *  code 74 (EX_IOERR), where it would be 0. A standard output that was closed from the start and never used is none. */
+static void close_output(int code, void *unused)
+{
+    (void)unused;
+    const bool pending = __fpending(stdout) != 0, before = ferror(stdout) != 0;
+    errno = 0;
+    const bool now = fflush(stdout) != 0;
+    if (!before && !(now && (pending || errno != EBADF))) return;
+    fprintf(stderr, "perilune: standard output could not be written%s%s\n", errno != 0 ? ": " : "",
+            errno != 0 ? strerror(errno) : "");
+    if (code == 0) _exit(74);
+}
+
 int main(int argc, char **argv)
 {
+    on_exit(close_output, NULL);
     keep_small_pages();
     if (getauxval(AT_SECURE) != 0) forget_environment();
     lua_State *L = luaL_newstate();

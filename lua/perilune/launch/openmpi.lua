@@ -31,7 +31,11 @@ local facts = {
 
 --- Facts of a version, by what `mpirun --version` prints; nil and why not.
 function M.version_facts(text)
-  local version = text:match "^mpirun %(Open MPI%) (%d+[%w.]*)"
+  local version = ("\n" .. text):match "\nmpirun %(Open MPI%) (%d+[%w.]*)"
+  if version and text:find("unable to find network interfaces", 1, true) then
+    return nil, "it finds no network interface, and ranks of one machine, too, meet through the loopback interface "
+      .. "(as root: ip link set lo up)"
+  end
   if not version then
     return nil, ("mpirun is another one: it says that it is '%s'"):format(text:match "[^\n]+" or "nothing")
   end
