@@ -178,8 +178,9 @@ function M.refusal(options, machine)
   if options.hosts or options.hostfile or machine.allocation then return end
   local files = math.floor((machine.files - 100) / FILES_PER_RANK)
   if options.ranks > files then -- mpirun hangs rather than say so
+    local enough = files > 1 and ("; enough for %d ranks"):format(files) or ""
     return ("-n %d: this process and its children may open %d files (ulimit -n), wanted %d or more%s"):format(
-      options.ranks, machine.files, 100 + FILES_PER_RANK * options.ranks, files > 1 and ("; enough for %d ranks"):format(files) or "")
+      options.ranks, machine.files, 100 + FILES_PER_RANK * options.ranks, enough)
   end
   local most = tonumber(os.getenv "PERI_MOST_RANKS")
   local memory, processors = math.floor(machine.memory / MEMORY_PER_RANK), machine.cpus * RANKS_PER_CPU
