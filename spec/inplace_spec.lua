@@ -113,8 +113,8 @@ for _, device in ipairs { "cpu", "opaque" } do
 end
 
 describe("the environment", function()
-  local function under(variable)
-    local script = 'print(select(2, pcall(require("perilune").zeros, { 1 })))'
+  local function under(variable, script)
+    script = script or 'print(select(2, pcall(require("perilune").zeros, { 1 })))'
     local pipe = assert(io.popen(("%s luajit -e '%s' 2>&1"):format(variable, script)))
     local said = pipe:read "*a"
     pipe:close()
@@ -129,6 +129,8 @@ describe("the environment", function()
     ["PERI_TUNE=copy_by=foo"] = "PERI_TUNE: 'copy_by=foo', allowed ways of copy_by: receiver, sender",
     ["PERI_TUNE=off"] = "tensor f32 [1] on cpu", ["PERI_MPI_NEAR=7"] = "PERI_MPI_NEAR is '7', allowed: 0, 1",
     ["PERI_MPI_NEAR=1"] = "tensor f32 [1] on cpu",
+    ["PERI_CACHE_BYTES=8M"] = "PERI_CACHE_BYTES is '8M', allowed: whole numbers 1..1099511627776",
+    ["PERI_CACHE_BYTES=0"] = "'0', allowed", ["PERI_CACHE_BYTES=-1"] = "'-1', allowed",
     ["PERI_ROW_IO=foo"] = "PERI_ROW_IO is 'foo', allowed: auto, uring, threads",
     ["PERI_ROW_IO=uring"] = "tensor f32 [1] on cpu",
     ["PERI_CUDA_TF32=1"] = "call peri.set_float32_matmul_precision \"high\"",
@@ -140,4 +142,10 @@ describe("the environment", function()
   } do
     it("of " .. variable, function() assert.truthy(under(variable):find(words, 1, true), under(variable)) end)
   end
+
+  it("says how large the caches are", function()
+    local script = 'print(tonumber(require("perilune.ffi").C.peri_cache_bytes()))'
+    assert.equal("12345678\n", under("PERI_CACHE_BYTES=12345678", script))
+    assert.is_true(tonumber(under("PERI_CACHE_BYTES=", script)) >= 2 ^ 16)
+  end)
 end)

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 enum { MOST_PROCESSORS = 4096, MOST_CACHES = 512, LEVELS = 8, USUAL = 32 << 20 };
+static const int64_t LARGEST_CACHE = (int64_t)1 << 40;
 
 /** The first line of a file under the folder of processor @cpu's cache number @index. */
 static bool line_of(const char *root, int32_t cpu, int32_t index, const char *name, char *text, int len)
@@ -67,11 +68,35 @@ int64_t peri__cache_bytes_of(const char *root, const bool *used, int32_t n)
     return sum > 0 ? sum : USUAL;
 }
 
+/** What PERI_CACHE_BYTES says; 0: it is not set, or empty; -1: it is no number of bytes. */
+static int64_t bytes_asked(const char **text)
+{
+    char *end;
+    *text = secure_getenv("PERI_CACHE_BYTES");
+    if (!*text || !**text) return 0;
+    long long n = strtoll(*text, &end, 10);
+    return *end || n < 1 || n > LARGEST_CACHE ? -1 : n;
+}
+
+peri_status peri__caches_check(void)
+{
+    const char *text;
+    if (bytes_asked(&text) >= 0) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "PERI_CACHE_BYTES is '%.40s', allowed: whole numbers 1..%lld", text,
+                      (long long)LARGEST_CACHE);
+}
+
 int64_t peri_cache_bytes(void)
 {
     static _Atomic int64_t found;
     int64_t bytes = atomic_load_explicit(&found, memory_order_relaxed);
     if (bytes > 0) return bytes;
+    const char *text;
+    bytes = bytes_asked(&text); /* what is no number fails where devices are opened */
+    if (bytes > 0) {
+        atomic_store_explicit(&found, bytes, memory_order_relaxed);
+        return bytes;
+    }
     bool used[MOST_PROCESSORS] = {false};
     cpu_set_t *set = CPU_ALLOC(MOST_PROCESSORS);
     size_t size = CPU_ALLOC_SIZE(MOST_PROCESSORS);

@@ -124,6 +124,7 @@ static peri_status check_environment(void)
     PERI_TRY(peri__threads_check());
     PERI_TRY(peri__log_check());
     PERI_TRY(peri__tune_check());
+    PERI_TRY(peri__caches_check());
     for (size_t i = 0; i < sizeof word_variables / sizeof *word_variables; i++) {
         const char *text = secure_getenv(word_variables[i].name), *words = word_variables[i].words;
         if (text && *text && !is_word_of(text, words))

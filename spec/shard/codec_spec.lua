@@ -1,6 +1,6 @@
 -- Sharded collections whose rows and gradients travel in fewer bits. Rows that a rank owns itself stay f32; what codecs
 -- do to numbers is in spec/dist/codec_spec.lua; here is where they do it, and that nothing else changes.
--- mpirun: 2 3
+-- mpirun: 3
 -- machines: 2,2
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"

@@ -1,7 +1,7 @@
 -- Managed collision over ranks beside the plain models: random tables, ids, batches and operations; each batch is
 -- shared among the ranks, and the model sees all of it. States go from one number of ranks to another in between (sim).
 -- OPERATIONS= as many as wanted, of all worlds together (the whole run: 100000).
--- mpirun: 3 4
+-- mpirun: 3
 -- deadline: 300 s
 local peri = require "perilune"
 local ranks = require "spec.support.collision_ranks"

@@ -1,5 +1,5 @@
 -- Index dedup: what comes back and what is learned is what it is without, and each id travels once.
--- mpirun: 2 3
+-- mpirun: 3
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local sim = require "perilune.dist.sim"

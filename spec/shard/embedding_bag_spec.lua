@@ -1,6 +1,6 @@
 -- nn.EmbeddingBag over ranks: TorchRec's own results (spec/golden/sharded/embedding_bag_*), and the law that a plan
 -- changes nothing: rows, gradients of weights and trained tables are those of nn.EmbeddingBag.
--- mpirun: 2 3
+-- mpirun: 3
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local sim = require "perilune.dist.sim"

@@ -2,7 +2,7 @@
 -- only files of one flush open together. Kills at any moment leave files that open as one flush, or are refused by all
 -- ranks.
 -- deadline: 240 s
--- mpirun: 2 3
+-- mpirun: 3
 local peri = require "perilune"
 local collective_utils = require "perilune.dist.collective_utils"
 local flushes = require "spec.support.flushes"

@@ -1,7 +1,7 @@
 -- Quantized collections behind feature processors: in one piece they give what trained ones give (to the precision of
 -- their rows), in shards, over ranks and over places of one process, what they give in one piece.
 --
--- mpirun: 2 3
+-- mpirun: 3
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local support = require "spec.support.tbe"

@@ -2,7 +2,7 @@
 -- that met it. No update is lost, no group is given up, and when there is room again the same step, and a flush, go on
 -- to the bits of tables in memory.
 -- deadline: 240 s
--- mpirun: 2 3
+-- mpirun: 3
 local peri = require "perilune"
 local collision = require "spec.support.collision"
 local sharded = require "spec.support.sharded"

@@ -2,7 +2,7 @@
 -- only with the map of their flush, a map loads only with the rows that are its own, and a state is taken only when no
 -- map is ahead of its rows.
 -- deadline: 240 s
--- mpirun: 2 3
+-- mpirun: 3
 local peri = require "perilune"
 local collision = require "spec.support.collision"
 local collective_utils = require "perilune.dist.collective_utils"

@@ -3,6 +3,7 @@
 -- between ranks, and some are empty. One exception, as in TorchRec: optimizers with a number for each row (row-wise
 -- states, and the norms of LAMB and LARS) have one for each column block under column-wise sharding; there the
 -- reference is the table cut into blocks.
+-- mpirun: 4
 -- machines: 3,1
 -- takes: 16 s
 local peri = require "perilune"

@@ -3,7 +3,7 @@
 -- Whole models, and what is refused: quant_model_spec.lua.
 -- Where TorchRec is known to deviate (means under row-wise sharding) the unsharded result stored beside is the truth.
 --
--- mpirun: 2 3 4
+-- mpirun: 3
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local quant = require "spec.support.quant"

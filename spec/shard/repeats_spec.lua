@@ -1,7 +1,7 @@
 -- Variable batches of replicas, beside a table that is cut by rows: samples that share a bag, have one of their own, or
 -- none that others lack. All numbers are whole, and sums of them small, so results are exact whatever order they are
 -- added up in: what comes out is compared with loops over the definition.
--- mpirun: 2 3
+-- mpirun: 3
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local plan = peri.plan

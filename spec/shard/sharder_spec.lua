@@ -1,6 +1,6 @@
 -- Sharders: who shards what. A module of the user's own, with a sharder of its own, in a model; lists of sharders, and
 -- what is wrong in them.
--- mpirun: 2 3
+-- mpirun: 3
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local nn, plan, shard = peri.nn, peri.plan, peri.shard

@@ -1,7 +1,7 @@
 -- A collection that is wrapped brings its numbers along, and files bring theirs: a flushed table goes on whatever was
 -- asked of the collection before, and where both have something of their own nothing is lost without a word.
 -- deadline: 120 s
--- mpirun: 2 3
+-- mpirun: 3
 local peri = require "perilune"
 local collision = require "spec.support.collision"
 local collective_utils = require "perilune.dist.collective_utils"

@@ -1,6 +1,6 @@
 -- EmbeddingCollections whose tables have several dimensions: rows and what they learn are those of a collection for
 -- each table, sharded in every way or not, on both devices.
--- mpirun: 2 3
+-- mpirun: 3
 -- takes: 3 s
 local peri = require "perilune"
 local golden = require "spec.support.golden"

@@ -14,7 +14,7 @@
 --
 -- Functions are found by walking `require "perilune"`. `valid` has arguments with which constructors and functions
 -- work, in which one after the other is replaced.
--- inputs: 6             children
+-- inputs: 4             children
 -- deadline: 300 s
 -- takes: 25 s
 local HANG = 100 -- seconds of one child
@@ -25,7 +25,7 @@ local EVERY = 4
 local from = (arg[1] or ""):match "^from(%d)$"
 
 if arg[1] ~= "once" and not from then
-  local n, folder, command = tonumber((arg[1] or "6"):match "^%d+"), api.children "tests/fuzz/kinds.lua"
+  local n, folder, command = tonumber((arg[1] or "4"):match "^%d+"), api.children "tests/fuzz/kinds.lua"
   local how = ("from%d"):format((tonumber(arg[2]) or 0) % EVERY)
   if (arg[1] or ""):find "s$" then n, how = 6, "once" end -- of so many seconds: all parts, once
   for k = 0, n - 1 do

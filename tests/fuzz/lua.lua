@@ -11,7 +11,7 @@
 -- listed. What a named argument is called is learnt from the checks of the functions themselves.
 local CALLS = 1500 -- of a child; its seed is that of the run plus its number
 local HANG = 90    -- seconds of one child
--- inputs: 12            children of a run whose length is not given in seconds
+-- inputs: 6             children of a run whose length is not given in seconds
 
 -- -- the parent -------------------------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ local function parent(length, seed)
 end
 
 if arg[1] ~= "once" then
-  parent(arg[1] or "12", tonumber(arg[2]) or 1)
+  parent(arg[1] or "6", tonumber(arg[2]) or 1)
   return
 end
 

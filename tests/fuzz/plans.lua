@@ -10,7 +10,7 @@
 --                                                  it
 --   luajit tests/fuzz/plans.lua SECONDSs [SEED]    as `make fuzz` runs it
 --   luajit tests/fuzz/plans.lua once SEED          one plan of it, printed first
--- inputs: 700
+-- inputs: 350
 -- takes: 20 s
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
 package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build, here, here, here,

@@ -42,7 +42,7 @@ typedef struct peri_tune_info {
 } peri_tune_info;
 
 /** Bytes of the last level of caches that the processors of this process have together, each cache counted once; 32 MiB
- *  where the system does not say. Asked of the system once. */
+ *  where the system does not say; what PERI_CACHE_BYTES says where it is set. Asked once. */
 PERI_API int64_t peri_cache_bytes(void);
 /** Number of choices. */
 PERI_API int32_t peri_tune_count(void);
