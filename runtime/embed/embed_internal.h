@@ -344,6 +344,8 @@ void peri__tbe_list(peri_tbe *tbe);
 void peri__tbe_unlist(peri_tbe *tbe);
 /** The table batch in whose memory of state *@state @t lies, retained; NULL: there is none. */
 peri_tbe *peri__tbe_holding(const peri_tensor *t, int32_t *state);
+/** peri__leaf_fn of tables that a fused optimizer trains: rows and states are no parameters. (marks.c) */
+peri_status peri__tbe_no_leaf(const peri_tensor *t);
 /** The table batch (retained), table and state that @t is a view of, with all rows, where peri_tbe_state has them;
  *  NULL: none. (marks.c) */
 peri_tbe *peri__tbe_of_view(const peri_tensor *t, int64_t *table, int32_t *state);

@@ -210,6 +210,23 @@ int32_t peri__tbe_coded_rows(const peri_tensor *t, int64_t *cols)
     return coded;
 }
 
+peri_status peri__tbe_no_leaf(const peri_tensor *t)
+{
+    int32_t state;
+    peri_tbe *tbe = peri__tbe_holding(t, &state);
+    const int64_t table = tbe && tbe->optimizer.kind != PERI_TBE_NONE ? table_at(tbe, state, t) : -1;
+    peri_status status = PERI_OK;
+    if (table >= 0)
+        status = peri__fail(PERI_EINVAL,
+                            "peri_tensor_requires_grad_set: a view of '%s' of table '%s', which its fused optimizer "
+                            "updates in the backward pass: it is no parameter, and has no gradient. Tables that are "
+                            "not to learn are a collection of their own with the learning rate 0, or are looked up "
+                            "within peri.no_grad",
+                            tbe->state[state].name, tbe->tables[table].name);
+    peri_tbe_release(tbe);
+    return status;
+}
+
 peri_status peri_tbe_of_view(const peri_tensor *t, peri_tbe **tbe, int64_t *table, const char **name)
 {
     int32_t state;

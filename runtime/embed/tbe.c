@@ -323,6 +323,8 @@ static peri_status new_states(peri_tbe *tbe, bool mapped, peri_tensor *given)
         bool rows = peri__has_rows(s->geometry);
         if (i == 0 && given) PERI_TRY(peri_tensor_reshape(given, 1, &elements, &s->flat)); /* a view */
         else PERI_TRY(peri__tensor_placed(tbe->device, s->dtype, 1, &elements, mapped && rows, &s->flat));
+        if (tbe->optimizer.kind != PERI_TBE_NONE)
+            atomic_store_explicit(&s->flat->storage->leaf, peri__tbe_no_leaf, memory_order_release);
         tbe->state[tbe->n_states++] = *s;
         if (!bare && !(i == 0 && given))
             PERI_TRY(peri_tensor_fill(s->flat, s->which == PERI__STATE_MAX_COUNTER ? 1 : 0));

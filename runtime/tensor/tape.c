@@ -144,6 +144,8 @@ peri_status peri_tensor_requires_grad_set(peri_tensor *leaf, bool on)
         return peri__fail(PERI_EINVAL,
                           "peri_tensor_requires_grad_set: the result of an operation, not a leaf; detach it first");
     if (on) PERI_TRY(peri__check_float("peri_tensor_requires_grad_set", "the leaf", leaf));
+    peri__leaf_fn may_be = atomic_load_explicit(&leaf->storage->leaf, memory_order_acquire);
+    if (may_be) PERI_TRY(may_be(leaf));
     leaf->requires_grad = on;
     return PERI_OK;
 }

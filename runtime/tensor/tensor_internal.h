@@ -103,6 +103,9 @@ typedef struct peri__storage_watch {
     void *ctx;
 } peri__storage_watch;
 
+/** PERI_OK, or an error that says why @t, a view of a storage, cannot be a leaf. */
+typedef peri_status (*peri__leaf_fn)(const peri_tensor *t);
+
 /** What somebody found out about the elements of a storage, kept with it so that it need not be found out again: see
  *  peri__note_take. The first member of what its maker keeps. */
 typedef struct peri__note {
@@ -135,6 +138,8 @@ typedef struct peri__storage {
                                                    it itself */
     uint64_t serial; /* of this storage alone, from 1 on: an address may be another storage's later */
     atomic_bool exposed; /* a program has its address (peri_tensor_data, its own memory), and may write uncounted */
+    _Atomic(peri__leaf_fn) leaf; /* whether a view of it may be a leaf, asked by peri_tensor_requires_grad_set; NULL:
+                                    any may */
     _Atomic(peri__note *) note; /* or NULL: nothing is known, or somebody has taken it */
     peri__report *ahead; /* its number on the way to the host since a backward pass began from it (peri__item_ahead), or
                             NULL */

@@ -36,6 +36,31 @@ end)
 
 for _, device in ipairs { "cpu", "opaque" } do
   describe("states on " .. device, function()
+    it("are no leaves, nor are rows that a fused optimizer updates: nothing is frozen or gets a gradient", function()
+      for optimizer, states in peri.util.ordered(keeps) do
+        local b = make(device, { optimizer = optimizer, learning_rate = 0.1 })
+        local views = { weight = b:state(1), rows = b:state(1):slice(1, 2, 5), detached = b:state(1):detach() }
+        for name in peri.util.ordered(states) do views[name] = b:state(1, name) end
+        for name, view in peri.util.ordered(views) do
+          for _, on in ipairs { true, false } do
+            local ok, err = pcall(view.requires_grad, view, on)
+            assert.is_false(ok, optimizer .. ": " .. name)
+            if states[name] ~= "full" and name == "prev_iter" and on then assert.matches("i64", err.message)
+            else
+              assert.matches("of table 'a', which its fused optimizer updates in the backward pass: it is no parameter",
+                err.message, 1, true)
+            end
+            assert.is_false(view:describe().requires_grad)
+          end
+        end
+        assert.is_true(b:state(1):clone():requires_grad():describe().requires_grad)
+      end
+      local dense = make(device, { optimizer = "none" })
+      local leaf = dense:leaf(1)
+      assert.is_true(leaf:describe().requires_grad)
+      assert.is_false(leaf:requires_grad(false):describe().requires_grad)
+    end)
+
     for optimizer, states in pairs(keeps) do -- any order: each is a test of its own
       it(optimizer .. " has those of its formula, of their geometry", function()
         local b, bytes, n = make(device, { optimizer = optimizer }), 0, 0
