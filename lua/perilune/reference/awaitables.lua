@@ -131,8 +131,7 @@ dist.WorkAwaitable = {}
 ---```lua
 ---peri.init()
 ---print(peri.dist.ops.ExchangeAwaitable.is(
----  peri.dist.ops.all_gather_base_pooled { input = peri.ones { 2,
----  3 } })) --> true
+---  peri.dist.ops.all_gather_base_pooled { input = peri.ones { 2, 3 } })) --> true
 ---```
 ---@class peri.dist.ops.ExchangeAwaitable: peri.Awaitable
 ---@param ptr ffi.cdata* The operation (`peri_work *`), whose reference it takes over.

@@ -107,8 +107,8 @@ function nn.CrossNet:forward(x0) end
 ---Errors: num_layers below 0 or above 4096; low_rank below 1.
 ---
 ---```lua
----print(nn.LowRankCrossNet({ in_features = 4, num_layers = 2, low_rank = 2 })(peri.zeros { 1,
----  4 }):size(2))
+---print(nn.LowRankCrossNet({ in_features = 4, num_layers = 2, low_rank = 2 })(
+---  peri.zeros { 1, 4 }):size(2))
 -----> 4
 ---```
 ---@class peri.nn.LowRankCrossNet: peri.nn.Module
