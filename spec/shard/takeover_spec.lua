@@ -106,6 +106,34 @@ describe("a collection that is wrapped", function()
     once(world, tier.remove, folder)
   end, { sizes = { 1, 2, 3 }, devices = { "cpu" } })
 
+  worlds.each("is of one model: a second one would train copies of its tables", function(world)
+    local nn = peri.nn
+    local Net = nn.Module:extend "Net"
+    function Net:init(bags) self.bags, self.last = bags, nn.Linear { in_features = 4, out_features = 1 } end
+    function Net:forward(kjt) return self.last(self.bags(kjt):values()):sum() end
+    local function bags()
+      return peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 6,
+        embedding_dim = 4, feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
+    end
+    local function wrap(module)
+      return peri.DistributedModelParallel { module = Net(module), group = world,
+        plan = not peri.shard.ShardedModule.is(module) and plan.ShardingPlan { bags = { t = plan.row_wise() } } or nil }
+    end
+    local shared = bags()
+    local first = wrap(shared)
+    local ok, err = pcall(wrap, shared)
+    assert.is_false(ok)
+    assert.matches("module 'bags', this EmbeddingBagCollection is 'bags' of another DistributedModelParallel",
+      err.message, 1, true)
+    local second = wrap(first.module.bags) -- the sharded one is one module of both
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 5 }, lengths = { 1, 1 } }
+    local function rows(model) return peri.no_grad(function() return model.module.bags(kjt):values():to_list() end) end
+    local before = rows(first)
+    second:backward(second(kjt))
+    assert.not_same(before, rows(first))
+    assert.same(rows(first), rows(second))
+  end, { sizes = { 1, 2 }, devices = { "cpu" } })
+
   it("is no nn.EmbeddingBag where files are to stay", function()
     local ok, err = pcall(peri.DistributedModelParallel,
       { module = peri.nn.EmbeddingBag { num_embeddings = 4, embedding_dim = 2 }, group = peri.init(),

@@ -13,6 +13,20 @@ local changes = require "perilune.model.changes"
 
 local M = {}
 
+--- Modules in whose place a sharded one is: module -> the path that it had in its model.
+local replaced = setmetatable({}, { __mode = "k" })
+
+--- An error if a module of `entry` gave its tables to another model: this one would train copies of them.
+local function check_own(entry)
+  for _, inner in ipairs(entry.module:modules()) do
+    if replaced[inner] then
+      P.fail(("DistributedModelParallel: module '%s', this %s is '%s' of another DistributedModelParallel, which has "
+        .. "its tables in shards: a second model would train copies of them. Allowed: the module that the other model "
+        .. "has in its place, or a collection of its own"):format(entry.path, inner.class_name, replaced[inner]))
+    end
+  end
+end
+
 --- What plans have entries for, of the module of `entry`.
 local function tables_of(sharder, entry)
   local what = ("%s:shardable_parameters of module '%s'"):format(sharder.class_name, entry.path)
@@ -33,6 +47,7 @@ function M.find(module, sharder_of)
         sharder.by_itself))
     end
     if sharder then
+      check_own(entry)
       for _, inner in ipairs(entry.module:modules()) do within[inner] = true end
       list[#list + 1] = { path = entry.path, module = entry.module, sharder = sharder,
         tables = tables_of(sharder, entry) }
@@ -121,6 +136,11 @@ end
 function M.put_in_place(module, c, sharded)
   sharded:copy_from(c.module)
   changes.retire(c.module, sharded)
+  local kept = {}
+  for _, m in ipairs(sharded:modules()) do kept[m] = true end
+  for _, m in ipairs(c.module:modules()) do
+    if not kept[m] then replaced[m] = c.path end
+  end
   rawset(c.module, "forward", function()
     P.fail(("%s: '%s' of a DistributedModelParallel has its tables in shards now; call the one that the model has "
       .. "in its place: this one would train a copy"):format(c.module.class_name, c.path))
