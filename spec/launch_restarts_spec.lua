@@ -85,15 +85,21 @@ local peri = require "perilune"
 require("ffi").cdef "int usleep(unsigned);"
 if arg[1] then peri.init() end
 if not arg[1] or peri.rank() == 0 then
+  require("ffi").cdef "int getpid(void);"
+  local file = io.open(arg[0] .. ".rank", "w")
+  file:write(require("ffi").C.getpid())
+  file:close()
   io.open(arg[0] .. ".ready", "w"):close()
   for _ = 1, 3000 do require("ffi").C.usleep(10000) end
 end
 peri.checkpoint.Saver { parts = { model = peri.nn.Linear { in_features = 3, out_features = 2 } } }
 for _ = 1, 3000 do require("ffi").C.usleep(10000) end]])
-    for _, words in ipairs { "%s", "-n 2 %s ranks", "-n 2 --max-restarts 2 %s ranks" } do
+    -- to the launcher, or to one of the ranks; any order
+    for words, who in pairs { ["%s"] = "$p", ["-n 2 %s ranks"] = "$p", ["-n 2 --max-restarts 2 %s ranks"] = "$p",
+      ["-n 2 %s ranks alone"] = "$(cat %s.rank)" } do
       local command = "rm -f %s.ready; %s run --checkpoint %s/early " .. words .. " & p=$!; "
-        .. "until [ -e %s.ready ]; do sleep 0.02; done; kill $p; wait $p"
-      local out, status = shell.run(command:format(early, shell.perilune, folder, early, early))
+        .. "until [ -e %s.ready ]; do sleep 0.02; done; kill " .. who .. "; wait $p"
+      local out, status = shell.run(command:format(early, shell.perilune, folder, early, early, early))
       assert.equal(75, status, out)
       assert.matches("it can be started again", out)
     end

@@ -175,7 +175,11 @@ static _Noreturn void attend(long long rank, pid_t launcher, pid_t child, const 
          * by exit(1), whose watchers must not speak before its own. */
         if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) usleep(200000);
         else if (!in_order && WIFEXITED(status)) ordered = told_to_end(launcher, set, 500) || ordered;
-        if (!in_order && !ordered) report(rank, child, status, &usage, seconds() - began, oom);
+        if (!in_order && !ordered) {
+            report(rank, child, status, &usage, seconds() - began, oom);
+            /* somebody asked this rank to stop, and its script did not heed it yet */
+            if (WIFSIGNALED(status)) note("quit", rank, WTERMSIG(status), "");
+        }
         end_alike(rank, status, in_order);
     }
 }

@@ -164,6 +164,7 @@ function M.roll(ranks)
       R.ended[rank] = tonumber(number)
       R.n_ended = R.n_ended + 1
       if R.code == 0 then R.code, R.failed = R.ended[rank], rank end
+    elseif kind == "quit" then R.quit = R.quit or tonumber(number)
     elseif kind == "job" then R.job = text
     elseif kind == "heeds" then R.n_heed = R.n_heed + 1
     elseif kind == "stopped" then R.stopped = text
@@ -208,8 +209,9 @@ local function verdict(F, R, code, signal, asked, ended)
       STOPPED
   end
   if asked and code == 0 and not (signal or ended) then return nil, 0 end -- it came to its end
-  if asked and SHORT[asked] and R.saves and not R.stepped then -- nothing was learned that is not saved
-    return ("asked to stop (%s) before the first saver:step: it can be started again"):format(SHORT[asked]), STOPPED
+  local stop = asked or R.quit -- a signal to one rank is enough
+  if SHORT[stop] and R.saves and not R.stepped then -- nothing was learned that is not saved
+    return ("asked to stop (%s) before the first saver:step: it can be started again"):format(SHORT[stop]), STOPPED
   end
   if asked then return ("%s; all %d ranks were ended"):format(NAMES[asked], R.ranks), 128 + asked end
   if signal and R.n_ended == R.ranks and R.code == 0 then
