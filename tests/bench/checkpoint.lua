@@ -44,7 +44,9 @@ local options = parser:parse(arg)
 peri.init()
 local world = peri.world()
 local rank, ranks = world:rank(), world:size()
-local folder = ("%s/peri-bench-checkpoint"):format(options.directory)
+-- A new folder for each run: what a killed run has left is in nobody's way.
+local made = rank == 0 and io.popen(("mktemp -d '%s/peri-bench-checkpoint-XXXXXX'"):format(options.directory)):read "*l"
+local folder = world:all_gather_object(made or false)[1]
 local path = folder .. "/model"
 
 local function now() return tonumber(C.peri_time_ns()) * 1e-9 end
@@ -141,7 +143,6 @@ end
 
 local bytes = rows * 65 * 4
 local share_of_rank = math.floor(bytes / ranks)
-os.execute("mkdir -p " .. folder)
 local out = options.out and rank == 0 and assert(io.open(options.out, "a"))
 local times = {}
 local function note(name, seconds)
