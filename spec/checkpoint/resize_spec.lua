@@ -5,6 +5,7 @@ local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
 local Gather = require "perilune.checkpoint.gather"
+local Fit = require "perilune.checkpoint.fit"
 local nn, plan, embed = peri.nn, peri.plan, peri.embed
 Gather.BLOCK = 10
 
@@ -116,7 +117,7 @@ describe("a table of raw ids of another size", function()
       -- rows, buckets, and rows of a window: some buckets, one, or a part of one
       for _, size in ipairs { { 12, 2, 14 }, { 12, 2, 4 }, { 60, 6, 14 }, { 92, 4, 14 }, { 36, 3, 14 } } do
         local rows, buckets = size[1], size[2]
-        Gather.ROWS = size[3]
+        Gather.ROWS, Fit.SPAN = size[3], rows == 92 and 40 or 1000 -- rows of which it is kept where they were
         local want = best(kind, all, rows, buckets)
         for ranks = 0, 2, 2 do
           local again = ("%s_%d_%d_%d"):format(path, rows, size[3], ranks)
@@ -204,7 +205,16 @@ describe("a table of raw ids of another size", function()
           if row >= 0 then want[#want + 1] = ("%d in %d"):format(id, row) end
         end
         local other = build(nil, { rows = size[1], buckets = size[2], module = hash })
+        local read, pick = 0, Fit._pick
+        Fit._pick = function(fit, row, past)
+          read = read + past - row
+          return pick(fit, row, past)
+        end
+        Fit.SPAN = size[1] == 40 and 12 or 1000
         peri.checkpoint.load(path, { model = other })
+        Fit._pick = pick
+        -- All that is loaded takes one walk through the ids for each window, and one more where ids go on to the next.
+        if Fit.SPAN == 1000 then assert.is_true(read / 60 <= size[1] / 6 + 2, ("%d walks"):format(read / 60)) end
         peri.checkpoint.save(path .. size[1] .. size[2], { model = other })
         local got = {}
         for id, x in peri.util.ordered(ids_of(path .. size[1] .. size[2])) do

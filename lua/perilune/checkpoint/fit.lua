@@ -10,11 +10,12 @@ local policies = require "perilune.embed.mc_policies"
 local C, check = P.C, P.check
 
 local INFINITE = 9223372036854775807LL -- MCH: no id
+local MOST = 2 ^ 31 - 1                -- rows of a stored map: their numbers are kept as int32_t
 local PROBE = 4096 -- rows that an id is looked for: where it is more, very many could go on to the next window
 local picked, number_out = P.struct "peri_collision_picked", ffi.new "int64_t[1]"
 local ids_of = { mch = "_mch_sorted_raw_ids", hash = "_hash_zch_identities" }
--- Numbers of a state that an id brings along, and those of a row without one.
-local brought = mc_map._initial
+-- States by which ids are scored, beside the row that an id had.
+local scored = { mch = { "_mch_counts", "_mch_last_access_iter" }, hash = { "_hash_zch_metadata" } }
 
 --- Scores of n MCH ids by the policy, into `scores` (double *).
 local function fill_scores(scores, policy, counts, last, n, now, name)
@@ -39,12 +40,14 @@ local function better(w, score, id, row)
   return id < w.ids[row]
 end
 
---- Which ids of a stored map get which rows of another one. A window (gather.lua) is some whole buckets of the new map,
---- or some rows of one that is larger than a window. It has by row the id (`ids`), its score, the row that it
---- had (`from`; -1: none), and what it brings along. Ids that are read from the checkpoint are entries: arrays by the
---- same names.
+--- Which ids of a stored map get which rows of another one. A window is some whole buckets of the new map, or some rows
+--- of one that is larger than a window. It has by row the id (`ids`), its score, and the row that it had (`from`; -1:
+--- none). Ids that are read from the checkpoint are entries: arrays by the same names. Each window takes a walk through
+--- all ids, so of what it found `from` is kept, for a span of up to SPAN rows (4 bytes each): weights and states follow
+--- their ids by that, and no further walk is needed.
 local Fit = util.class "Fit"
 Fit.ids_of = ids_of
+Fit.SPAN = 2 ^ 22
 
 --- Rows where windows of at most `rows` rows begin, and the end. split: by row, the bucket (from 0) that a window has
 --- some rows of, not all; it is empty unless may_split.
@@ -66,18 +69,20 @@ local function bounds_of(segments, rows, may_split)
 end
 
 --- stored: states of the checkpoint's map in the order of rows (StoredTensors). segments, old: rows where buckets
---- begin. names: those of `brought` that the new map has.
+--- begin.
 function Fit:init(a)
   for _, name in ipairs { "kind", "module", "stored", "segments", "old", "name", "now" } do self[name] = a[name] end
+  local rows = self.old[#self.old]
+  if rows > MOST then
+    P.fail(("checkpoint.load: table '%s' had %d rows, and has another size or other buckets now; allowed: up to %d "
+      .. "rows"):format(self.name, rows, MOST))
+  end
   self.reserved, self.total, self.last, self.begins = self.module:_reserved() > 0, 0, {}, {}
   self.carried, self.counted = {}, {}
   self.rows = self.kind == "mch" and Gather.ROWS or 2 * Gather.ROWS -- their numbers are fewer
-  local initial = { ids = self.kind == "mch" and INFINITE or -1LL, scores = 0, from = -1 }
-  initial.heap = self.kind == "mch" and 0 or nil
+  self.initial = { ids = self.kind == "mch" and INFINITE or -1LL, scores = 0, from = -1 }
+  self.initial.heap = self.kind == "mch" and 0 or nil
   self.names, self.entries = { "ids", "scores", "from" }, {}
-  for name, number in util.ordered(brought) do
-    if a.names[name] then initial[name], self.names[#self.names + 1] = number, name end
-  end
   -- memory of the entries, the same as int64_t * in the order of names, and ids and scores as uint32_t *
   self.kept, self.here, self.halves = {}, {}, {}
   for i, name in ipairs(self.names) do
@@ -86,12 +91,11 @@ function Fit:init(a)
     self.entries[name] = name == "scores" and ffi.cast("double *", self.kept[i]) or self.here[i]
   end
   for _, name in ipairs { "ids", "scores" } do self.halves[name] = ffi.cast("uint32_t *", self.entries[name]) end
+  for _, name in ipairs(scored[self.kind]) do self.entries[name] = ffi.new("int64_t[?]", Gather.BLOCK) end
   self.buckets, self.places = ffi.new("int32_t[?]", Gather.BLOCK), ffi.new("int32_t[?]", Gather.BLOCK)
   self.homes, self.blocks, self.spilled = ffi.new("int64_t[?]", Gather.BLOCK), {}, {}
   self:_make_fit()
-  local bounds
-  bounds, self.split = bounds_of(self.segments, self.rows, self.kind == "mch" or self.module.max_probe <= PROBE)
-  self.gather = Gather(bounds, initial, function(w) self:_fill(w) end)
+  self.bounds, self.split = bounds_of(self.segments, self.rows, self.kind == "mch" or self.module.max_probe <= PROBE)
 end
 
 --- What C functions are told of the map and the window; what changes from window to window is set there.
@@ -178,14 +182,12 @@ function Fit:_pick(row, past)
   end
   self.blocks[row] = { ids = tonumber(of.ids), lowest = tonumber(of.lowest), highest = tonumber(of.highest) }
   t:release()
-  for i = 4, n > 0 and #self.names or 0 do -- behind ids, scores and rows
-    local stored, to = self.stored[self.names[i]], e[self.names[i]]
+  for _, name in ipairs(n > 0 and scored[self.kind] or {}) do
+    local stored, to = self.stored[name], e[name]
     if stored then
       local block, numbers = Gather.numbers_of(stored, row, past)
       for k = 0, n - 1 do to[k] = numbers[self.places[k]] end
       block:release()
-    else
-      for k = 0, n - 1 do to[k] = brought[self.names[i]] end
     end
   end
   return n
@@ -330,18 +332,16 @@ local function fill_part(self, w, b)
   w.filled[b], w.spilled = tonumber(self.filled[b]), self.spilled
 end
 
---- Find which ids go on to each window of bucket b, and how many ids each has then.
+--- Find which ids go on to each window of bucket b, and what is in the windows then.
 local function carry(self, b)
   local base, past, carried = self.segments[b + 1], self.segments[b + 2], self.carried
   carried[base] = {}
   repeat
     local more = false
     for row = base, past - 1, self.rows do
-      local w, release = self.gather:blank(row, math.min(row + self.rows, past))
-      self:_prepare(w)
-      fill_part(self, w, b)
+      local w, release = Gather.blank(self.initial, row, math.min(row + self.rows, past))
+      self:_fill(w)
       release()
-      self.counted[row] = w.filled
       local known = carried[w.past < past and w.past or base]
       carried[w.past < past and w.past or base] = w.spilled
       if w.past == past then more = #w.spilled > #known
@@ -372,8 +372,9 @@ function Fit:_prepare(w)
   ffi.fill(self.filled, ffi.sizeof(self.filled))
 end
 
+--- Put the ids of window w into its rows. How many they are is noted, and in the span where they were.
 function Fit:_fill(w)
-  local b = self.split[w.first]
+  local b, span = self.split[w.first], self._span
   self:_prepare(w)
   if not b then fill_whole(self, w)
   elseif self.kind == "mch" then fill_some(self, w, b)
@@ -384,17 +385,56 @@ function Fit:_fill(w)
     local row = self.segments[bucket + 2] - 1
     if row < w.past then w.from[row - w.first] = self.old[twin + 2] - 1 end
   end
+  self.counted[w.first] = w.filled
+  if w.first < span.first or w.past > span.past then return end
+  for row = w.first, w.past - 1 do span.from[row - span.first] = w.from[row - w.first] end
+  span.has[w.first] = true
 end
 
---- How many ids are in it. Each window is looked at, once; before this none can be.
+--- Begin the span that has the window of row `row`: whole windows.
+local function begin_span(self, row)
+  local first, past
+  for i = 1, #self.bounds - 1 do
+    if not past or self.bounds[i + 1] - first > Fit.SPAN then
+      if past and past > row then break end
+      first = self.bounds[i]
+    end
+    past = self.bounds[i + 1]
+  end
+  if self._span then self._span.memory:release() end
+  local memory, from = Gather.room_for(math.ceil((past - first) / 2))
+  self._span = { first = first, past = past, memory = memory, from = ffi.cast("int32_t *", from), has = {} }
+end
+
+--- Where the ids of new rows were: from[r - first] is the stored row of new row r (-1: none), for r in [first, past),
+--- which has `row`. Rows that ids share who have none follow the like. Lasts until it is asked for other rows.
+function Fit:span(row)
+  local span = self._span
+  if not (span and span.first <= row and row < span.past) then begin_span(self, row) end
+  span = self._span
+  for i = 1, #self.bounds - 1 do
+    local first, past = self.bounds[i], self.bounds[i + 1]
+    if first >= span.first and past <= span.past and not span.has[first] then
+      local w, release = Gather.blank(self.initial, first, past)
+      self:_fill(w)
+      release()
+    end
+  end
+  return span
+end
+
+--- How many ids are in it. Before this no span can be asked for.
 function Fit:count()
   local n = 0
+  begin_span(self, 0)
   for row, b in util.ordered(self.kind == "hash" and self.split or {}) do
     if row == self.segments[b + 1] then carry(self, b) end
   end
-  self.gather:each(function(row)
-    for _, filled in util.ordered(self.counted[row] or self.gather:window(row).filled) do n = n + filled end
-  end)
+  for i = 1, #self.bounds - 1 do
+    local first = self.bounds[i]
+    if not self.counted[first] then self:span(first) end
+    for _, filled in util.ordered(self.counted[first]) do n = n + filled end
+  end
   return n
 end
 

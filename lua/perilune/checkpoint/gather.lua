@@ -45,10 +45,10 @@ function Gather:init(bounds, initial, fill)
   self._release = false
 end
 
---- A window that nobody has filled, and a function that gives its memory back.
-function Gather:blank(first, past)
+--- A window that nobody has filled, and a function that gives its memory back. initial: as of init.
+function Gather.blank(initial, first, past)
   local w, kept = { first = first, past = past }, {}
-  for name, number in util.ordered(self._initial) do
+  for name, number in util.ordered(initial) do
     kept[#kept + 1], w[name] = room_for(past - first)
     for k = 0, past - first - 1 do w[name][k] = number end
   end
@@ -65,15 +65,10 @@ function Gather:window(row)
   self._window = false
   local i = 1
   while self._bounds[i + 1] <= row do i = i + 1 end
-  w, self._release = self:blank(self._bounds[i], self._bounds[i + 1])
+  w, self._release = Gather.blank(self._initial, self._bounds[i], self._bounds[i + 1])
   self._fill(w)
   self._window = w
   return w
-end
-
---- Call f(row) with the first row of each window, ascending.
-function Gather:each(f)
-  for i = 1, #self._bounds - 1 do f(self._bounds[i]) end
 end
 
 --- A StoredTensor of one number a row, of size `size`: those by that name. verify (or nil) = function(), called before

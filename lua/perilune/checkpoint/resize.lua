@@ -13,6 +13,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local StoredTensor = require "perilune.tensor.stored"
 local Fit = require "perilune.checkpoint.fit"
+local Gather = require "perilune.checkpoint.gather"
 local maps = require "perilune.checkpoint.maps"
 local mc_map = require "perilune.embed.mc_map"
 
@@ -35,33 +36,6 @@ end
 local function size_of(x) return Tensor.is(x) and x:shape() or x:size() end
 
 -- -- what is loaded ---------------------------------------------------------------------------------------------------
-
---- The states of the new map by name. like: a map of the same table; is_left: name -> whether the state is left as it
---- is here.
-local function new_states(fit, like, states, is_left)
-  local result, by_row, rows = {}, {}, fit.segments[#fit.segments]
-  for name, i in util.ordered(util.index_of(like:state_names())) do
-    local left = is_left(name)
-    if not left and not mc_map._is_by_row(name) then result[name] = P.lasting(like.state, like, i)
-    elseif not left then
-      local size, dtype = like:_describe(i)
-      local old = fit.stored[name]
-      size[1] = rows
-      by_row[name] = name == MAPPING and StoredTensor { size = size, dtype = "i64", read = function(region, tensor)
-        local first = region.offset[1]
-        P.scope(function()
-          tensor:copy(Tensor.arange(first, first + region.size[1], 1, "i64", "cpu"):reshape(region.size))
-        end)
-      end } or fit.gather:stored(mc_map._initial[name] and name or "ids", size, dtype, function()
-        if old then old:verify(0, old:size(1)) end
-      end)
-    end
-  end
-  for name, x in util.ordered(maps.of_rows(by_row, fit.kind == "mch" and fit.segments or nil)) do result[name] = x end
-  if states._current_iter_tensor then result._current_iter_tensor = states._current_iter_tensor
-  elseif result._current_iter_tensor then result._current_iter_tensor:fill(0) end
-  return result
-end
 
 -- Rows of a table of which so many are read at once (bytes), where one of NEAR of them is wanted at least.
 local BLOCK_BYTES, NEAR = 2 ^ 21, 16
@@ -91,9 +65,10 @@ end
 
 --- Sort the new rows [0, n) by the block of `each` stored rows that has their contents; from[r] is the stored row of
 --- new row r, -1 if it has none, and then r is left out. Returns a list `order` of new rows and a list `starts`: those
---- of block b are order[starts[b]] to order[starts[b + 1] - 1].
+--- of block b are order[starts[b]] to order[starts[b + 1] - 1]; and a function that gives their memory back.
 local function by_block(from, n, each, blocks)
-  local order, starts = ffi.new("int32_t[?]", n), ffi.new("int32_t[?]", blocks + 1)
+  local memory, room = Gather.room_for(math.ceil(n / 2))
+  local order, starts = ffi.cast("int32_t *", room), ffi.new("int32_t[?]", blocks + 1)
   for r = 0, n - 1 do
     local b = math.floor(tonumber(from[r]) / each)
     if b >= 0 then starts[b] = starts[b] + 1 end
@@ -106,7 +81,82 @@ local function by_block(from, n, each, blocks)
       order[starts[b]] = r
     end
   end
-  return order, starts
+  return order, starts, function() memory:release() end
+end
+
+--- Fill rows of a window with the numbers that the ids of these rows have in `stored`, a state in the order of rows.
+--- to: the window's numbers of it, from row `row` on, n of them, which are in the span.
+local function fill_numbers(span, stored, to, row, n)
+  local from, there = span.from + (row - span.first), stored:size(1)
+  local blocks = math.ceil(there / Gather.BLOCK)
+  local order, starts, release = by_block(from, n, Gather.BLOCK, blocks)
+  for b = 0, blocks - 1 do
+    local first = b * Gather.BLOCK
+    if starts[b + 1] > starts[b] then
+      local t, numbers = Gather.numbers_of(stored, first, math.min(first + Gather.BLOCK, there))
+      for i = starts[b], starts[b + 1] - 1 do to[order[i]] = numbers[from[order[i]] - first] end
+      t:release()
+    end
+  end
+  release()
+end
+
+--- What gathers the states of the new map that have a number a row: that which the row's id had, and the number of
+--- `initial` (by the state's name) where there is no id, or the checkpoint has no such state.
+local function gather_of(fit, initial)
+  local rows, bounds = fit.segments[#fit.segments], {}
+  for row = 0, rows - 1, 2 * Gather.ROWS do bounds[#bounds + 1] = row end
+  bounds[#bounds + 1] = rows
+  return Gather(bounds, initial, function(w)
+    local row = w.first
+    while row < w.past do
+      local span = fit:span(row)
+      local n = math.min(w.past, span.past) - row
+      for name in util.ordered(initial) do
+        if fit.stored[name] then fill_numbers(span, fit.stored[name], w[name] + (row - w.first), row, n) end
+      end
+      row = row + n
+    end
+    for b = 2, fit.reserved and #fit.segments or 1 do -- the last row of a bucket is no id's
+      local last = fit.segments[b] - 1
+      for name, number in util.ordered(last >= w.first and last < w.past and initial or {}) do
+        w[name][last - w.first] = number
+      end
+    end
+  end)
+end
+
+--- The states of the new map by name. like: a map of the same table; is_left: name -> whether the state is left as it
+--- is here.
+local function new_states(fit, like, states, is_left)
+  local result, by_row, rows, initial = {}, {}, fit.segments[#fit.segments], {}
+  for _, name in ipairs(like:state_names()) do
+    if mc_map._is_by_row(name) and name ~= MAPPING and not is_left(name) then
+      initial[name] = mc_map._initial[name] or fit.initial.ids
+    end
+  end
+  local gather = gather_of(fit, initial)
+  for name, i in util.ordered(util.index_of(like:state_names())) do
+    local left = is_left(name)
+    if not left and not mc_map._is_by_row(name) then result[name] = P.lasting(like.state, like, i)
+    elseif not left then
+      local size, dtype = like:_describe(i)
+      local old = fit.stored[name]
+      size[1] = rows
+      by_row[name] = name == MAPPING and StoredTensor { size = size, dtype = "i64", read = function(region, tensor)
+        local first = region.offset[1]
+        P.scope(function()
+          tensor:copy(Tensor.arange(first, first + region.size[1], 1, "i64", "cpu"):reshape(region.size))
+        end)
+      end } or gather:stored(name, size, dtype, function()
+        if old then old:verify(0, old:size(1)) end
+      end)
+    end
+  end
+  for name, x in util.ordered(maps.of_rows(by_row, fit.kind == "mch" and fit.segments or nil)) do result[name] = x end
+  if states._current_iter_tensor then result._current_iter_tensor = states._current_iter_tensor
+  elseif result._current_iter_tensor then result._current_iter_tensor:fill(0) end
+  return result
 end
 
 --- Fill all n rows of `target`, whose memory on the host begins at `to`, where their stored rows lie far apart: a block
@@ -115,7 +165,7 @@ local function fill_by_blocks(stored, from, n, target, to, region)
   local size, there = target:shape(), size_of(stored)[1]
   local bytes = target:numel() / n * tonumber(P.C.peri_dtype_size(P.dtype(target:dtype())))
   local each = math.max(1, math.floor(BLOCK_BYTES / bytes))
-  local order, starts = by_block(from, n, each, math.ceil(there / each))
+  local order, starts, release = by_block(from, n, each, math.ceil(there / each))
   target:fill(0) -- who watches the rows is told that all of them change
   for b = 0, math.ceil(there / each) - 1 do
     local first, begin, past = b * each, starts[b], starts[b + 1]
@@ -135,6 +185,7 @@ local function fill_by_blocks(stored, from, n, target, to, region)
       end)
     end
   end
+  release()
 end
 
 --- Fill all n rows of `target` from `stored`: run by run or, if there are many short runs, by blocks.
@@ -157,10 +208,10 @@ local function moved(stored, fit)
   return StoredTensor { size = size, dtype = stored:dtype(), read = function(region, tensor)
     local n, r = region.size[1], 0
     while r < n do
-      local w = fit.gather:window(region.offset[1] + r)
-      local count = math.min(n - r, w.past - region.offset[1] - r)
+      local span = fit:span(region.offset[1] + r)
+      local count = math.min(n - r, span.past - region.offset[1] - r)
       P.scope(function()
-        fill_rows(stored, w.from + (region.offset[1] + r - w.first), count, tensor:slice(1, r, r + count), region)
+        fill_rows(stored, span.from + (region.offset[1] + r - span.first), count, tensor:slice(1, r, r + count), region)
       end)
       r = r + count
     end
@@ -215,7 +266,7 @@ local function fit_of(collection, module, segments, states, name)
     end
   end
   return Fit { kind = kind, module = module, stored = stored, segments = segments, old = old, name = name,
-    names = names, now = states._current_iter_tensor and tonumber((array_of(states._current_iter_tensor))[0]) or 0 },
+    now = states._current_iter_tensor and tonumber((array_of(states._current_iter_tensor))[0]) or 0 },
       like
 end
 
