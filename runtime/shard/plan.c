@@ -9,6 +9,7 @@
 #include "shard_internal.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -50,14 +51,17 @@ static void entry_fini(entry *e)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri__free(all[i]);
 }
 
-/** Stop reading: @wrong is what an entry says that no plan may. */
-static void refuse(reader *r, const char *wrong)
+/** Stop reading: what follows is what an entry says that no plan may. */
+static void __attribute__((format(printf, 2, 3))) refuse(reader *r, const char *format, ...)
 {
     if (r->j.status < 0 || r->status < 0) return;
-    char said[PERI_MESSAGE_MAX];
-    snprintf(said, sizeof said, "%s", wrong);
+    char wrong[PERI_MESSAGE_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(wrong, sizeof wrong, format, args);
+    va_end(args);
     r->status = peri__fail(PERI_EINVAL, "plan '%.120s': module '%.80s', table '%.80s': %.200s", r->plan->name,
-                           r->module, r->table, said);
+                           r->module, r->table, wrong);
     r->j.status = r->status;
 }
 
@@ -66,48 +70,40 @@ static bool chosen(reader *r, const char *option, int32_t *out)
     char name[80];
     if (!peri__json_text(&r->j, name, sizeof name)) return false;
     if (peri_option_value(option, name, out) >= 0) return true;
-    refuse(r, peri_error_message());
+    refuse(r, "%s", peri_error_message());
     return false;
 }
 
 static void read_kernel(reader *r, entry *e)
 {
-    char name[80], wrong[240];
+    char name[80];
     if (!peri__json_text(&r->j, name, sizeof name)) return;
     const peri__kernel *kernel = peri__kernel_of(name);
-    if (kernel) {
-        e->kernel = kernel;
-        return;
-    }
-    snprintf(wrong, sizeof wrong,
-             "compute_kernel is '%s', allowed: fused, dense, fused_uvm, fused_uvm_caching, quant, quant_uvm", name);
-    refuse(r, wrong);
+    if (kernel) e->kernel = kernel;
+    else
+        refuse(r, "compute_kernel is '%s', allowed: fused, dense, fused_uvm, fused_uvm_caching, quant, quant_uvm",
+               name);
 }
 
 /** A list of whole numbers below @limit; @wide: of 64 bits, else of 32. */
 static void *read_list(reader *r, const char *what, bool wide, int64_t *n)
 {
     int64_t room = 0;
-    int32_t *list = NULL;
-    int64_t *longs = NULL;
+    void *list = NULL;
     *n = 0;
     for (peri__json_enter(&r->j, '['); peri__json_item(&r->j);) {
         const int64_t x = peri__json_integer(&r->j);
-        char wrong[120];
-        snprintf(wrong, sizeof wrong, "%s[%lld] is %lld, allowed: 0 and more%s", what, (long long)*n, (long long)x,
-                 wide ? "" : ", below 2^31");
-        if (x < 0 || (!wide && x > INT32_MAX)) refuse(r, wrong);
-        const peri_status status = wide ? peri__grow((void **)&longs, &room, *n + 1, sizeof *longs)
-                                        : peri__grow((void **)&list, &room, *n + 1, sizeof *list);
+        if (x < 0 || (!wide && x > INT32_MAX))
+            refuse(r, "%s[%lld] is %lld, allowed: 0 and more%s", what, (long long)*n, (long long)x,
+                   wide ? "" : ", below 2^31");
+        const peri_status status = peri__grow(&list, &room, *n + 1, wide ? sizeof(int64_t) : sizeof(int32_t));
         if (status < 0) r->status = r->j.status = status;
         if (r->j.status < 0) break;
-        if (wide) longs[(*n)++] = x;
-        else list[(*n)++] = (int32_t)x;
+        if (wide) ((int64_t *)list)[(*n)++] = x;
+        else ((int32_t *)list)[(*n)++] = (int32_t)x;
     }
-    char wrong[80];
-    snprintf(wrong, sizeof wrong, "0 %s, allowed: 1 and more, or no list", what);
-    if (*n == 0) refuse(r, wrong);
-    return wide ? (void *)longs : (void *)list;
+    if (*n == 0) refuse(r, "0 %s, allowed: 1 and more, or no list", what);
+    return list;
 }
 
 static double read_number(reader *r, const char *what)
@@ -115,9 +111,7 @@ static double read_number(reader *r, const char *what)
     const char *from = "";
     int64_t bytes = 0;
     double x = 0;
-    char wrong[80];
-    snprintf(wrong, sizeof wrong, "%s is no number", what);
-    if (peri__json_skip(&r->j, &from, &bytes) && !peri__number_of(from, bytes, &x)) refuse(r, wrong);
+    if (peri__json_skip(&r->j, &from, &bytes) && !peri__number_of(from, bytes, &x)) refuse(r, "%s is no number", what);
     return x;
 }
 
@@ -157,24 +151,23 @@ static void read_cache(reader *r, entry *e)
 /** What the keys of an entry have to do with each other. */
 static void check_entry(reader *r, const entry *e, bool typed, bool with_cache)
 {
-    char wrong[200], types[120];
+    char types[120];
     if (!typed) refuse(r, "sharding_type is missing");
     if (with_cache && !e->kernel->cached) refuse(r, "cache_params, allowed with compute_kernel fused_uvm_caching");
     if (e->hosts && e->ranks) refuse(r, "hosts and ranks; give one of them");
-    const int32_t facts = peri_sharding_type_facts(e->type),
+    const int32_t facts = peri_sharding_type_facts(e->type), in_node = PERI_SHARDING_IN_NODE,
                   both = PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_CUTS_COLUMNS;
-    const int32_t in_node = PERI_SHARDING_IN_NODE;
-    snprintf(wrong, sizeof wrong, "hosts, allowed with sharding_type %s",
-             peri__sharding_types_text(in_node, in_node, types, sizeof types));
-    if (e->hosts && typed && !(facts & in_node)) refuse(r, wrong);
-    snprintf(wrong, sizeof wrong, "several hosts, allowed with sharding_type %s; else 1",
-             peri__sharding_types_text(both, both, types, sizeof types));
-    if (e->n_hosts > 1 && (facts & both) != both) refuse(r, wrong);
+    if (e->hosts && typed && !(facts & in_node))
+        refuse(r, "hosts, allowed with sharding_type %s",
+               peri__sharding_types_text(in_node, in_node, types, sizeof types));
+    if (e->n_hosts > 1 && (facts & both) != both)
+        refuse(r, "several hosts, allowed with sharding_type %s; else 1",
+               peri__sharding_types_text(both, both, types, sizeof types));
     if (e->kernel->cached && (facts & PERI_SHARDING_REPLICA))
         refuse(r, "replicas are in memory; allowed compute_kernel: dense, fused, fused_uvm");
-    snprintf(wrong, sizeof wrong, "%lld sizes for %lld ranks; give one size for each rank", (long long)e->n_sizes,
-             (long long)e->n_ranks);
-    if (e->sizes && e->n_sizes != e->n_ranks) refuse(r, wrong);
+    if (e->sizes && e->n_sizes != e->n_ranks)
+        refuse(r, "%lld sizes for %lld ranks; give one size for each rank", (long long)e->n_sizes,
+               (long long)e->n_ranks);
 }
 
 /** Let the plan have @e, of the module and table that are read. */
@@ -208,14 +201,11 @@ static void read_entry(reader *r)
         else if (!strcmp(key, "hosts") && !e.hosts) e.hosts = read_list(r, key, false, &e.n_hosts);
         else if (!strcmp(key, "sizes") && !e.sizes) e.sizes = read_list(r, key, true, &e.n_sizes);
         else if (!strcmp(key, "cache_params")) read_cache(r, &e), with_cache = true;
-        else {
-            char wrong[NAME + 120];
-            snprintf(
-                wrong, sizeof wrong,
-                "no key '%.80s'; allowed, each once: sharding_type, compute_kernel, ranks, sizes, hosts, cache_params",
-                key);
-            refuse(r, wrong);
-        }
+        else
+            refuse(r,
+                   "no key '%.80s'; allowed, each once: sharding_type, compute_kernel, ranks, sizes, hosts, "
+                   "cache_params",
+                   key);
     }
     check_entry(r, &e, typed, with_cache);
     add(r, e);
