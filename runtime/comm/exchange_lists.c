@@ -3,25 +3,18 @@
  * exchange_lists.c: all-to-all of what is no buffer in rank order: lists of tensors, and blocks of a tensor along a
  * dimension (TPU AllToAll).
  *
- * Both are a *plan*: two sides, each a list of blocks by rank; a block is a tensor of a list, or a slice of one.
- * Forward sends the blocks of side 0 and receives those of side 1, backward the other way round. Blocks that lie one
- * after the other in memory already, like the pieces of one tensor cut into chunks, travel from where they are; others
- * are packed and unpacked.
+ * Both are a *plan*: two sides, each with a part for each rank, which is a tensor of a list or one of the equal pieces
+ * that a tensor is cut into. Forward sends the parts of side 0 and receives those of side 1, backward the other way
+ * round. Parts that lie one after the other in memory already, like the pieces of one tensor cut into chunks, travel
+ * from where they are; others are packed and unpacked.
  */
 #include "transfer.h"
 
 #include <stdio.h>
 
-/** Part of a tensor: all of it (dim < 0), or [start, start + length) along a dimension. */
-typedef struct block {
-    int32_t tensor, dim;
-    int64_t start, length;
-} block;
-
-/** One side of the exchange; rank i's part is blocks[i], if counts[i] is not 0. */
+/** One side of the exchange. */
 typedef struct side {
-    int32_t tensors;
-    block *blocks;    /* one for each rank */
+    int32_t tensors, dim; /* dim: along which its one tensor is cut; -1: it has a list with one for each rank */
     int64_t *counts;  /* elements by rank */
     int64_t *shapes;  /* PERI_MAX_DIMS for each tensor */
     int32_t *ndims;
@@ -38,9 +31,12 @@ typedef struct plan {
     peri__trip trip;
     peri_group *group;   /* the trip's */
     peri_device *device;
-    int32_t dtype;
+    int32_t dtype, pieces;
+    int32_t *piece;      /* by rank: which of the pieces of a tensor that is cut it has; -1: none */
     uint64_t tag;
     side sides[2];
+    peri_tensor **parts[2]; /* by rank, while tensors are packed or unpacked: views of the parts of two lists; NULL:
+                               nothing, or no tensor */
     passage back; /* of the gradient */
 } plan;
 
@@ -52,28 +48,28 @@ static void plan_fini(peri__trip *trip)
     peri__free(trip);
 }
 
-/** A plan for @tensors[side] tensors a side: everything in one block. */
-static peri_status plan_new(peri_group *group, const peri_tensor *like, const int32_t *tensors, uint64_t tag,
-                            plan **out)
+/** A plan for @tensors[side] tensors a side, all in one block. @row: the @pieces ranks that have pieces of those that
+ *  are cut, in their order; none: 0. */
+static peri_status plan_new(peri_group *group, const peri_tensor *like, const int32_t *tensors, const int32_t *row,
+                            int32_t pieces, uint64_t tag, plan **out)
 {
-    size_t w = (size_t)group->size, bytes = sizeof(plan);
-    for (int s = 0; s < 2; s++)
-        bytes += w * (sizeof(block) + sizeof(int64_t)) +
-                 (size_t)tensors[s] * (PERI_MAX_DIMS * sizeof(int64_t) + sizeof(int32_t));
-    plan *p = peri__alloc_zero(bytes);
+    const size_t w = (size_t)group->size, n = (size_t)tensors[0] + (size_t)tensors[1];
+    plan *p = peri__alloc_zero(sizeof *p + 2 * w * (sizeof(int64_t) + sizeof(peri_tensor *)) +
+                               n * (PERI_MAX_DIMS * sizeof(int64_t) + sizeof(int32_t)) + w * sizeof(int32_t));
     if (!p) return PERI_ENOMEM;
-    int64_t *at = (int64_t *)(p + 1);
+    peri_tensor **parts = (peri_tensor **)(p + 1);
+    int64_t *at = (int64_t *)(parts + 2 * w);
+    int32_t *small = (int32_t *)(at + 2 * w + n * PERI_MAX_DIMS);
     for (int s = 0; s < 2; s++) {
-        side *x = &p->sides[s];
-        x->tensors = tensors[s];
-        x->blocks = (block *)at;
-        at = (int64_t *)(x->blocks + w);
-        x->counts = at;
-        x->shapes = at + w;
-        at = x->shapes + (size_t)tensors[s] * PERI_MAX_DIMS;
+        p->parts[s] = parts + (size_t)s * w;
+        p->sides[s] = (side){.tensors = tensors[s], .counts = at, .shapes = at + w, .ndims = small};
+        at += w + (size_t)tensors[s] * PERI_MAX_DIMS;
+        small += tensors[s];
     }
-    int32_t *small = (int32_t *)at;
-    for (int s = 0; s < 2; s++) p->sides[s].ndims = small, small += tensors[s];
+    p->pieces = pieces;
+    p->piece = small;
+    for (size_t r = 0; r < w; r++) p->piece[r] = -1;
+    for (int32_t k = 0; k < pieces; k++) p->piece[row[k]] = k;
     peri__trip_init(&p->trip, &plan_vtab, group);
     p->group = group;
     p->device = peri__device(like);
@@ -83,89 +79,77 @@ static peri_status plan_new(peri_group *group, const peri_tensor *like, const in
     return PERI_OK;
 }
 
-static void plan_shape(side *s, int32_t i, int32_t ndim, const int64_t *shape)
+/** Side @s consists of @tensors: a list (@dim -1), or one that is cut along @dim. */
+static void plan_side(plan *p, int s, int32_t dim, peri_tensor *const *tensors)
 {
-    s->ndims[i] = ndim;
-    memcpy(s->shapes + (size_t)i * PERI_MAX_DIMS, shape, sizeof *shape * (size_t)ndim);
-}
-
-/** Rank @rank's part of a side. */
-static void plan_block(side *s, int32_t rank, block b)
-{
-    const int64_t *shape = s->shapes + (size_t)b.tensor * PERI_MAX_DIMS;
-    int64_t n = 1;
-    for (int32_t d = 0; d < s->ndims[b.tensor]; d++) n *= d == b.dim ? b.length : shape[d];
-    s->blocks[rank] = b;
-    s->counts[rank] = n;
-    s->total += n;
+    side *x = &p->sides[s];
+    x->dim = dim;
+    for (int32_t i = 0; i < x->tensors; i++) {
+        x->ndims[i] = tensors[i]->ndim;
+        memcpy(x->shapes + (size_t)i * PERI_MAX_DIMS, tensors[i]->shape, sizeof *x->shapes * (size_t)x->ndims[i]);
+    }
+    for (int32_t r = 0; r < p->group->size; r++) {
+        if (dim < 0) x->counts[r] = peri__numel(tensors[r]);
+        else if (p->piece[r] >= 0) x->counts[r] = peri__numel(tensors[0]) / p->pieces;
+        x->total += x->counts[r];
+    }
 }
 
 /* -- packing ------------------------------------------------------------------------------------------------------- */
 
-/** The block's elements in its tensor @t. */
-static peri_status block_view(const block *b, peri_tensor *t, peri_tensor **out)
+/** Views of the parts of @tensors, which may be NULL, by rank. */
+static peri_status take_parts(const plan *p, const side *s, peri_tensor *const *tensors, peri_tensor **parts)
 {
-    int64_t shape[PERI_MAX_DIMS];
-    memcpy(shape, t->shape, sizeof shape);
-    if (b->dim >= 0) shape[b->dim] = b->length;
-    int64_t start = b->dim >= 0 ? b->start * t->stride[b->dim] : 0;
-    return peri__tensor_view(t, t->ndim, shape, t->stride, t->offset + start, out);
-}
-
-/** The place of rank @i's part in @flat, with the block's shape. */
-static peri_status flat_view(const side *s, int32_t i, peri_tensor *flat, int64_t at, peri_tensor **out)
-{
-    const block *b = &s->blocks[i];
-    int64_t shape[PERI_MAX_DIMS] = {0};
-    int32_t ndim = s->ndims[b->tensor];
-    memcpy(shape, s->shapes + (size_t)b->tensor * PERI_MAX_DIMS, sizeof *shape * (size_t)ndim);
-    if (b->dim >= 0) shape[b->dim] = b->length;
-    return peri__tensor_view(flat, ndim, shape, NULL, flat->offset + at, out);
-}
-
-/** Does the block, which is not empty, lie in one piece in @t? Where: *@begin. */
-static bool block_joined(const block *b, const peri_tensor *t, int64_t *begin)
-{
-    int64_t expected = 1;
-    *begin = t->offset + (b->dim >= 0 ? b->start * t->stride[b->dim] : 0);
-    for (int32_t d = t->ndim - 1; d >= 0; d--) {
-        int64_t n = d == b->dim ? b->length : t->shape[d];
-        if (n != 1 && t->stride[d] != expected) return false;
-        expected *= n;
+    for (int32_t r = 0; r < p->group->size; r++) {
+        peri_tensor *t = tensors[s->dim < 0 ? r : 0];
+        if (!t || s->counts[r] == 0) continue;
+        int64_t shape[PERI_MAX_DIMS], offset = t->offset;
+        memcpy(shape, t->shape, sizeof shape);
+        if (s->dim >= 0) {
+            shape[s->dim] /= p->pieces;
+            offset += p->piece[r] * shape[s->dim] * t->stride[s->dim];
+        }
+        PERI_TRY(peri__tensor_view(t, t->ndim, shape, t->stride, offset, &parts[r]));
     }
-    return true;
+    return PERI_OK;
+}
+
+static void drop_parts(plan *p)
+{
+    for (int s = 0; s < 2; s++)
+        for (int32_t r = 0; r < p->group->size; r++) {
+            peri_tensor_release(p->parts[s][r]);
+            p->parts[s][r] = NULL;
+        }
 }
 
 /** If the parts lie one after the other in memory already: a view of them all, else NULL. */
-static peri_status in_place(const plan *p, const side *s, peri_tensor *const *tensors, peri_tensor **out)
+static peri_status in_place(const plan *p, const side *s, peri_tensor *const *parts, peri_tensor **out)
 {
     peri_tensor *first = NULL;
-    int64_t at = 0, begin = 0, here;
-    for (int32_t i = 0; i < p->group->size; i++) {
+    int64_t at = 0;
+    for (int32_t i = 0; i < p->group->size; at += s->counts[i++]) {
+        peri_tensor *t = parts[i];
         if (!s->counts[i]) continue;
-        peri_tensor *t = tensors[s->blocks[i].tensor];
-        if (!t || !block_joined(&s->blocks[i], t, &here)) return PERI_OK;
-        if (first && (t->storage != first->storage || here != begin + at)) return PERI_OK;
-        if (!first) begin = here;
-        first = t;
-        at += s->counts[i];
+        if (!t || !peri__contiguous(t)) return PERI_OK;
+        if (first && (t->storage != first->storage || t->offset != first->offset + at)) return PERI_OK;
+        if (!first) first = t;
     }
-    return first ? peri__tensor_view(first, 1, &s->total, NULL, begin, out) : PERI_OK;
+    return first ? peri__tensor_view(first, 1, &s->total, NULL, first->offset, out) : PERI_OK;
 }
 
-/** Copy between the parts of @flat and the tensors, @to_flat or back. Tensors that are NULL count as zeros, or are left
- *  out. */
-static peri_status move(const plan *p, const side *s, peri_tensor *const *tensors, peri_tensor *flat, bool to_flat)
+/** Copy between @flat and the parts, @to_flat or back. Parts without a tensor count as zeros, or are left out. */
+static peri_status move(const plan *p, const side *s, peri_tensor *const *parts, peri_tensor *flat, bool to_flat)
 {
     int64_t at = 0;
     for (int32_t i = 0; i < p->group->size; at += s->counts[i++]) {
-        peri_tensor *t = tensors[s->blocks[i].tensor], *here = NULL, *there = NULL;
+        peri_tensor *t = parts[i], *there;
         if (!s->counts[i] || (!t && !to_flat)) continue;
-        peri_status status = flat_view(s, i, flat, at, &there);
-        if (status >= 0 && !t) status = peri__tensor_zero(there);
-        else if (status >= 0) status = block_view(&s->blocks[i], t, &here);
-        if (status >= 0 && here) status = to_flat ? peri_tensor_copy(there, here) : peri_tensor_copy(here, there);
-        peri_tensor_release(here);
+        PERI_TRY(peri__tensor_view(flat, t ? t->ndim : 1, t ? t->shape : &s->counts[i], NULL, flat->offset + at,
+                                   &there));
+        peri_status status = !t        ? peri__tensor_zero(there)
+                             : to_flat ? peri_tensor_copy(there, t)
+                                       : peri_tensor_copy(t, there);
         peri_tensor_release(there);
         PERI_TRY(status);
     }
@@ -179,12 +163,14 @@ static peri_status send(plan *p, int from, peri_tensor *const *tensors, peri_ten
     const side *out = &p->sides[from], *in = &p->sides[1 - from];
     peri_tensor *sent = NULL, *to = NULL;
     peri_status status;
-    PERI_TRY_GOTO(in_place(p, out, tensors, &sent), out);
+    PERI_TRY_GOTO(take_parts(p, out, tensors, p->parts[0]), out);
+    PERI_TRY_GOTO(in_place(p, out, p->parts[0], &sent), out);
     if (!sent) {
         PERI_TRY_GOTO(peri_tensor_new(p->device, p->dtype, 1, &out->total, &sent), out);
-        PERI_TRY_GOTO(move(p, out, tensors, sent, true), out);
+        PERI_TRY_GOTO(move(p, out, p->parts[0], sent, true), out);
     }
-    if (into) PERI_TRY_GOTO(in_place(p, in, into, &to), out);
+    if (into) PERI_TRY_GOTO(take_parts(p, in, into, p->parts[1]), out);
+    if (into) PERI_TRY_GOTO(in_place(p, in, p->parts[1], &to), out);
     if (to && to->storage == sent->storage && to->offset < sent->offset + out->total &&
         sent->offset < to->offset + in->total) {
         peri_tensor_release(to); /* they overlap */
@@ -199,6 +185,7 @@ static peri_status send(plan *p, int from, peri_tensor *const *tensors, peri_ten
                              .to = to};
     status = peri__transfer_post(p->group, sent, &a, &w->transfer);
 out:
+    drop_parts(p);
     peri_tensor_release(sent);
     peri_tensor_release(to);
     return status;
@@ -209,7 +196,9 @@ static peri_status receive(plan *p, int to, peri_tensor *const *tensors, passage
 {
     peri_status status = peri__transfer_test(&w->transfer);
     if (status != PERI_OK) return status;
-    if (w->packed) status = move(p, &p->sides[to], tensors, w->transfer.numbers, false);
+    if (w->packed) status = take_parts(p, &p->sides[to], tensors, p->parts[0]);
+    if (w->packed && status >= 0) status = move(p, &p->sides[to], p->parts[0], w->transfer.numbers, false);
+    drop_parts(p);
     peri__transfer_fini(&w->transfer);
     return status;
 }
@@ -339,14 +328,10 @@ peri_status peri_coll_all_to_all_list(peri_group *group, peri_tensor *const *out
     PERI_NEED(out);
     PERI_TRY(check_lists("peri_coll_all_to_all_list", group, outputs, inputs, recorded));
     plan *p;
-    PERI_TRY(plan_new(group, inputs[0], (const int32_t[2]){group->size, group->size}, tag, &p));
-    for (int32_t i = 0; i < group->size; i++) {
-        plan_shape(&p->sides[0], i, inputs[i]->ndim, inputs[i]->shape);
-        plan_shape(&p->sides[1], i, outputs[i]->ndim, outputs[i]->shape);
-        peri__changed(outputs[i]);
-        plan_block(&p->sides[0], i, (block){.tensor = i, .dim = -1});
-        plan_block(&p->sides[1], i, (block){.tensor = i, .dim = -1});
-    }
+    PERI_TRY(plan_new(group, inputs[0], (const int32_t[2]){group->size, group->size}, NULL, 0, tag, &p));
+    plan_side(p, 0, -1, inputs);
+    plan_side(p, 1, -1, outputs);
+    for (int32_t i = 0; i < group->size; i++) peri__changed(outputs[i]);
     bool real = inputs[0]->dtype == PERI_F32 || inputs[0]->dtype == PERI_F64;
     return start(p, inputs, outputs, recorded && real, out);
 }
@@ -401,7 +386,6 @@ peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, cons
     int64_t shape[PERI_MAX_DIMS];
     memcpy(shape, input->shape, sizeof shape);
     shape[split] /= n;
-    int64_t piece = shape[split], part = shape[concat];
     shape[concat] *= n;
     peri_tensor *result;
     plan *p;
@@ -409,18 +393,14 @@ peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, cons
     uint64_t tag = peri__hash_mix(args->tag, (uint64_t)split << 32 | (uint64_t)concat);
     for (int32_t d = 0; d < input->ndim; d++) tag = peri__hash_mix(tag, (uint64_t)input->shape[d]);
     for (int32_t i = 0; i < group->size; i++) tag = peri__hash_mix(tag, (uint64_t)args->group_assignment[i]);
-    PERI_TRY(plan_new(group, input, (const int32_t[2]){1, 1}, tag, &p));
+    PERI_TRY(plan_new(group, input, (const int32_t[2]){1, 1}, row, n, tag, &p));
     peri_status status = peri_tensor_new(p->device, p->dtype, input->ndim, shape, &result);
     if (status < 0) {
         peri__trip_release(&p->trip);
         return status;
     }
-    plan_shape(&p->sides[0], 0, input->ndim, input->shape);
-    plan_shape(&p->sides[1], 0, input->ndim, shape);
-    for (int32_t k = 0; k < n; k++) {
-        plan_block(&p->sides[0], row[k], (block){.dim = split, .start = k * piece, .length = piece});
-        plan_block(&p->sides[1], row[k], (block){.dim = concat, .start = k * part, .length = part});
-    }
+    plan_side(p, 0, split, &input);
+    plan_side(p, 1, concat, &result);
     status = start(p, &input, &result, input->dtype == PERI_F32 || input->dtype == PERI_F64, out);
     if (status < 0) peri_tensor_release(result);
     else *output = result;
