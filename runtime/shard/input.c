@@ -106,7 +106,7 @@ static void input_fini(peri_work *work)
         peri_tensor_release(d->id_offsets[way]);
     }
     peri__arrival_free(d->arrival, d->ebc);
-    peri__landed(d->ebc, &d->in_flight);
+    peri__landed(d);
     peri__routing_fini(&d->routing);
     peri_tensor_release(d->inverse);
     peri__home_release(d->home);

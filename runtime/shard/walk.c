@@ -48,7 +48,6 @@ typedef struct output_dist {
     peri__verdict *verdict;      /* whether all ranks could look up; NULL: errors of this rank end the group */
     bool failed;                 /* this rank could not: it sends whatever is there */
     bool asks;                   /* for rows of the batch's raw ids, which nobody has taken yet */
-    bool in_flight;              /* maps of raw ids have learned from it, and nobody has its output */
     bool sent;                   /* all parts have set out: who moves works on between them does not take this one for
                                     complete */
     peri__node *leave;           /* until the output is handed out; NULL: not recorded */
@@ -191,26 +190,15 @@ static peri_status rows_test(batch *b, int32_t part, int32_t direction)
 
 /* -- backward: the gradient is back -------------------------------------------------------------------------------- */
 
-/** The dense gradient of a set's tables, and its part of the weights'. @flat new. */
-static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor **flat)
+/** Update a set's shards or, for @flat (new, also when this fails; else NULL), make the dense gradient of its tables. A
+ *  part of the weights' gradient is made with it, from the rows as they were. */
+static peri_status use_gradient(const batch *b, int32_t g, peri_tensor **flat)
 {
-    peri_tensor *part, *result = NULL;
-    PERI_TRY(peri__weights_dist_part(b->weights_dist, g, &part));
-    peri_status status = peri_tbe_batch_gradient(b->input->looks[PERI__TO_OWNERS][g],
-                                                 peri__rows_of(&b->rows[PERI__TO_OWNERS], g), part, &result);
-    status = peri__weights_dist_add(b->weights_dist, g, part, status);
-    if (status >= 0) *flat = result;
-    else peri_tensor_release(result);
-    return status;
-}
-
-/** Update a set's shards; its part of the weights' gradient is made from the rows as they were. */
-static peri_status update(const batch *b, int32_t g)
-{
-    peri_tensor *part;
+    peri_tbe_batch *look = b->input->looks[PERI__TO_OWNERS][g];
+    peri_tensor *part, *rows = peri__rows_of(&b->rows[PERI__TO_OWNERS], g);
     PERI_TRY(peri__weights_dist_part(b->weights_dist, g, &part));
     peri_status status =
-        peri_tbe_batch_backward(b->input->looks[PERI__TO_OWNERS][g], peri__rows_of(&b->rows[PERI__TO_OWNERS], g), part);
+        flat ? peri_tbe_batch_gradient(look, rows, part, flat) : peri_tbe_batch_backward(look, rows, part);
     return peri__weights_dist_add(b->weights_dist, g, part, status);
 }
 
@@ -218,9 +206,8 @@ static peri_status update(const batch *b, int32_t g)
 static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor **grad_in, int32_t first)
 {
     peri__table_set *set = &b->ebc->sets[g];
-    peri_tensor *flat;
-    PERI_TRY(flat_gradient(b, g, &flat));
-    peri_status status = PERI_OK;
+    peri_tensor *flat = NULL;
+    peri_status status = use_gradient(b, g, &flat);
     for (int32_t i = 0; i < set->n_tables && status >= 0; i++)
         status = peri_tbe_gradient_table(set->tbe, flat, i, &grad_in[first + i]);
     peri_tensor_release(flat);
@@ -248,7 +235,7 @@ static peri_status part_done(const batch *b, int32_t part, peri_tensor **grad_in
         if (set->part != part) continue;
         if (set->dense) PERI_TRY(dense_gradients(b, g, grad_in, first));
         else if (set->replica) PERI_TRY(peri_tbe_gradient_apply(set->tbe, b->replicas[g].flat));
-        else PERI_TRY(update(b, g));
+        else PERI_TRY(use_gradient(b, g, NULL));
     }
     return PERI_OK;
 }
@@ -290,7 +277,7 @@ static peri_status reduce_replicas(batch *b)
     for (int32_t g = 0; g < e->n_sets; g++) {
         if (!e->sets[g].replica || e->sets[g].dense) continue;
         struct replica *x = &b->replicas[g];
-        PERI_TRY(flat_gradient(b, g, &x->flat));
+        PERI_TRY(use_gradient(b, g, &x->flat));
         if (e->world_size > 1) PERI_TRY(reduce(e, &e->sets[g], x->flat, &x->work));
     }
     return PERI_OK;
@@ -424,10 +411,11 @@ static void output_fini(peri_work *work)
 {
     output_dist *o = (output_dist *)work;
     if (o->batch && !o->used) rows_drop(o->batch, PERI__TO_HOMES);
-    if (o->batch) peri__landed(o->batch->ebc, &o->in_flight);
     peri__verdict_release(o->verdict);
     peri__node_release(o->leave);
-    if (o->batch) peri__trip_release(&o->batch->trip);
+    if (!o->batch) return;
+    if (o->batch->input->used) peri__landed(o->batch->input);
+    peri__trip_release(&o->batch->trip);
 }
 
 static const peri__work_vtab output_vtab = {.name = "output_dist", .step = output_step, .fini = output_fini};
@@ -637,8 +625,6 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
     d->used = true;
     o->asks = d->arrival && e->returns_rows;
     if (!keeps_input(d)) peri__routing_drop_input(&d->routing);
-    o->in_flight = d->in_flight;
-    d->in_flight = false;
     *out = work;
     return PERI_OK;
 }
@@ -696,7 +682,7 @@ peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor 
     if (o->used) return peri__fail(PERI_EINVAL, "peri_sharded_output: this output was already taken");
     PERI_TRY(make_results(o, out));
     o->used = true;
-    peri__landed(o->batch->ebc, &o->in_flight);
+    peri__landed(o->batch->input);
     const peri__weights_dist *w = o->batch->weights_dist;
     if (w && w->at_home) peri__rows_let_go(&o->batch->rows[PERI__TO_HOMES]);
     else rows_drop(o->batch, PERI__TO_HOMES);

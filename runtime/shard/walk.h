@@ -25,7 +25,7 @@ typedef struct peri__input_dist {
     peri__repeats *repeats;    /* of a variable batch some of whose rows may be where the results lie; else NULL */
     peri__arrival *arrival; /* NULL: no raw ids, or not yet rows */
     bool training;         /* its raw ids are learned */
-    bool in_flight;        /* they are, and it counts as in flight, until its lookup does */
+    bool in_flight;        /* they are, and nobody has its output yet */
     bool used;             /* a lookup has taken it */
 } peri__input_dist;
 
@@ -43,11 +43,11 @@ peri_status peri__managed_post(peri__input_dist *d);
 /** Whether they are home; and the input's values with them. */
 peri_status peri__arrival_test(peri__arrival *arrival);
 peri_status peri__managed_rows(const peri__input_dist *d, peri_tensor **out);
-/** A batch that was in flight (*@in_flight) is not any more. */
-static inline void peri__landed(peri_sharded *e, bool *in_flight)
+/** A batch is in flight no more, if it was. */
+static inline void peri__landed(peri__input_dist *d)
 {
-    e->in_flight -= *in_flight;
-    *in_flight = false;
+    d->ebc->in_flight -= d->in_flight;
+    d->in_flight = false;
 }
 void peri__arrival_free(peri__arrival *arrival, const peri_sharded *e);
 
