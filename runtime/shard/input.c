@@ -105,7 +105,7 @@ static void input_fini(peri_work *work)
         peri__batch_layout_release(d->layouts[way]);
         peri_tensor_release(d->id_offsets[way]);
     }
-    peri__arrival_free(d->arrival, d->ebc);
+    peri__arrival_free(d->arrival);
     peri__landed(d);
     peri__routing_fini(&d->routing);
     peri_tensor_release(d->inverse);

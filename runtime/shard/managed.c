@@ -146,34 +146,26 @@ peri_status peri__managed_check(const char *f, const peri_sharded_config *c, con
 
 /** What becomes of a batch's raw ids. */
 struct peri__arrival {
-    peri_tensor *
-        *rows; /* by feature of the tables of raw ids: local rows; NULL: not yet. Then raw ids, likewise: `ids`;
-                             both NULL when all of them are in their places */
-    peri_tensor **ids;
     int32_t done;         /* managed tables whose ids have become rows */
     int64_t batch;        /* its number among those that arrived; 0: not yet */
     peri_tensor *sent;    /* i64, as received: rows of the whole table, to go home; NULL: nobody asked */
     peri__transfer back;
+    int32_t n;            /* features of all tables of raw ids */
+    peri_tensor *lists[]; /* by feature: local rows, and behind them its raw ids; NULL: not yet, or in their places */
 };
 
-/** Features of all tables of raw ids. */
-static int32_t features_of(const peri_sharded *e)
+static void drop_lists(peri__arrival *a)
 {
-    const peri__managed *last = &e->managed[e->n_managed - 1];
-    return last->first + last->n_features;
+    for (int32_t i = 0; i < 2 * a->n; i++) {
+        peri_tensor_release(a->lists[i]);
+        a->lists[i] = NULL;
+    }
 }
 
-static void drop_lists(peri__arrival *a, const peri_sharded *e)
-{
-    for (int32_t i = 0; a->rows && i < 2 * features_of(e); i++) peri_tensor_release(a->rows[i]);
-    peri__free(a->rows);
-    a->rows = a->ids = NULL;
-}
-
-void peri__arrival_free(peri__arrival *a, const peri_sharded *e)
+void peri__arrival_free(peri__arrival *a)
 {
     if (!a) return;
-    drop_lists(a, e);
+    drop_lists(a);
     peri_tensor_release(a->sent);
     peri__transfer_fini(&a->back);
     peri__free(a);
@@ -181,14 +173,11 @@ void peri__arrival_free(peri__arrival *a, const peri_sharded *e)
 
 static peri_status arrival_new(const peri_sharded *e, peri__arrival **out)
 {
-    peri__arrival *a = peri__alloc_zero(sizeof *a);
+    const peri__managed *last = &e->managed[e->n_managed - 1];
+    const int32_t n = last->first + last->n_features;
+    peri__arrival *a = peri__alloc_zero(sizeof *a + sizeof *a->lists * 2 * (size_t)n);
     if (!a) return PERI_ENOMEM;
-    a->rows = peri__alloc_zero(sizeof *a->rows * 2 * (size_t)features_of(e));
-    if (!a->rows) {
-        peri__free(a);
-        return PERI_ENOMEM;
-    }
-    a->ids = a->rows + features_of(e);
+    a->n = n;
     *out = a;
     return PERI_OK;
 }
@@ -286,9 +275,9 @@ static peri_status replace(peri__input_dist *d)
         const peri__managed *m = &e->managed[i];
         for (int32_t f = 0; f < m->n_features && m->map && status >= 0; f++) {
             peri_tensor *whole;
-            status = move_strand(e, r, m->strand[f], fresh, a->rows[m->first + f], true);
+            status = move_strand(e, r, m->strand[f], fresh, a->lists[m->first + f], true);
             if (status < 0 || !a->sent) continue;
-            status = shifted(e, a->rows[m->first + f], m->first_row, &whole);
+            status = shifted(e, a->lists[m->first + f], m->first_row, &whole);
             if (status < 0) break;
             status = move_strand(e, r, m->strand[f], a->sent, whole, true);
             peri_tensor_release(whole);
@@ -309,18 +298,19 @@ peri_status peri__managed_arrive(peri__input_dist *d)
     if (e->n_managed == 0 || (d->arrival && d->arrival->batch)) return PERI_OK;
     if (!d->arrival) PERI_TRY(arrival_new(e, &d->arrival));
     peri__arrival *a = d->arrival;
+    peri_tensor **rows = a->lists, **ids = rows + a->n;
     e->in_flight += d->training && !d->in_flight;
     d->in_flight = d->training;
     for (; a->done < e->n_managed; a->done++) {
         peri__managed *m = &e->managed[a->done];
         if (!m->map) continue;
-        PERI_TRY(collect(e, &d->routing, m, a->ids + m->first));
-        peri_status status = ask(e, m, a->ids + m->first, d->training, a->rows + m->first);
+        PERI_TRY(collect(e, &d->routing, m, ids + m->first));
+        peri_status status = ask(e, m, ids + m->first, d->training, rows + m->first);
         if (status != PERI_OK) return status;
         PERI_TRY(wait_rows(m, e->arrived + 1));
     }
     PERI_TRY(replace(d));
-    drop_lists(a, e);
+    drop_lists(a);
     a->batch = ++e->arrived;
     return PERI_OK;
 }

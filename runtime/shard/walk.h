@@ -49,7 +49,7 @@ static inline void peri__landed(peri__input_dist *d)
     d->ebc->in_flight -= d->in_flight;
     d->in_flight = false;
 }
-void peri__arrival_free(peri__arrival *arrival, const peri_sharded *e);
+void peri__arrival_free(peri__arrival *arrival);
 
 /** Whether the ids' weights want a gradient. */
 static inline bool peri__weights_want_grad(const peri__input_dist *d)
