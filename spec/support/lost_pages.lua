@@ -1,7 +1,8 @@
 -- lost_pages.lua: the script of spec/lost_pages_spec.lua, under lost_pages.c: a trainer and a follower in one process,
--- and pages of the model file that cannot be read, now and then. After step n the rows whose number is k mod 3 are
+-- and pages of the model file that cannot be read, now and then, or bytes of checkpoints. After step n the rows whose number is k mod 3 are
 -- minus the number of steps up to n that are k mod 3. The law: what is answered is that, or an error that names the
--- file; and when all can be read again, the follower has the newest step.
+-- file; a poll is one, or names what it could not read; and when all can be read again, the follower has the newest
+-- step.
 --
 --   luajit spec/support/lost_pages.lua FOLDER SEED
 local ffi = require "ffi"
@@ -51,9 +52,12 @@ local function ask(file)
   return at
 end
 
-local function poll()
+--- fails: the read of checkpoints that fails; 0: none.
+local function poll(fails)
+  peri.ffi.check(peri.ffi.C.peri_fault_arm("checkpoint_read", fails))
   local got, why = follower:poll()
-  assert(not why or why:find(path, 1, true), why)
+  peri.ffi.check(peri.ffi.C.peri_fault_arm("checkpoint_read", 0))
+  assert(not why or why:find(path, 1, true) or fails > 0 and why:find(folder .. "/run/save-", 1, true), why)
   if got then ask(got) end
 end
 
@@ -66,13 +70,13 @@ while step < STEPS do
   elseif what == 2 then ffi.C.lose_now(math.random(0, PAGES - 1), math.random(0, 1))
   elseif what == 3 then ffi.C.lost_page = math.random(0, PAGES - 1)
   elseif what == 4 then ffi.C.lost_page = -1
-  elseif what == 5 then poll()
+  elseif what == 5 then poll(math.random(0, 12))
   else ask(follower:model()) end
 end
 ffi.C.lost_page = -1
-poll()
+poll(0)
 ask(follower:model()) -- meets what is lost still
-poll()
+poll(0)
 local last = ask(follower:model())
 assert(last == STEPS, ("it ends at step %s"):format(tostring(last)))
 saver:close()
