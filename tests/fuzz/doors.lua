@@ -128,6 +128,13 @@ local function split(data, columns, offsets, n)
   return lists
 end
 
+--- Lua takes numbers beside ids without lengths: that some are at another sample's cannot be said.
+local function only_moved(q)
+  local p, a = q.fields.p, q.fields.a
+  if not p or not a or #flat(p) ~= #flat(a) then return false end
+  for b = 1, q.n do if #p[b] ~= #a[b] then return true end end
+end
+
 local model, file
 local function ask_c(q)
   local values, kept = ffi.new("peri_model_values[?]", #FEATURES), {}
@@ -375,8 +382,10 @@ local function try(requests, draw)
     if not beyond_c(q) then
       local out, why = ask_c(q)
       judge(q, "C", out, why, q.wrong)
-      out, why = ask_lua(q)
-      judge(q, "Lua", out, why, q.wrong)
+      if not only_moved(q) then
+        out, why = ask_lua(q)
+        judge(q, "Lua", out, why, q.wrong)
+      end
     end
     for _, form in ipairs { "rows", "columns", "v2", "binary" } do
       local quoted = draw(2) == 0
