@@ -1,8 +1,8 @@
 -- lost_pages.lua: the script of spec/lost_pages_spec.lua, under lost_pages.c: a trainer and a follower in one process,
--- and pages of the model file that cannot be read, now and then, or bytes of checkpoints. After step n the rows whose number is k mod 3 are
--- minus the number of steps up to n that are k mod 3. The law: what is answered is that, or an error that names the
--- file; a poll is one, or names what it could not read; and when all can be read again, the follower has the newest
--- step.
+-- and pages of the model file that cannot be read, now and then, or bytes of checkpoints. After step n the rows whose
+-- number is k mod 3 are minus the number of steps up to n that are k mod 3. The law: what is answered is that, or an
+-- error that names the file; a poll is one, or names what it could not read; and when all can be read again, the
+-- follower has the newest step.
 --
 --   luajit spec/support/lost_pages.lua FOLDER SEED
 local ffi = require "ffi"
