@@ -41,6 +41,17 @@ function M.pages()
   end
   return sorted, types
 end
+
+--- Where the errors of an entry with arguments are told, if not by itself: the class or face that it is of; nil.
+local function teller_of(entry, pages)
+  if entry.errors or not entry.owner or #entry.params == 0 then return nil end
+  for _, page in ipairs(pages) do
+    for _, e in ipairs(page.entries) do
+      if e.name == entry.owner then return e.errors and e or nil end
+    end
+  end
+end
+
 --- The headers' pages.
 function M.headers()
   local pages = {}
@@ -403,7 +414,7 @@ end
 -- -- the terminal -----------------------------------------------------------------------------------------------------
 
 --- The text that `perilune help` shows of an entry.
-function M.terminal(entry, types)
+function M.terminal(entry, types, teller)
   local out = {}
   if entry.kind ~= "face" then out[#out + 1] = "  " .. M.call(entry, types) .. "\n" end
   out[#out + 1] = entry.description
@@ -423,6 +434,7 @@ function M.terminal(entry, types)
     out[#out + 1] = ("\nReturns %s%s"):format(r.type, r.text == "" and "" or ": " .. r.text)
   end
   if entry.errors then out[#out + 1] = "\nErrors: " .. entry.errors end
+  if teller then out[#out + 1] = ("\nErrors: those of %s: %s"):format(teller.name, teller.errors) end
   for _, example in ipairs(entry.examples) do
     out[#out + 1] = "\nExample:\n\n" .. ("\n" .. example):gsub("\n%f[^\n%z]", "\n    "):gsub("^\n", ""):gsub("%s+$", "")
   end
@@ -460,7 +472,7 @@ function M.manual()
     local names = {}
     for _, entry in ipairs(page.entries) do
       names[#names + 1] = entry.name
-      add(entry.name, M.terminal(entry, types), M.brief(entry))
+      add(entry.name, M.terminal(entry, types, teller_of(entry, pages)), M.brief(entry))
       if entry.kind == "class" and entry.base then
         out[#out + 1] = ("M.bases[%q] = %q"):format(entry.name, entry.base)
       end

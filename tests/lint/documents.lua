@@ -68,7 +68,9 @@ end
 -- GitHub shows text in 838 pixels. A character of code has 8.2 of them, one of a table's text some 7.5; a block of code
 -- has 32 beside its lines, a cell 27 beside its text. Cells break at spaces only, in code too.
 
-local PAGE, COLUMNS, CODE, TEXT, CELL = 838, 96, 8.2, 7.5, 27
+-- A word wider than WORD in a cell would leave the other columns a few letters a line.
+
+local PAGE, WORD, COLUMNS, CODE, TEXT, CELL = 838, 620, 96, 8.2, 7.5, 27
 
 --- Tables that may be wider: of measurements with many columns, and of arguments with TorchRec's longest names. Their
 --- pages, and what they begin with.
@@ -125,7 +127,14 @@ local function widths(ctx)
       end
       if not code and line:match "^|" then
         first = first or line
-        for i, cell in ipairs(cells_of(line)) do columns[i] = math.max(columns[i] or 0, widest(cell)) end
+        for i, cell in ipairs(cells_of(line)) do
+          local pixels = widest(cell)
+          if pixels > WORD then
+            complaints[#complaints + 1] = ("%s:%d: a word of %d pixels in a table; up to %d leave room"):format(path,
+              number, pixels, WORD)
+          end
+          columns[i] = math.max(columns[i] or 0, pixels)
+        end
       elseif #columns > 0 then table_ends() end
     end
   end
