@@ -366,10 +366,12 @@ local function wrong_http(q, wrong, as_json)
   for name, lists in pairs(q.weights) do
     for _, list in ipairs(lists) do
       for _, x in ipairs(list) do
-        if not is_finite(x) then all.sums = true end
         if as_json and not is_finite(x) then all[name] = true end
       end
     end
+  end
+  for _, sums in ipairs(next(wrong) and {} or kinds.answer(q).sums) do
+    for _, x in ipairs(sums) do if not is_finite(x) then all.sums = true end end
   end
   return all
 end
