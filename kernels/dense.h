@@ -228,8 +228,8 @@ typedef struct peri_k_bias_act_args {
     int64_t cols;
 } peri_k_bias_act_args;
 
-/** Columns of a panel. */
-enum { PERI_PANEL = 16 };
+/** Columns of a panel; numbers of a row that products of bf16 add together before they add them to what came before. */
+enum { PERI_PANEL = 16, PERI_HALVES_STEP = 32 };
 
 /** Step: y[r][c] = f(s + bias[c]), s = the sum of x[r][k] * w[c][k] over k < inner: it begins with +0, and each
  *  product, in the order of k, is added by one fma (rounded once). So a row of y is a function of its row of x alone,
@@ -239,10 +239,15 @@ enum { PERI_PANEL = 16 };
  *  panels[((c / PERI_PANEL) * inner + k) * PERI_PANEL + c % PERI_PANEL]; what is behind the last column is read and
  *  does not matter. Panels of i8 have codes there, and after the codes of each panel a scale (f32) for each of its
  *  columns: the sum is of x and codes, and is multiplied by the scale before the bias is added.
- *  With `codes` (panels of i8, inner up to PERI_CODES_MOST) the numbers of x are codes, too, as peri_codes_of
- *  (codes.h) makes them of each row: s = sum of codes, which is exact and in any order, as f32, times the column's
- *  scale, times the row's. Every instruction set computes the same bits here as well. `codes` is room for
- *  peri_codes_bytes(inner) for each row, which the rows of the range are written to.
+ *  With `codes` the numbers of x are rounded first, too, to the dtype of the panels. `codes` is room for
+ *  peri_codes_bytes(inner, dtype) for each row, which the rows of the range are written to. Every instruction set
+ *  computes the same bits here as well.
+ *  Of i8 (inner up to PERI_CODES_MOST) they are codes, as peri_codes_of (codes.h) makes them of each row: s = sum of
+ *  codes, which is exact and in any order, as f32, times the column's scale, times the row's.
+ *  Of bf16 they are bf16 (peri_bf16_of), and s is what the tiles of AMX (TDPBF16PS) compute. It begins with +0. Of each
+ *  PERI_HALVES_STEP numbers the products with an even k are added to one sum, and those with an odd k to another, in
+ *  the order of k, by fma; both begin with +0. The two are added, and this sum to s. Numbers of w below 2^-126 count as
+ *  0. So does each result that is below 2^-126 when it is rounded to 24 bits, and in the end -0 as +0.
  *  Strides in elements. range: rows. */
 typedef struct peri_k_panel_product_args {
     float *y;

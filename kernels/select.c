@@ -126,9 +126,10 @@ const peri_kernels *peri_kernels_isa(const char *isa)
 #if defined(__x86_64__) && defined(__linux__)
 static bool amx_runs(void)
 {
-    enum { AMX_TILE = 1 << 24, AMX_INT8 = 1 << 25, ASK_FOR_STATE = 0x1023, TILE_DATA = 18 };
+    enum { BF16 = 1 << 22, TILE = 1 << 24, INT8 = 1 << 25, ALL = BF16 | TILE | INT8 };
+    enum { ASK_FOR_STATE = 0x1023, TILE_DATA = 18 };
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & AMX_TILE) || !(d & AMX_INT8)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & ALL) != ALL) return false;
     return syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) == 0;
 }
 #else

@@ -45,9 +45,9 @@ const char *peri_kernels_unknown(void);
 /** The table of one instruction set, completed from below; NULL if this processor or build lacks it. Tests and
  *  benches. */
 const peri_kernels *peri_kernels_isa(const char *isa);
-/** May this process use the processor's tiles (AMX) for products of codes? Where the processor has them, the first call
- *  asks the system, which from then on refuses stacks for signals (sigaltstack) that are too small for them, as it
- *  refuses the tiles where a thread has such a stack already. Any thread. */
+/** May this process use the processor's tiles (AMX) for products of codes and of bf16? Where the processor has them,
+ *  the first call asks the system, which from then on refuses stacks for signals (sigaltstack) that are too small for
+ *  them, as it refuses the tiles where a thread has such a stack already. Any thread. */
 bool peri_kernels_amx(void);
 
 #endif

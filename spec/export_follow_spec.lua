@@ -49,7 +49,8 @@ local function bits(file, keep)
   return require("ffi").string(buffer, 4 * n)
 end
 
-local matrices = { int8 = "bf16", int4 = "int8_products", fp8 = "int8" } -- by the dtype of tables
+-- By the dtype of tables.
+local matrices = { f16 = "bf16_products", int8 = "bf16", int4 = "int8_products", fp8 = "int8" }
 
 --- A run whose saves follow each other; each(rank, step, export) comes after each: export(tables) is the path of a file
 --- of that moment.

@@ -225,15 +225,33 @@ describe("a model file", function()
     end
   end)
 
-  it("has matrices of int8: codes and a scale for each column, whose sums are those written out", function()
-    local Model = nn.Module:extend "Model"
-    function Model:init() self.linear = nn.Linear { in_features = 13, out_features = 19 } end
-    function Model:forward(b) return self.linear(b.dense_features) end
-    local model, number = Model(), ffi.new "float[1]"
-    local function f32(v)
-      number[0] = v
-      return tonumber(number[0])
+  local Linear, number = nn.Module:extend "Linear", ffi.new "float[1]"
+  function Linear:init() self.linear = nn.Linear { in_features = 13, out_features = 19 } end
+  function Linear:forward(b) return self.linear(b.dense_features) end
+  local function f32(v)
+    number[0] = v
+    return tonumber(number[0])
+  end
+
+  it("has products of bf16, whose sums are those written out, for samples together and alone", function()
+    local model, b = Linear(), batch(37, 9)
+    local report, file = export(model, { dense = "bf16_products", allowed_difference = 0.05 })
+    assert.is_true(report.difference > 0)
+    local x, w = b.dense_features:to("bf16"):to("f32"):read(), model.linear.weight:to("bf16"):to("f32"):read()
+    local bias, y = model.linear.bias:read(), file:predict(b).logits:read()
+    for r = 0, 36 do
+      local alone = file:predict({ dense_features = b.dense_features:slice(1, r, r + 1) }).logits:read()
+      for c = 0, 18 do
+        local sums = { 0, 0 } -- of even and of odd k
+        for k = 0, 12 do sums[k % 2 + 1] = ffi.C.fmaf(x[r * 13 + k], w[c * 13 + k], sums[k % 2 + 1]) end
+        assert.equal(f32(f32(sums[1] + sums[2]) + bias[c]), y[r * 19 + c])
+        assert.equal(y[r * 19 + c], alone[c])
+      end
     end
+  end)
+
+  it("has matrices of int8: codes and a scale for each column, whose sums are those written out", function()
+    local model = Linear()
     local function largest(numbers, at)
       local most = 0
       for k = at, at + 12 do most = math.max(most, math.abs(numbers[k])) end

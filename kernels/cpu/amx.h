@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * amx.h: the processor's tiles (AMX): eight registers of 16 rows of 64 bytes, and a product of two of them into a
+ * amx.h: the processor's tiles (AMX): eight registers of 16 rows of 64 bytes, and products of two of them into a
  * third. Numbers of tiles are written out where these are used. Compilers' own functions do not say that they read
  * memory, so that what was stored just before could come too late.
  */
@@ -11,20 +11,15 @@
 
 enum { K_AMX_ROWS = 16, K_AMX_BYTES = 64 };
 
-/** What all tiles are shaped like: palette 1, all rows and bytes. */
+/** What tiles are shaped like: palette 1; rows and bytes of each. */
 typedef struct k_amx_shapes {
     uint8_t palette, start_row, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
 } k_amx_shapes;
 
-#define K_AMX_SHAPES                                                                                                   \
-    {                                                                                                                  \
-        .palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = { 16, 16, 16, 16, 16, 16, 16, 16 }            \
-    }
-
 #if !defined(K_AMX_EMULATED)
-/** Give all tiles these shapes, and zeros. */
+/** Give tiles these shapes, and zeros. */
 #define k_amx_begin(shapes) __asm__ volatile("ldtilecfg %0" : : "m"(*(shapes)))
 /** No tile holds anything any more: there is less to keep when another thread runs. */
 #define k_amx_end() __asm__ volatile("tilerelease" : : : "memory")
@@ -36,6 +31,9 @@ typedef struct k_amx_shapes {
     __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(to), "r"((int64_t)(stride)) : "memory")
 /** Row r, number c of s (32 bits) += the sum of x[r][4 k + i] * w[k][4 c + i], all of them with signs. */
 #define k_amx_codes(s, x, w) __asm__ volatile("tdpbssd %%tmm" #w ", %%tmm" #x ", %%tmm" #s : :)
+/** Row r, number c of s (f32) += the sum of x[r][2 k + i] * w[k][2 c + i], all of them bf16: dense.h says how it is
+ *  rounded (panel_product). */
+#define k_amx_halves(s, x, w) __asm__ volatile("tdpbf16ps %%tmm" #w ", %%tmm" #x ", %%tmm" #s : :)
 #endif
 
 #endif

@@ -7,6 +7,12 @@
 #include "../codes.h"
 
 enum { K_PANEL_VECTORS = PERI_PANEL / K_LANES, K_TILE_MOST_ROWS = 6 };
+/** Panels of a tile of K_TILE_MOST_ROWS rows, and of one row: as many as there are registers for. */
+enum { K_PANELS = K_LANES == 16 ? 4 : 1, K_PANELS_OF_ONE = K_LANES == 16 ? 8 : 4 };
+/** The same where rows are bf16, too, and have two sums for each column. */
+enum { K_HALVES_ROWS = K_LANES == 16 ? 6 : 3, K_HALVES_PANELS = K_LANES == 16 ? 2 : 1 };
+enum { K_HALVES_PANELS_OF_ONE = K_LANES == 16 ? 8 : 2 };
+enum { K_HALVES_MOST_VECTORS = K_HALVES_PANELS_OF_ONE * K_PANEL_VECTORS };
 /** Vectors of sums of a tile. */
 enum { K_TILE_MOST_SUMS = K_TILE_MOST_ROWS * 8 * K_PANEL_VECTORS };
 
@@ -85,10 +91,78 @@ static inline __attribute__((always_inline)) k_vec k_panel_load(const char *pane
                              : k_panel_load_bf16((const uint16_t *)(const void *)panel + at);
 }
 
+static inline peri_k_codes *k_codes_row(const peri_k_panel_product_args *a, int64_t row)
+{
+    return (peri_k_codes *)((char *)a->codes + row * peri_codes_bytes(a->inner, a->dtype));
+}
+
+/** In place of a dtype: panels of bf16, and rows of bf16, too, which lie in `codes` as f32. */
+enum { K_HALVES = -1 };
+
+/** Bits of MXCSR: numbers below 2^-126 are 0, as what is computed and as what is read. */
+enum { K_FLUSH = 0x8040 };
+
+/** k_panel_tile_end amid functions that run with K_FLUSH; itself it does not. */
+static __attribute__((noinline)) void k_halves_end(const peri_k_panel_product_args *a, const k_vec *sums, int64_t row,
+                                                   int rows, int64_t c, int vectors)
+{
+    const unsigned flush = _mm_getcsr();
+    _mm_setcsr(flush & ~(unsigned)K_FLUSH);
+    k_panel_tile_end(a, sums, row, rows, c, vectors);
+    _mm_setcsr(flush);
+}
+
+/** k_panel_tile of K_HALVES: the order of additions is that of the tiles of AMX (dense.h). */
+static inline __attribute__((always_inline)) void k_halves_tile(const peri_k_panel_product_args *a, int64_t row,
+                                                                int rows, int64_t panel, int n)
+{
+    const int64_t step = peri_panel_bytes(PERI_PANEL, a->inner, PERI_BF16);
+    const int64_t stride = peri_codes_bytes(a->inner, PERI_BF16) / (int64_t)sizeof(float);
+    const char *w = (const char *)a->panels + panel * step;
+    const float *x = (const float *)(const void *)k_codes_row(a, row)->codes;
+    const int vectors = n * K_PANEL_VECTORS;
+    k_vec sums[K_TILE_MOST_SUMS];
+    for (int i = 0; i < rows * vectors; i++) sums[i] = k_set(0);
+    for (int64_t k = 0; k < a->inner; k += PERI_HALVES_STEP) {
+        const int64_t end = k + PERI_HALVES_STEP < a->inner ? k + PERI_HALVES_STEP : a->inner;
+        k_vec s[K_HALVES_ROWS][K_HALVES_MOST_VECTORS][2];
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++) s[r][v][0] = s[r][v][1] = k_set(0);
+        for (int64_t i = k; i < end; i += 2)
+#pragma GCC unroll 2
+            for (int odd = 0; odd < 2; odd++) {
+                if (i + odd == end) break;
+                k_vec column[K_HALVES_MOST_VECTORS];
+#pragma GCC unroll 8
+                for (int v = 0; v < vectors; v++)
+                    column[v] = k_panel_load(w + v / K_PANEL_VECTORS * step,
+                                             (i + odd) * PERI_PANEL + v % K_PANEL_VECTORS * K_LANES, PERI_BF16);
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++) {
+                    const k_vec number = k_set(x[r * stride + i + odd]);
+#pragma GCC unroll 8
+                    for (int v = 0; v < vectors; v++) s[r][v][odd] = k_fma(number, column[v], s[r][v][odd]);
+                }
+            }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++) sums[r * vectors + v] += s[r][v][0] + s[r][v][1];
+    }
+    for (int i = 0; i < rows * vectors; i++) sums[i] += k_set(0); /* -0 becomes +0 */
+    k_halves_end(a, sums, row, rows, panel * PERI_PANEL, vectors);
+}
+
 /** Rows [row, row + rows) times panels [panel, panel + n). @rows, @n and @dtype are constants where this is called. */
 static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_panel_product_args *a, int64_t row,
                                                                int rows, int64_t panel, int n, const int32_t dtype)
 {
+    if (dtype == K_HALVES) {
+        k_halves_tile(a, row, rows, panel, n);
+        return;
+    }
     const int64_t step = peri_panel_bytes(PERI_PANEL, a->inner, dtype);
     const char *w = (const char *)a->panels + panel * step;
     const float *x = a->x + row * a->x_stride;
@@ -130,7 +204,7 @@ static inline __attribute__((always_inline)) void k_panel_rows(const peri_k_pane
 {
     int64_t row = begin;
     for (; row + most <= end; row += most) k_panel_tile(a, row, most, panel, n, dtype);
-    switch (end - row) {
+    switch ((end - row) % most) {
     case 1: k_panel_tile(a, row, 1, panel, n, dtype); break;
     case 2: k_panel_tile(a, row, 2, panel, n, dtype); break;
     case 3: k_panel_tile(a, row, 3, panel, n, dtype); break;
@@ -140,28 +214,21 @@ static inline __attribute__((always_inline)) void k_panel_rows(const peri_k_pane
     }
 }
 
-/** Panels of a tile of K_TILE_MOST_ROWS rows, and of one row: as many as there are registers for. */
-enum { K_PANELS = K_LANES == 16 ? 4 : 1, K_PANELS_OF_ONE = K_LANES == 16 ? 8 : 4 };
-
 static inline __attribute__((always_inline)) void k_panel_product(const peri_k_panel_product_args *a, int64_t begin,
                                                                   int64_t end, const int32_t dtype)
 {
     const int64_t panels = (a->cols + PERI_PANEL - 1) / PERI_PANEL;
+    const int most = dtype == K_HALVES ? K_HALVES_ROWS : K_TILE_MOST_ROWS;
+    const int n = dtype == K_HALVES ? K_HALVES_PANELS : K_PANELS;
+    const int of_one = dtype == K_HALVES ? K_HALVES_PANELS_OF_ONE : K_PANELS_OF_ONE;
     int64_t panel = 0;
     if (end - begin == 1)
-        for (; panel + K_PANELS_OF_ONE <= panels; panel += K_PANELS_OF_ONE)
-            k_panel_tile(a, begin, 1, panel, K_PANELS_OF_ONE, dtype);
-    for (; panel + K_PANELS <= panels; panel += K_PANELS)
-        k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, K_PANELS, dtype);
-    for (; panel < panels; panel++) k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, 1, dtype);
+        for (; panel + of_one <= panels; panel += of_one) k_panel_tile(a, begin, 1, panel, of_one, dtype);
+    for (; panel + n <= panels; panel += n) k_panel_rows(a, begin, end, most, panel, n, dtype);
+    for (; panel < panels; panel++) k_panel_rows(a, begin, end, most, panel, 1, dtype);
 }
 
 /* -- rows as codes ------------------------------------------------------------------------------------------------- */
-
-static inline peri_k_codes *k_codes_row(const peri_k_panel_product_args *a, int64_t row)
-{
-    return (peri_k_codes *)((char *)a->codes + row * peri_codes_bytes(a->inner));
-}
 
 /** What a sum of codes stands for: times the scales of its columns, from @c on of panel @w, and of its row. */
 static inline k_vec k_codes_sum(const peri_k_panel_product_args *a, int64_t row, int64_t c, const char *w, k_vec sum)
@@ -187,13 +254,16 @@ static void k_codes_plain(const peri_k_panel_product_args *a, int64_t row, int64
 }
 
 #if defined(__AVX512F__)
-/** Four rows of a panel, @bytes of them (64, or fewer at its end, and zeros), turned so that the four codes of a column
- *  lie together. */
-static inline __attribute__((always_inline)) __m512i k_codes_turned(const char *w, int64_t bytes)
+/** Four rows of a panel of codes, @bytes of them (64, or fewer at its end, and zeros), turned so that the four codes of
+ *  a column lie together; or two rows of a panel of bf16. */
+static inline __attribute__((always_inline)) __m512i k_codes_turned(const char *w, int64_t bytes, const int32_t dtype)
 {
     const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i inside = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i rows = bytes >= 64 ? _mm512_loadu_si512(w) : _mm512_maskz_loadu_epi8((1ull << bytes) - 1, w);
+    if (dtype == PERI_BF16) return _mm512_permutexvar_epi16(pairs, rows);
     return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(lanes, rows), inside);
 }
 
@@ -214,7 +284,7 @@ K_VNNI static inline __attribute__((always_inline)) void k_codes_step(__m512i s[
     __m512i column[K_CODES_PANELS];
 #pragma GCC unroll 4
     for (int v = 0; v < n; v++)
-        column[v] = _mm512_xor_si512(k_codes_turned(w + v * step, bytes), _mm512_set1_epi8(-128));
+        column[v] = _mm512_xor_si512(k_codes_turned(w + v * step, bytes, PERI_I8), _mm512_set1_epi8(-128));
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
         int32_t four;
@@ -231,7 +301,7 @@ K_VNNI static inline __attribute__((always_inline)) void k_codes_step(__m512i s[
 K_VNNI static inline __attribute__((always_inline)) void k_codes_tile(const peri_k_panel_product_args *a, int64_t row,
                                                                       int rows, int64_t panel, int n)
 {
-    const int64_t step = peri_panel_bytes(PERI_PANEL, a->inner, PERI_I8), stride = peri_codes_bytes(a->inner);
+    const int64_t step = peri_panel_bytes(PERI_PANEL, a->inner, PERI_I8), stride = peri_codes_bytes(a->inner, PERI_I8);
     const char *w = (const char *)a->panels + panel * step, *codes = (const char *)k_codes_row(a, row)->codes;
     __m512i s[K_CODES_ROWS][K_CODES_PANELS];
     k_vec y[K_CODES_ROWS][K_CODES_PANELS];
@@ -275,7 +345,10 @@ static void k_code_product(const peri_k_panel_product_args *a, int64_t begin, in
 {
     for (int64_t row = begin; row < end; row++) peri_codes_of(k_codes_row(a, row), a->x + row * a->x_stride, a->inner);
 #if defined(__AVX512F__)
-    if (end - begin >= K_AMX_ROWS && peri_kernels_amx()) begin = k_codes_amx(a, begin, end);
+    if (end - begin >= K_AMX_LEAST && peri_kernels_amx()) {
+        k_amx_all(a, begin, end, PERI_I8);
+        return;
+    }
     if (__builtin_cpu_supports("avx512vnni")) {
         k_codes_vnni(a, begin, end);
         return;
@@ -285,11 +358,37 @@ static void k_code_product(const peri_k_panel_product_args *a, int64_t begin, in
         for (int64_t row = begin; row < end; row++) k_codes_plain(a, row, panel);
 }
 
+static __attribute__((noinline)) void k_halves_product(const peri_k_panel_product_args *a, int64_t begin, int64_t end)
+{
+    k_panel_product(a, begin, end, K_HALVES);
+}
+
+static void k_half_product(const peri_k_panel_product_args *a, int64_t begin, int64_t end)
+{
+    bool tiles = false;
+#if defined(__AVX512F__)
+    tiles = end - begin >= K_AMX_LEAST && peri_kernels_amx();
+#endif
+    for (int64_t row = begin; row < end; row++)
+        peri_halves_of(k_codes_row(a, row), a->x + row * a->x_stride, a->inner, !tiles);
+#if defined(__AVX512F__)
+    if (tiles) {
+        k_amx_all(a, begin, end, PERI_BF16);
+        return;
+    }
+#endif
+    const unsigned before = _mm_getcsr(); /* a function of its own: no compiler moves arithmetic across calls */
+    _mm_setcsr(before | K_FLUSH);
+    k_halves_product(a, begin, end);
+    _mm_setcsr(before);
+}
+
 static void cpu_panel_product(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_panel_product_args *a = args;
     if (a->codes) {
-        k_code_product(a, begin, end);
+        if (a->dtype == PERI_BF16) k_half_product(a, begin, end);
+        else k_code_product(a, begin, end);
         return;
     }
     if (a->dtype == PERI_BF16) k_panel_product(a, begin, end, PERI_BF16);

@@ -195,7 +195,7 @@ static void ref_bias_act(const void *args, int64_t begin, int64_t end)
 static void ref_code_product(const peri_k_panel_product_args *a, int64_t begin, int64_t end)
 {
     for (int64_t r = begin; r < end; r++) {
-        peri_k_codes *x = (peri_k_codes *)((char *)a->codes + r * peri_codes_bytes(a->inner));
+        peri_k_codes *x = (peri_k_codes *)((char *)a->codes + r * peri_codes_bytes(a->inner, PERI_I8));
         peri_codes_of(x, a->x + r * a->x_stride, a->inner);
         for (int64_t c = 0; c < a->cols; c++) {
             const int64_t w = c % PERI_PANEL;
@@ -210,11 +210,45 @@ static void ref_code_product(const peri_k_panel_product_args *a, int64_t begin, 
     }
 }
 
+/** Results of sums of bf16 are 0 where they are smaller than the least normal number, also those that only rounding
+ *  to a denormal number's few digits makes as large as it: they are seen where factors are larger. */
+static float ref_halves_fma(float x, float w, float s)
+{
+    const float sum = fmaf(x, w, s);
+    return fabsf(sum) <= 0x1p-126f && fabsf(fmaf(x * 0x1p64f, w, s * 0x1p64f)) < 0x1p-62f ? 0 : sum;
+}
+
+static float ref_halves_add(float x, float y) { return fabsf(x + y) < 0x1p-126f ? 0 : x + y; }
+
+/** With rows as bf16, too. */
+static void ref_half_product(const peri_k_panel_product_args *a, int64_t begin, int64_t end)
+{
+    for (int64_t r = begin; r < end; r++) {
+        peri_k_codes *row = (peri_k_codes *)((char *)a->codes + r * peri_codes_bytes(a->inner, PERI_BF16));
+        const float *x = (const float *)(const void *)row->codes;
+        peri_halves_of(row, a->x + r * a->x_stride, a->inner, true);
+        for (int64_t c = 0; c < a->cols; c++) {
+            const uint16_t *w = (const uint16_t *)a->panels + c / PERI_PANEL * PERI_PANEL * a->inner + c % PERI_PANEL;
+            float s = 0;
+            for (int64_t k = 0; k < a->inner; k += PERI_HALVES_STEP) {
+                float sums[2] = {0, 0};
+                for (int64_t i = k; i < ref_min(k + PERI_HALVES_STEP, a->inner); i++) {
+                    const float number = k_bf16_to_f32(w[i * PERI_PANEL]);
+                    sums[i % 2] = ref_halves_fma(x[i], fabsf(number) < 0x1p-126f ? 0 : number, sums[i % 2]);
+                }
+                s = ref_halves_add(s, ref_halves_add(sums[0], sums[1]));
+            }
+            a->y[r * a->y_stride + c] = (float)ref_f(a->act, a->bias ? s + 0.0f + a->bias[c] : s + 0.0f, 0, 0);
+        }
+    }
+}
+
 static void ref_panel_product(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_panel_product_args *a = args;
     if (a->codes) {
-        ref_code_product(a, begin, end);
+        if (a->dtype == PERI_BF16) ref_half_product(a, begin, end);
+        else ref_code_product(a, begin, end);
         return;
     }
     for (int64_t r = begin; r < end; r++)

@@ -88,9 +88,9 @@ static int64_t scratch_of(const peri_model_context *c)
         if (o->kind == PERI__MODEL_pool || o->kind == PERI__MODEL_places || o->kind == PERI__MODEL_times)
             n = 2 * (c->members + c->block);
         if (o->kind == PERI__MODEL_matmul) n = peri_panel_size(o->sizes[2], o->sizes[3]) + o->sizes[1] * o->sizes[3];
-        if (o->kind == PERI__MODEL_linear && o->products == PERI_I8)
+        if (o->kind == PERI__MODEL_linear && o->products != PERI_F32)
             n = units_of(c, &m->values[o->out]) * (m->values[o->out].columns / o->sizes[1]) *
-                (peri_codes_bytes(o->sizes[0]) / 4);
+                (peri_codes_bytes(o->sizes[0], o->products) / 4);
         if (o->kind == PERI__MODEL_top) n = peri__model_top_scratch(m, o);
         most = peri__max(most, n);
     }

@@ -259,6 +259,15 @@ static int32_t kind_of(peri__json *j)
     return -1;
 }
 
+/** What a matrix or its products are of; -1: unknown. */
+static int32_t matrix_dtype(peri__json *j)
+{
+    static const char *const names[] = {"f32", "bf16", "int8"};
+    static const int32_t dtypes[] = {PERI_F32, PERI_BF16, PERI_I8};
+    const int32_t which = one_of(j, names, 3, 0);
+    return which < 0 ? -1 : dtypes[which];
+}
+
 static void read_operation(peri__json *j, peri_model *m)
 {
     char key[32];
@@ -279,13 +288,9 @@ static void read_operation(peri__json *j, peri_model *m)
         } else if (KEY("input")) {
             o->input = number32(j);
         } else if (KEY("weight_dtype")) {
-            static const char *const names[] = {"f32", "bf16", "int8"};
-            const int32_t dtypes[] = {PERI_F32, PERI_BF16, PERI_I8}, which = one_of(j, names, 3, 0);
-            o->weight_dtype = which < 0 ? -1 : dtypes[which];
+            o->weight_dtype = matrix_dtype(j);
         } else if (KEY("products")) {
-            static const char *const names[] = {"f32", "int8"};
-            const int32_t which = one_of(j, names, 2, 0);
-            o->products = which < 0 ? -1 : which ? PERI_I8 : PERI_F32;
+            o->products = matrix_dtype(j);
         } else if (KEY("function")) {
             peri__json_text(j, o->function, sizeof o->function);
         } else if (KEY("in")) {

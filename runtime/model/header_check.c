@@ -325,9 +325,11 @@ static peri_status check_linear(const checker *c, peri__model_operation *o, int6
     WANT(o->weight_dtype >= 0, "its weight is of an unknown dtype, allowed: f32, bf16, int8");
     WANT(c->m->sections[o->weight].bytes == peri_panel_bytes(cols, inner, o->weight_dtype),
          "its weight is not as long as its sizes say");
-    WANT(o->products >= 0, "its products are of an unknown dtype, allowed: f32, int8");
-    WANT(o->products != PERI_I8 || (o->weight_dtype == PERI_I8 && inner <= PERI_CODES_MOST),
-         "its products are of int8, and its weight is not, or has more than 65,536 rows");
+    WANT(o->products >= 0, "its products are of an unknown dtype, allowed: f32, bf16, int8");
+    WANT(o->products == PERI_F32 || o->products == o->weight_dtype,
+         "its products are of another dtype than its weight, allowed: that dtype, or f32");
+    WANT(o->products != PERI_I8 || inner <= PERI_CODES_MOST,
+         "its products are of int8, and its weight has more than 65,536 rows");
     if (o->n_in > 1)
         WANT(is_constant(c, o, 1) && columns_of(c, o, 1) == cols, "its bias is no constant of its columns");
     return PERI_OK;

@@ -114,7 +114,7 @@ typedef struct peri__model_operation {
     int32_t table;             /* of top: the items; -1 */
     int32_t input;             /* of times; -1 */
     int32_t weight_dtype;      /* PERI_F32, PERI_BF16, PERI_I8; -1: unknown */
-    int32_t products;          /* of linear: PERI_F32, or PERI_I8: x is codes, too; -1: unknown */
+    int32_t products;          /* of linear: PERI_F32, or weight_dtype: x is rounded to it, too; -1: unknown */
     int32_t n_in, n_sizes, n_bags, n_numbers;
     int32_t *in;
     int64_t *sizes;

@@ -59,7 +59,7 @@ static void run_linear(const run *r)
                                             .x = in(r, 0),
                                             .panels = peri__model_data(r->c->model, r->o->weight),
                                             .dtype = r->o->weight_dtype,
-                                            .codes = r->o->products == PERI_I8 ? r->c->scratch : NULL,
+                                            .codes = r->o->products != PERI_F32 ? r->c->scratch : NULL,
                                             .bias = r->o->n_in > 1 ? in(r, 1) : NULL,
                                             .act = r->o->code,
                                             .inner = inner,

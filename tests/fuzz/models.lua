@@ -152,7 +152,7 @@ local function drawn(seed)
   for i = 1, draw(5) do m.stack[i] = pick(draw, peri.util.keys(layers)) end
   m.outputs, m.dense, m.interaction = draw(2) + 1, draw(4) > 0, pick(draw, { "cat", "cat", "products" })
   m.tables = pick(draw, { "as they are", "as they are", "f16", "bf16", "int8" })
-  m.matrices = pick(draw, { "f32", "f32", "f32", "bf16", "int8", "int8_products" })
+  m.matrices = pick(draw, { "f32", "f32", "f32", "bf16", "bf16_products", "int8", "int8_products" })
   if m.ranks > 0 then
     for _, c in ipairs(m.collections) do
       if c.kind:find "quant" then c.kind = c.kind == "quant" and "bags" or "rows" end

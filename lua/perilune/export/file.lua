@@ -144,7 +144,8 @@ function Writer:constant(tensor, fixed, used)
   return section
 end
 
-local codes = { int8 = true, int8_products = true } -- dtypes of matrices that are codes in the file
+--- The dtype of matrices in a file: what `dense` says without its _products.
+local function matrix_dtype(dense) return (dense:match "^[^_]+") end
 
 --- The matrix of a linear layer; each once.
 function Writer:matrix(p)
@@ -158,9 +159,9 @@ function Writer:matrix(p)
   t = t:contiguous()
   local shape, section = t:shape(), self:begin(source, p.transposed)
   if self.handle then
-    local buffer = t:read()
+    local dtype, buffer = matrix_dtype(self.dense), t:read()
     check(C.peri_model_writer_matrix(self.handle.ptr, buffer, shape[1], shape[2],
-      P.dtype(codes[self.dense] and "i8" or self.dense)))
+      P.dtype(dtype == "int8" and "i8" or dtype)))
   end
   self.panels[key] = section
   return section
@@ -223,8 +224,8 @@ local function operation_json(o, index, weight, dense, bags)
   if o.numbers then add("numbers", util.map(o.numbers, hex)) end
   if weight then
     add("weight", weight)
-    add("weight_dtype", codes[dense] and "int8" or dense)
-    if dense == "int8_products" then add("products", "int8") end
+    add("weight_dtype", matrix_dtype(dense))
+    if dense ~= matrix_dtype(dense) then add("products", matrix_dtype(dense)) end
   end
   if o.table then add("table", o.table) end
   if o.input then add("input", o.input) end

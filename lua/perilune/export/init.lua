@@ -27,8 +27,8 @@ local arguments = {
   call = util.optional,               -- function(model, batch) -> a tensor, or tensors by name; default: logits(batch),
                                       -- else model(batch)
   tables = "as they are",             -- dtype of all tables in the file, or { name = dtype, default = dtype }
-  dense = "f32",                      -- dtype of the matrices of linear layers in the file: "f32", "bf16", "int8", or
-                                      -- "int8_products": what they are multiplied with is rounded to int8, too
+  dense = "f32",                      -- dtype of the matrices of linear layers in the file: "f32", "bf16", "int8";
+                                      -- "bf16_products", "int8_products": what they are multiplied with is rounded, too
   size = util.optional,               -- the file has at most so many bytes: dtypes of tables are chosen for it; 2e9,
                                       -- "2G"
   unknown = "refuse",                 -- ids without a row: "refuse" or "skip"
@@ -383,7 +383,7 @@ local function check_options(func, a)
     P.fail(func .. ": size with a model over ranks, allowed: on one rank, of a checkpoint (perilune export)")
   end
   if a.size and a.tables ~= "as they are" then P.fail(func .. ": size and tables, allowed: one of them") end
-  util.one_of(func, "dense", a.dense, { "f32", "bf16", "int8", "int8_products" })
+  util.one_of(func, "dense", a.dense, { "f32", "bf16", "bf16_products", "int8", "int8_products" })
   signature.value(func, "name", a.name, "string")
   signature.value(func, "step", a.step or 0, "count")
   for _, name in ipairs { "finite", "probabilities" } do signature.value(func, name, a[name], "boolean") end

@@ -168,8 +168,9 @@ local function add_export(parser)
       .. "printed; 2G, 512M."):argname "BYTES"
   command:option("--dense",
     "How the matrices of linear layers are stored: f32 (default); bf16: half as large, and faster where a batch is "
-      .. "small; int8: a quarter; int8_products: that, and numbers are rounded to int8 before they are multiplied, "
-      .. "three times as fast with AVX-512 VNNI."):argname("DTYPE"):choices { "f32", "bf16", "int8", "int8_products" }
+      .. "small; int8: a quarter. bf16_products, int8_products: the same, and numbers are rounded to that dtype before "
+      .. "they are multiplied: several times as fast on processors with AMX, int8 also with AVX-512 VNNI.")
+    :argname("DTYPE"):choices { "f32", "bf16", "bf16_products", "int8", "int8_products" }
   command:option("--verify",
     "Compare a model file with its checksums, and print what it takes and gives."):argname "FILE"
 end
