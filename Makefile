@@ -12,7 +12,7 @@
 #   make fuzz-model      any bytes as model files and as requests, under the sanitizers of addresses and undefined behaviour   SECONDS=60
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
 #                        bench-routes bench-shard bench-collision bench-pipeline bench-plan bench-checkpoint bench-serve
-#                        bench-retrieval  ARGS= PYTHON=
+#                        bench-retrieval bench-calls  ARGS= PYTHON=
 #   make bench-net       bytes across the network and time, on pretended machines (as root)   MACHINES=2,2 RATE=1gbit ARGS=
 #   make cuda            the devices' plugin cuda and the transport nccl, by nvcc (plain `make` leaves them out: minutes); CUDA=1 make
 #   make cuda-report     what nvcc made of the kernels, beside what a GPU asks for: docs/cuda.md   NVDISASM=
@@ -195,7 +195,7 @@ LUA_SO := $(if $(LAUNCHER),$B/libperilune_lua.so)
 
 .PHONY: all stress fuzz-model kept amalgamation check-amalgamation contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-kills check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run demo-serve demo-serve-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
-	bench-pipeline bench-plan bench-checkpoint bench-serve bench-retrieval
+	bench-pipeline bench-plan bench-checkpoint bench-serve bench-retrieval bench-calls
 .DELETE_ON_ERROR:
 
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(LUA_SO) $(CDEF) $B/abi.ok $(LAUNCHER) $(SERVER) $(if $(filter 1,$(CUDA)),$(CUDA_SO) $(NCCL_SO))
@@ -720,6 +720,8 @@ bench-data: all
 	$(call BENCH,data,1)
 bench-dense: all
 	$(call BENCH,dense,1,-t 1)
+bench-calls: all
+	$(call BENCH,calls,1,-t 1)
 bench-shard: all $(PEER)
 	$(call BENCH,shard,$(if $(HAVE_MPI),2 4,1))
 	@$(if $(PYTHON),$(PEER) tests/bench/peers/sequence.py --perilune $(LAUNCHER) --out build/bench/shard.jsonl)
@@ -756,7 +758,7 @@ bench-plan: all
 	  || exit 1; done
 	@$(if $(and $(HAVE_MPI),$(HAVE_IP)),PERI_BUILD=$B tests/net/nodes -r 1gbit 2$(comma)2 $(LAUNCHER) run -n 4 -t 1 tests/bench/plan.lua \
 	  --topology build/bench/plan-far.topology --out build/bench/plan.jsonl $(ARGS) || [ $$? = 125 ])
-bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard bench-collision \
+bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-calls bench-routes bench-shard bench-collision \
 	bench-pipeline bench-plan bench-checkpoint bench-serve
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------

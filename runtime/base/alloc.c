@@ -37,17 +37,55 @@ static void *own_resize(void *old, size_t size)
 
 static void own_release(void *p) { PERI__AT_BORDER("peri_host_allocator_set", own.release(p)); }
 
-static atomic_int_least64_t live, peak, debt, objects, blocks;
-
 /** Sizes travel in front of each block, so that accounting works under any allocator; 16 bytes keep the alignment. */
 enum { HEADER = 16 };
 
-static void count(int64_t bytes)
+/** A count of the whole process is the sum of two. A locked addition costs as much as ten plain ones, and a small
+ *  tensor takes some twenty of them; so the first thread that counts has a part of its own, which it writes with plain
+ *  loads and stores. All other threads share the second part, and lock. */
+typedef struct count {
+    atomic_int_least64_t first, others;
+} count;
+
+enum { LIVE, OBJECTS, BLOCKS, TAKEN, COUNTS }; /* TAKEN: what peri_mem_debt is about, of all time */
+static count counts[COUNTS];
+static atomic_int_least64_t peak, asked; /* asked: of TAKEN, when peri_mem_debt was called last */
+
+/** Whether the calling thread is the first one that counted. */
+static inline bool is_first(void)
 {
-    int64_t now = atomic_fetch_add_explicit(&live, bytes, memory_order_relaxed) + bytes;
+    enum { UNKNOWN, FIRST, OTHER };
+    static atomic_bool known;
+    static _Thread_local int8_t which;
+    if (which == UNKNOWN) which = atomic_exchange(&known, true) ? OTHER : FIRST;
+    return which == FIRST;
+}
+
+static int64_t sum_of(count *c)
+{
+    return atomic_load_explicit(&c->first, memory_order_relaxed) +
+        atomic_load_explicit(&c->others, memory_order_relaxed);
+}
+
+/** Add @n, and return the sum as this thread sees it. */
+static inline int64_t add(count *c, int64_t n)
+{
+    if (!is_first())
+        return atomic_fetch_add_explicit(&c->others, n, memory_order_relaxed) + n +
+            atomic_load_explicit(&c->first, memory_order_relaxed);
+    const int64_t now = atomic_load_explicit(&c->first, memory_order_relaxed) + n;
+    atomic_store_explicit(&c->first, now, memory_order_relaxed);
+    return now + atomic_load_explicit(&c->others, memory_order_relaxed);
+}
+
+/** Count bytes. Two threads that add at once may not see what the other has added; so the peak is looked at before
+ *  bytes go, too. */
+static inline void count_bytes(int64_t bytes)
+{
+    const int64_t now = add(&counts[LIVE], bytes), most = bytes < 0 ? now - bytes : now;
     int64_t high = atomic_load_explicit(&peak, memory_order_relaxed);
-    while (now > high &&
-           !atomic_compare_exchange_weak_explicit(&peak, &high, now, memory_order_relaxed, memory_order_relaxed)) {
+    while (most > high &&
+           !atomic_compare_exchange_weak_explicit(&peak, &high, most, memory_order_relaxed, memory_order_relaxed)) {
     }
 }
 
@@ -55,10 +93,11 @@ peri_status peri__allocator_set(void *(*alloc)(size_t), void *(*resize)(void *, 
 {
     if (!alloc || !resize || !release)
         return peri__fail(PERI_EINVAL, "peri_host_allocator_set: all three functions are needed");
-    if (atomic_load(&blocks) > 0)
+    const int64_t blocks = sum_of(&counts[BLOCKS]);
+    if (blocks > 0)
         return peri__fail(PERI_EINVAL,
                           "peri_host_allocator_set: %lld blocks are already allocated; call it before anything else",
-                          (long long)atomic_load(&blocks));
+                          (long long)blocks);
     own.alloc = alloc;
     own.resize = resize;
     own.release = release;
@@ -82,8 +121,8 @@ void *peri__alloc(size_t size)
     char *p = refused(size) ? NULL : heap_alloc(size + HEADER);
     if (!p) return no_memory("peri__alloc", size);
     memcpy(p, &size, sizeof size);
-    atomic_fetch_add_explicit(&blocks, 1, memory_order_relaxed);
-    count((int64_t)size);
+    (void)add(&counts[BLOCKS], 1);
+    count_bytes((int64_t)size);
     return p + HEADER;
 }
 
@@ -101,7 +140,7 @@ void *peri__realloc(void *old, size_t size)
     char *p = refused(size) ? NULL : heap_realloc((char *)old - HEADER, size + HEADER);
     if (!p) return no_memory("peri__realloc", size);
     memcpy(p, &size, sizeof size);
-    count((int64_t)size - (int64_t)before);
+    count_bytes((int64_t)size - (int64_t)before);
     return p + HEADER;
 }
 
@@ -111,8 +150,8 @@ void peri__free(void *p)
     int saved = errno;
     size_t size;
     memcpy(&size, (char *)p - HEADER, sizeof size);
-    atomic_fetch_sub_explicit(&blocks, 1, memory_order_relaxed);
-    count(-(int64_t)size);
+    (void)add(&counts[BLOCKS], -1);
+    count_bytes(-(int64_t)size);
     heap_free((char *)p - HEADER);
     errno = saved;
 }
@@ -126,16 +165,27 @@ char *peri__strdup(const char *text)
 
 void peri__mem_count(int64_t bytes)
 {
-    count(bytes);
-    if (bytes > 0) atomic_fetch_add_explicit(&debt, bytes, memory_order_relaxed);
+    count_bytes(bytes);
+    if (bytes > 0) (void)add(&counts[TAKEN], bytes);
 }
 
-void peri__object_count(int64_t delta) { atomic_fetch_add_explicit(&objects, delta, memory_order_relaxed); }
+void peri__object_count(int64_t delta) { (void)add(&counts[OBJECTS], delta); }
 
-int64_t peri_mem_live(void) { return atomic_load_explicit(&live, memory_order_relaxed); }
-int64_t peri_mem_peak(void) { return atomic_load_explicit(&peak, memory_order_relaxed); }
-int64_t peri_mem_objects(void) { return atomic_load_explicit(&objects, memory_order_relaxed); }
-int64_t peri_mem_debt(void) { return atomic_exchange_explicit(&debt, 0, memory_order_relaxed); }
+int64_t peri_mem_live(void) { return sum_of(&counts[LIVE]); }
+int64_t peri_mem_peak(void)
+{
+    const int64_t high = atomic_load_explicit(&peak, memory_order_relaxed), now = peri_mem_live();
+    return peri__max(high, now);
+}
+int64_t peri_mem_objects(void) { return sum_of(&counts[OBJECTS]); }
+
+int64_t peri_mem_debt(void)
+{
+    int64_t before = atomic_load(&asked), now;
+    do now = sum_of(&counts[TAKEN]);
+    while (!atomic_compare_exchange_weak(&asked, &before, now));
+    return now - before;
+}
 
 /* -- fault points -------------------------------------------------------------------------------------------------- */
 

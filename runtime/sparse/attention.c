@@ -63,7 +63,7 @@ typedef struct place {
 static place place_of(const peri_tensor *t)
 {
     if (!t) return (place){0};
-    return (place){t->storage->serial, peri__version(t), t->offset, t->shape[0], t->stride[0], t->dtype};
+    return (place){peri__storage_serial(t->storage), peri__version(t), t->offset, t->shape[0], t->stride[0], t->dtype};
 }
 
 static bool same_place(const place *a, const place *b)

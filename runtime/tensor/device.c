@@ -302,12 +302,15 @@ peri_status peri_stream_new(peri_device *device, peri_stream **out)
     return PERI_OK;
 }
 
-void peri_stream_retain(peri_stream *s) { if (s) peri__refs_add(&s->refs); }
+/** A device's default stream lives as long as the device, so that nobody counts who holds it. */
+static bool is_default(const peri_stream *s) { return s == &s->device->default_stream; }
+
+void peri_stream_retain(peri_stream *s) { if (s && !is_default(s)) peri__refs_add(&s->refs); }
 peri_device *peri_stream_device(const peri_stream *s) { return s ? s->device : NULL; }
 
 void peri_stream_release(peri_stream *s)
 {
-    if (!s || !peri__refs_drop(&s->refs)) return;
+    if (!s || is_default(s) || !peri__refs_drop(&s->refs)) return;
     pthread_mutex_lock(&stream_lock);
     s->before->next = s->next;
     if (s->next) s->next->before = s->before;
@@ -332,7 +335,7 @@ peri_status peri_stream_current_set(peri_device *device, peri_stream *stream)
     if (stream && stream->device != device)
         return peri__fail(PERI_EINVAL, "peri_stream_current_set: a stream of %s on device %s", stream->device->name,
                           device->name);
-    if (stream == &device->default_stream) stream = NULL;
+    if (stream && is_default(stream)) stream = NULL;
     if (stream) peri_stream_retain(stream);
     peri_stream_release(current[device->id]);
     current[device->id] = stream;

@@ -9,13 +9,11 @@
  *   forward    d = t - target          y = |d|
  *   backward   d = t - target   dd = dy * sign(d)   dt = dd   dtarget = -dd
  */
+#include "capture.h"
 #include "../base/floats.h"
-#include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
 #include <perilune/ops.h>
-
-#include <stdio.h>
 
 enum { REGISTERS = PERI_FORMULA_INPUTS + PERI_FORMULA_STEPS, MOST_INPUTS = PERI_FORMULA_INPUTS - 1 };
 
@@ -96,11 +94,15 @@ static peri_status check_formula(const char *function, const peri_formula *f, pe
 
 /* -- one pass ------------------------------------------------------------------------------------------------------ */
 
-/** Give @k the inputs @in[n], broadcast to @shape[ndim]. */
+/** Set all of @k before its steps but the results: the inputs @in[n], broadcast to @shape[ndim]. */
 static peri_status put_inputs(const char *function, peri_k_formula_args *k, peri_tensor *const *in, int32_t n,
                               int32_t ndim, const int64_t *shape)
 {
     int64_t *strides[PERI_FORMULA_INPUTS];
+    memset(k->dst, 0, sizeof k->dst);
+    memset(k->in, 0, sizeof k->in);
+    memset(k->stride, 0, sizeof k->stride);
+    memset(k->shape, 0, sizeof k->shape);
     for (int32_t i = 0; i < n; i++) {
         PERI_TRY(peri__expanded(function, in[i], ndim, shape, k->stride[i]));
         k->in[i] = peri__data(in[i]);
@@ -126,6 +128,9 @@ static peri_status pass(peri_k_formula_args *k, const peri_tensor *like, int32_t
     int64_t n = 1;
     for (int32_t d = 0; d < ndim; d++) n *= shape[d];
     const int64_t grain = peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(k->n_steps, 1)); /* a gradient may have none */
+    /* No kernel reads the steps behind the last one; a recording looks for addresses in all bytes. */
+    if (peri__captures(peri__device(like)))
+        memset(k->step + k->n_steps, 0, sizeof *k->step * (size_t)(PERI_FORMULA_STEPS - k->n_steps));
     if (status >= 0) status = PERI_LAUNCH(peri__device(like), formula, k, n, grain);
     for (int32_t i = 0; i < k->n_results && status < 0; i++) peri_tensor_release(out[i]);
     return status;
@@ -284,6 +289,7 @@ static peri_status keep_needed(const writer *w, int32_t *result, int32_t n, peri
         place[w->n_in + i] = (uint8_t)(w->n_in + k->n_steps);
         k->step[k->n_steps++] = s;
     }
+    memset(k->result, 0, sizeof k->result);
     for (int32_t i = 0; i < n; i++) k->result[i] = place[result[i]];
     k->n_results = n;
     return PERI_OK;
@@ -308,7 +314,7 @@ static peri_status formula_backward(peri__node *node, peri_tensor *const *grad_o
     const int64_t *shape = node->shape[0].size;
     peri_tensor *in[PERI_FORMULA_INPUTS], *full[MOST_INPUTS];
     int32_t result[MOST_INPUTS], of[MOST_INPUTS], n = 0;
-    peri_k_formula_args k = {.ndim = 0};
+    peri_k_formula_args k;
     writer w;
     write_backward(&w, node, s);
     for (int32_t i = 0; i < s->n_in; i++) {
@@ -343,7 +349,9 @@ static peri_status record(const char *function, const peri_k_formula_args *k, pe
     if (!s) return PERI_ENOMEM;
     *s = *how;
     memcpy(s->step, k->step, steps);
-    snprintf(s->name, sizeof s->name, "%s", function);
+    const size_t length = strnlen(function, sizeof s->name - 1);
+    memcpy(s->name, function, length);
+    s->name[length] = 0;
     node->state = s;
     node->name = s->name;
     node->shape[0].ndim = how->ndim;
@@ -359,27 +367,27 @@ static peri_status reduce(peri_tensor **y, const kept *how, bool keepdim)
 {
     int64_t shape[PERI_MAX_DIMS];
     int32_t ndim = 0;
-    peri_tensor *sum, *view;
+    peri_tensor *sum;
     for (int32_t d = 0; d < how->ndim; d++) {
         const bool gone = how->mask >> d & 1;
         if (!gone || keepdim) shape[ndim++] = gone ? 1 : (*y)->shape[d];
     }
     PERI_TRY(peri__reduce(*y, how->mask, how->scale, &sum));
-    peri_status status = peri__tensor_view(sum, ndim, shape, NULL, sum->offset, &view);
-    peri_tensor_release(sum);
-    PERI_TRY(status);
     peri_tensor_release(*y);
-    *y = view;
-    return PERI_OK;
+    *y = sum;
+    return peri__shaped(y, ndim, shape);
 }
 
 /** Of inputs of one dtype, f32 or f64. */
 static peri_status compute(const char *function, const peri_formula *f, peri_tensor *const *in, peri_tensor **out)
 {
-    peri_k_formula_args k = {.n_steps = f->n_steps, .n_results = 1};
+    peri_k_formula_args k;
     peri_tensor all = *in[0], *y;
     kept how = {.n_in = f->n_in, .n_steps = f->n_steps, .scale = 1, .reduced = f->reduction != PERI_LOSS_NONE};
     PERI_TRY(steps_of(function, f, k.step));
+    k.n_steps = f->n_steps;
+    k.n_results = 1;
+    memset(k.result, 0, sizeof k.result);
     k.result[0] = (uint8_t)(f->n_in + f->n_steps - 1);
     for (int32_t i = 1; i < f->n_in; i++) {
         const peri_tensor before = all;

@@ -191,7 +191,9 @@ static peri_status reduce_wide(peri_tensor *t, uint32_t mask, double scale, peri
         size[g] = 1;
         if (isfinite(scale)) scale = 1; /* that of a mean of nothing has not reached a result if no group had one yet */
     }
-    status = peri__tensor_view(x, t->ndim, shape, NULL, x->offset, out);
+    PERI_TRY_GOTO(peri__shaped(&x, t->ndim, shape), out);
+    *out = x;
+    return PERI_OK;
 out:
     peri_tensor_release(x);
     return status;
@@ -228,7 +230,7 @@ peri_status peri__grad_sums(const peri__node *node, int32_t i, peri_tensor *part
 {
     const int64_t rows = partial->shape[0], cols = product_of(ndim, shape),
                   block = cols == 1 ? BLOCK_ELEMENTS : BLOCK_ROWS;
-    peri_tensor *total = NULL, *sum = NULL, *grad = NULL;
+    peri_tensor *total = NULL, *grad = NULL;
     peri_status status = PERI_OK;
     if (partial->dtype == own && peri__numel(partial) == cols) { /* of one block */
         grad = partial;
@@ -238,13 +240,12 @@ peri_status peri__grad_sums(const peri__node *node, int32_t i, peri_tensor *part
         status = sum_block(partial, 1, rows, cols, block, 1, grad);
     } else {
         PERI_TRY_GOTO(peri__reduce(partial, 1, 1, &total), out);
-        PERI_TRY_GOTO(peri__tensor_view(total, ndim, shape, NULL, total->offset, &sum), out);
+        PERI_TRY_GOTO(peri__shaped(&total, ndim, shape), out);
         PERI_TRY_GOTO(peri__grad_new(node, i, own, ndim, shape, &grad), out);
-        status = peri_tensor_copy(grad, sum);
+        status = peri_tensor_copy(grad, total);
     }
 out:
     peri_tensor_release(total);
-    peri_tensor_release(sum);
     if (status < 0) peri_tensor_release(grad);
     else *out = grad;
     return status;
@@ -264,7 +265,8 @@ peri_status peri__sum_to(peri_tensor *t, int32_t ndim, const int64_t *shape, per
     }
     peri_tensor *sum;
     PERI_TRY(peri__reduce(t, mask, 1, &sum));
-    peri_status status = peri__tensor_view(sum, ndim, shape, NULL, sum->offset, out);
-    peri_tensor_release(sum);
+    peri_status status = peri__shaped(&sum, ndim, shape);
+    if (status < 0) peri_tensor_release(sum);
+    else *out = sum;
     return status;
 }

@@ -68,13 +68,11 @@ static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t 
         if (!reduced || keepdim) shape[ndim++] = reduced ? 1 : x->shape[d];
     }
     double scale = mean ? 1 / (double)count : 1; /* the mean of nothing is NaN: 0 * inf */
-    peri_tensor *kept, *y;
+    peri_tensor *y;
     peri__node *node;
-    PERI_TRY(peri__reduce(x, mask, scale, &kept));
-    peri_status status = peri__tensor_view(kept, ndim, shape, NULL, kept->offset, &y);
-    peri_tensor_release(kept);
-    PERI_TRY(status);
-    status = peri__attach(&sum_vtab, &x, 1, &y, 1, &node);
+    PERI_TRY(peri__reduce(x, mask, scale, &y));
+    peri_status status = peri__shaped(&y, ndim, shape);
+    if (status >= 0) status = peri__attach(&sum_vtab, &x, 1, &y, 1, &node);
     if (status < 0) {
         peri_tensor_release(y);
         return status;

@@ -33,6 +33,15 @@ static void gone(peri__storage *s)
     pthread_mutex_unlock(&living.lock);
 }
 
+uint64_t peri__storage_serial(peri__storage *s)
+{
+    static atomic_uint_least64_t last;
+    uint64_t none = 0;
+    if (atomic_load_explicit(&s->serial, memory_order_relaxed) == 0)
+        atomic_compare_exchange_strong(&s->serial, &none, atomic_fetch_add(&last, 1) + 1);
+    return atomic_load_explicit(&s->serial, memory_order_relaxed);
+}
+
 bool peri__storage_hold(peri__storage *s)
 {
     int32_t refs = atomic_load(&s->refs);
@@ -56,10 +65,8 @@ peri_status peri__storages_hold(const peri_device *device, peri__storage ***list
 /** A storage without data. */
 static peri__storage *storage_shell(peri_device *device, int64_t bytes)
 {
-    static atomic_uint_least64_t serial;
     peri__storage *s = peri__alloc_zero(sizeof *s);
     if (!s) return NULL;
-    s->serial = atomic_fetch_add_explicit(&serial, 1, memory_order_relaxed) + 1;
     peri__refs_init(&s->refs);
     s->device = device;
     s->home = peri_stream_current(device);

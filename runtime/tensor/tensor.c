@@ -140,19 +140,25 @@ peri_status peri__shape_bytes(const char *function, int32_t dtype, int32_t ndim,
 
 /* -- making -------------------------------------------------------------------------------------------------------- */
 
+/** @t is contiguous. */
+static void set_shape(peri_tensor *t, int32_t ndim, const int64_t *shape)
+{
+    int64_t stride = 1;
+    t->ndim = ndim;
+    for (int32_t d = ndim - 1; d >= 0; d--) {
+        t->shape[d] = shape[d];
+        t->stride[d] = stride;
+        stride *= peri__max(shape[d], 1);
+    }
+}
+
 static peri_tensor *shell(int32_t dtype, int32_t ndim, const int64_t *shape)
 {
     peri_tensor *t = peri__alloc_zero(sizeof *t);
     if (!t) return NULL;
     peri__refs_init(&t->refs);
     t->dtype = dtype;
-    t->ndim = ndim;
-    int64_t stride = 1;
-    for (int32_t d = ndim - 1; d >= 0; d--) {
-        t->shape[d] = shape[d];
-        t->stride[d] = stride;
-        stride *= peri__max(shape[d], 1);
-    }
+    set_shape(t, ndim, shape);
     peri__object_count(1);
     return t;
 }
@@ -240,6 +246,19 @@ peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *sh
     t->storage = base->storage;
     peri__refs_add(&t->storage->refs);
     *out = t;
+    return PERI_OK;
+}
+
+peri_status peri__shaped(peri_tensor **t, int32_t ndim, const int64_t *shape)
+{
+    peri_tensor *x = *t, *view;
+    if (atomic_load(&x->refs) == 1 && !x->requires_grad) { /* nobody else sees it */
+        set_shape(x, ndim, shape);
+        return PERI_OK;
+    }
+    PERI_TRY(peri__tensor_view(x, ndim, shape, NULL, x->offset, &view));
+    peri_tensor_release(x);
+    *t = view;
     return PERI_OK;
 }
 

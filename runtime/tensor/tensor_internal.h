@@ -136,7 +136,7 @@ typedef struct peri__storage {
     atomic_uint_least64_t version; /* grows when a caller's tensor is changed in place: see peri__changed */
     _Atomic(const peri__storage_watch *) watch; /* who is told before that; NULL: nobody. Borrowed: it sets and resets
                                                    it itself */
-    uint64_t serial; /* of this storage alone, from 1 on: an address may be another storage's later */
+    atomic_uint_least64_t serial; /* see peri__storage_serial; 0: nobody has asked */
     atomic_bool exposed; /* a program has its address (peri_tensor_data, its own memory), and may write uncounted */
     _Atomic(peri__leaf_fn) leaf; /* whether a view of it may be a leaf, asked by peri_tensor_requires_grad_set; NULL:
                                     any may */
@@ -163,6 +163,8 @@ peri__note *peri__note_take(peri__storage *s);
 /** Put a note (taken) with the storage; where it cannot be kept, because elements may change uncounted or another note
  *  is there, it is gone. */
 void peri__note_put(peri__storage *s, peri__note *note);
+/** A number of this storage alone, from 1 on: its address may be another storage's later. */
+uint64_t peri__storage_serial(peri__storage *s);
 void peri__storage_release(peri__storage *storage);
 
 typedef struct peri__node peri__node;
@@ -268,6 +270,9 @@ peri_status peri__tensor_in(peri__storage *s, const peri_tensor *like, peri_tens
 /** A view of @base's storage without gradient recording. */
 peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride,
                               int64_t offset, peri_tensor **out);
+/** Give *@t, a contiguous tensor that the caller owns, a shape of as many elements: itself, if nobody else has it, or a
+ *  view in its place. */
+peri_status peri__shaped(peri_tensor **t, int32_t ndim, const int64_t *shape);
 /** Bytes of a contiguous tensor of @dtype and @shape, or PERI_EINVAL if there is no such tensor. */
 peri_status peri__shape_bytes(const char *function, int32_t dtype, int32_t ndim, const int64_t *shape, int64_t *bytes);
 /** "f32 [3, 4]" for messages. */

@@ -81,6 +81,51 @@ static void debt_is_asked_once(void **state)
     assert_int_equal(peri_mem_live(), before);
 }
 
+enum { THREADS = 3, ROUNDS = 2000 };
+typedef struct counting {
+    int64_t bytes;
+    void *block; /* stays when the thread has ended */
+} counting;
+
+static void *count_and_end(void *ctx)
+{
+    counting *c = ctx;
+    for (int i = 0; i < ROUNDS; i++) {
+        peri__free(peri__alloc((size_t)c->bytes));
+        peri__mem_count(1);
+        peri__object_count(1);
+        peri__mem_count(-1);
+        peri__object_count(-1);
+    }
+    c->block = peri__alloc((size_t)c->bytes);
+    peri__object_count(1);
+    return NULL;
+}
+
+/** Whoever counts, and whether it has ended: at rest the counts are what is there, and the peak is no less than what
+ *  was there at once. */
+static void counts_are_those_of_all_threads(void **state)
+{
+    (void)state;
+    const int64_t live = peri_mem_live(), objects = peri_mem_objects();
+    counting of[THREADS + 1];
+    pthread_t threads[THREADS];
+    int64_t bytes = 0;
+    peri_mem_debt();
+    for (int i = 0; i <= THREADS; i++) of[i].bytes = 1 << (20 + i), bytes += of[i].bytes;
+    for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, count_and_end, &of[i]), 0);
+    count_and_end(&of[THREADS]);
+    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    assert_int_equal(peri_mem_live(), live + bytes);
+    assert_int_equal(peri_mem_objects(), objects + THREADS + 1);
+    assert_true(peri_mem_peak() >= live + bytes);
+    assert_int_equal(peri_mem_debt(), (THREADS + 1) * ROUNDS);
+    for (int i = 0; i <= THREADS; i++) peri__free(of[i].block);
+    peri__object_count(-THREADS - 1);
+    assert_int_equal(peri_mem_live(), live);
+    assert_int_equal(peri_mem_objects(), objects);
+}
+
 static void no_memory_is_an_error_and_frees_nothing(void **state)
 {
     (void)state;
@@ -144,6 +189,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_host_may_lend_its_allocator_before_first_use),
     cmocka_unit_test(bytes_are_counted),
     cmocka_unit_test(debt_is_asked_once),
+    cmocka_unit_test(counts_are_those_of_all_threads),
     cmocka_unit_test(no_memory_is_an_error_and_frees_nothing),
     cmocka_unit_test(freeing_keeps_errno_and_the_error_record),
     cmocka_unit_test(a_fault_point_fails_its_kth_passage_once),
