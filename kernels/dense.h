@@ -492,17 +492,30 @@ typedef struct peri_k_mean_args {
     double number, ranks;
 } peri_k_mean_args;
 
-/** loss[r] = lse[r] - x[r][labels[r]], lse[r] = log(sum over c of exp(x[r][c])). Labels have been checked. range:
- *  rows. */
+/** What a class counts in a cross entropy, and how much of a row's target is shared by all classes. */
+typedef struct peri_k_class_shares {
+    const void *weight; /* [classes], or NULL: 1 each */
+    double smoothing;   /* 0..1 */
+    bool ignores;       /* rows whose label is `ignored`, which may be no class, count nothing */
+    int64_t ignored;
+} peri_k_class_shares;
+
+/** lse[r] = log(sum over c of exp(x[r][c])); with the label l = labels[r], and w[c] = the weight of class c:
+ *
+ *    loss[r] = (1 - smoothing) * w[l] * (lse[r] - x[r][l])
+ *              + smoothing / classes * sum over c of w[c] * (lse[r] - x[r][c])
+ *
+ *  counts[r] = w[l] (counts may be NULL). Of rows that are ignored both are 0. Labels have been checked. range: rows. */
 typedef struct peri_k_cross_entropy_args {
-    void *loss, *lse;
+    void *loss, *lse, *counts;
     const void *x;
     const int64_t *labels;
     int32_t dtype;
     int64_t classes;
+    peri_k_class_shares of;
 } peri_k_cross_entropy_args;
 
-/** dx[r][c] = scale * g[r * g_stride] * (exp(x[r][c] - lse[r]) - (c == labels[r])). range: rows. */
+/** dx[r][c] = scale * g[r * g_stride] * (the derivative of loss[r] by x[r][c]). range: rows. */
 typedef struct peri_k_cross_entropy_grad_args {
     void *dx;
     const void *g, *x, *lse;
@@ -510,6 +523,7 @@ typedef struct peri_k_cross_entropy_grad_args {
     int32_t dtype;
     int64_t classes, g_stride;
     double scale;
+    peri_k_class_shares of;
 } peri_k_cross_entropy_grad_args;
 
 PERI_KERNELS_DENSE(PERI_K_ARGS_OF) PERI_OPS_DENSE(PERI_OP_ARGS_OF)

@@ -617,6 +617,9 @@ static void cpu_loss(const void *args, int64_t begin, int64_t end)
     else K_MAP2(dst, x, t, (v - w) * (v - w));
 }
 
+/** Whether the target of a row is its label alone, and all rows count alike. */
+static bool cpu_plain(const peri_k_class_shares *of) { return !of->weight && of->smoothing == 0 && !of->ignores; }
+
 static void cpu_cross_entropy(const void *args, int64_t begin_row, int64_t end_row)
 {
     const peri_k_cross_entropy_args *a = args;
@@ -628,14 +631,20 @@ static void cpu_cross_entropy(const void *args, int64_t begin_row, int64_t end_r
         const float *x = (const float *)a->x + r * a->classes;
         float max = cpu_max(x, a->classes), lse = max + logf(cpu_sum_exp(NULL, x, max, a->classes));
         ((float *)a->lse)[r] = lse;
-        ((float *)a->loss)[r] = lse - x[a->labels[r]];
+        if (cpu_plain(&a->of)) {
+            ((float *)a->loss)[r] = lse - x[a->labels[r]];
+            continue;
+        }
+        double count;
+        ((float *)a->loss)[r] = (float)ref_label_loss(a, r, lse, &count);
+        if (a->counts) ((float *)a->counts)[r] = (float)count;
     }
 }
 
 static void cpu_cross_entropy_grad(const void *args, int64_t begin_row, int64_t end_row)
 {
     const peri_k_cross_entropy_grad_args *a = args;
-    if (a->dtype != PERI_F32) {
+    if (a->dtype != PERI_F32 || !cpu_plain(&a->of)) {
         ref_cross_entropy_grad(args, begin_row, end_row);
         return;
     }

@@ -213,6 +213,11 @@ template <int LANES, class T> struct softmax_grad_one {
     }
 };
 
+template <class T> __device__ __forceinline__ double class_weight(const peri_k_class_shares &of, int64_t c)
+{
+    return of.weight ? (double)((const T *)of.weight)[c] : 1.0;
+}
+
 template <class T> struct cross_entropy_row {
     peri_k_cross_entropy_args a;
     __device__ void operator()(int64_t r, int lane, unsigned mask) const
@@ -222,10 +227,19 @@ template <class T> struct cross_entropy_row {
         double sum = 0;
         for (int64_t c = lane; c < a.classes; c += 32) sum += (double)peri_exp(x[c] - max);
         sum = peri_group_sum<32>(sum, mask);
-        double lse = (double)max + log(sum);
+        double lse = (double)max + log(sum), shared = 0;
+        for (int64_t c = lane; c < a.classes && a.of.smoothing > 0; c += 32)
+            shared += class_weight<T>(a.of, c) * (lse - (double)x[c]);
+        shared = peri_group_sum<32>(shared, mask);
         if (lane != 0) return;
+        const int64_t label = a.labels[r];
+        const bool ignored = a.of.ignores && label == a.of.ignored;
+        const double count = ignored ? 0.0 : class_weight<T>(a.of, label);
         ((T *)a.lse)[r] = (T)lse;
-        ((T *)a.loss)[r] = (T)(lse - (double)x[a.labels[r]]);
+        ((T *)a.loss)[r] = ignored ? T(0)
+                                   : (T)((1 - a.of.smoothing) * count * (lse - (double)x[label]) +
+                                         a.of.smoothing / (double)a.classes * shared);
+        if (a.counts) ((T *)a.counts)[r] = (T)count;
     }
 };
 
@@ -236,6 +250,29 @@ template <class T> struct cross_entropy_grad_one {
         int64_t r = i / a.classes, c = i - r * a.classes;
         T p = peri_exp(((const T *)a.x)[i] - ((const T *)a.lse)[r]);
         ((T *)a.dx)[i] = (T)a.scale * ((const T *)a.g)[r * a.g_stride] * (p - (c == a.labels[r] ? T(1) : T(0)));
+    }
+};
+
+/** The same where classes have weights, labels are smoothed, or rows are ignored. */
+template <class T> struct cross_entropy_grad_row {
+    peri_k_cross_entropy_grad_args a;
+    __device__ void operator()(int64_t r, int lane, unsigned mask) const
+    {
+        const T *x = (const T *)a.x + r * a.classes;
+        T *dx = (T *)a.dx + r * a.classes;
+        const int64_t label = a.labels[r];
+        const bool ignored = a.of.ignores && label == a.of.ignored;
+        const double own = ignored ? 0.0 : (1 - a.of.smoothing) * class_weight<T>(a.of, label),
+                     part = a.of.smoothing / (double)a.classes,
+                     g = a.scale * (double)((const T *)a.g)[r * a.g_stride];
+        double all = 0;
+        for (int64_t c = lane; c < a.classes; c += 32) all += class_weight<T>(a.of, c);
+        all = peri_group_sum<32>(all, mask);
+        for (int64_t c = lane; c < a.classes; c += 32) {
+            const double p = (double)peri_exp(x[c] - ((const T *)a.lse)[r]),
+                         target = (c == label ? own : 0.0) + part * class_weight<T>(a.of, c);
+            dx[c] = ignored ? T(0) : (T)(g * ((own + part * all) * p - target));
+        }
     }
 };
 
@@ -382,6 +419,9 @@ PERI_CUDA_KERNEL(cross_entropy)
 
 PERI_CUDA_KERNEL(cross_entropy_grad)
 {
+    if (a->of.weight || a->of.smoothing != 0 || a->of.ignores)
+        return a->dtype == PERI_F64 ? each_warp(begin, end, c, cross_entropy_grad_row<double>{*a})
+                                    : each_warp(begin, end, c, cross_entropy_grad_row<float>{*a});
     begin *= a->classes, end *= a->classes;
     if (a->dtype == PERI_F64) return each(begin, end, c, cross_entropy_grad_one<double>{*a});
     return each(begin, end, c, cross_entropy_grad_one<float>{*a});

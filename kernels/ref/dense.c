@@ -601,27 +601,55 @@ static void ref_mean(const void *args, int64_t begin, int64_t end)
     if (a->scale) ref_put(a->scale, 0, a->dtype, a->ranks / divisor);
 }
 
+static bool ref_ignored(const peri_k_class_shares *of, int64_t label) { return of->ignores && label == of->ignored; }
+static double ref_weight(const peri_k_class_shares *of, int64_t c, int32_t dtype)
+{
+    return of->weight ? ref_get(of->weight, c, dtype) : 1;
+}
+
+/** The loss of row @r, whose lse is known; *count: what its label counts. */
+static double ref_label_loss(const peri_k_cross_entropy_args *a, int64_t r, double lse, double *count)
+{
+    const int64_t label = a->labels[r];
+    double shared = 0;
+    *count = 0;
+    if (ref_ignored(&a->of, label)) return 0;
+    *count = ref_weight(&a->of, label, a->dtype);
+    for (int64_t c = 0; c < a->classes && a->of.smoothing > 0; c++)
+        shared += ref_weight(&a->of, c, a->dtype) * (lse - ref_get(a->x, r * a->classes + c, a->dtype));
+    const double own = lse - ref_get(a->x, r * a->classes + label, a->dtype);
+    return (1 - a->of.smoothing) * *count * own + a->of.smoothing / (double)a->classes * shared;
+}
+
 static void ref_cross_entropy(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_cross_entropy_args *a = args;
     for (int64_t r = begin; r < end; r++) {
-        double max = -INFINITY, sum = 0;
+        double max = -INFINITY, sum = 0, count;
         for (int64_t c = 0; c < a->classes; c++) max = fmax(max, ref_get(a->x, r * a->classes + c, a->dtype));
         for (int64_t c = 0; c < a->classes; c++) sum += exp(ref_get(a->x, r * a->classes + c, a->dtype) - max);
-        double lse = max + log(sum);
+        const double lse = max + log(sum), loss = ref_label_loss(a, r, lse, &count);
         ref_put(a->lse, r, a->dtype, lse);
-        ref_put(a->loss, r, a->dtype, lse - ref_get(a->x, r * a->classes + a->labels[r], a->dtype));
+        ref_put(a->loss, r, a->dtype, loss);
+        if (a->counts) ref_put(a->counts, r, a->dtype, count);
     }
 }
 
 static void ref_cross_entropy_grad(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_cross_entropy_grad_args *a = args;
+    const double smoothing = a->of.smoothing, part = smoothing / (double)a->classes;
+    double all = 0;
+    for (int64_t c = 0; c < a->classes; c++) all += ref_weight(&a->of, c, a->dtype);
     for (int64_t r = begin; r < end; r++) {
-        double g = a->scale * ref_get(a->g, r * a->g_stride, a->dtype), lse = ref_get(a->lse, r, a->dtype);
+        const int64_t label = a->labels[r];
+        const bool ignored = ref_ignored(&a->of, label);
+        const double g = a->scale * ref_get(a->g, r * a->g_stride, a->dtype), lse = ref_get(a->lse, r, a->dtype),
+                     own = ignored ? 0 : (1 - smoothing) * ref_weight(&a->of, label, a->dtype);
         for (int64_t c = 0; c < a->classes; c++) {
-            double p = exp(ref_get(a->x, r * a->classes + c, a->dtype) - lse);
-            ref_put(a->dx, r * a->classes + c, a->dtype, g * (p - (c == a->labels[r])));
+            const double p = exp(ref_get(a->x, r * a->classes + c, a->dtype) - lse),
+                         target = (c == label ? own : 0) + part * ref_weight(&a->of, c, a->dtype);
+            ref_put(a->dx, r * a->classes + c, a->dtype, ignored ? 0 : g * ((own + part * all) * p - target));
         }
     }
 }

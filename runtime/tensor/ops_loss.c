@@ -21,15 +21,12 @@ static peri_status reduce_loss(peri_tensor **loss, int32_t reduction)
 {
     if (reduction == PERI_LOSS_NONE) return PERI_OK;
     PERI__OWN_FLOATS;
-    peri_tensor *total, *scalar;
+    peri_tensor *total;
     double scale = reduction == PERI_LOSS_MEAN ? 1 / (double)peri__numel(*loss) : 1;
     PERI_TRY(peri__reduce(*loss, (1u << (*loss)->ndim) - 1, scale, &total));
-    peri_status status = peri__tensor_view(total, 0, NULL, NULL, total->offset, &scalar);
-    peri_tensor_release(total);
-    PERI_TRY(status);
     peri_tensor_release(*loss);
-    *loss = scalar;
-    return PERI_OK;
+    *loss = total;
+    return peri__shaped(loss, 0, NULL);
 }
 
 static double gradient_scale(int32_t reduction, int64_t n)
@@ -199,23 +196,38 @@ peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t reduction, 
 
 /* -- cross entropy ------------------------------------------------------------------------------------------------- */
 
-/** saved: x, labels, lse, contiguous. */
+enum { X, LABELS, LSE, WEIGHT, COUNT, SAVED };                 /* what a cross entropy saves */
+enum { KEPT_IGNORES = KEPT_REDUCTION + 1, KEPT_IGNORED };
+
+static peri_k_class_shares shares_of(const peri__node *node)
+{
+    return (peri_k_class_shares){.weight = node->saved[WEIGHT] ? peri__data(node->saved[WEIGHT]) : NULL,
+                                 .smoothing = node->number[0],
+                                 .ignores = node->kept[KEPT_IGNORES],
+                                 .ignored = node->kept[KEPT_IGNORED]};
+}
+
+/** saved: x, labels, lse, weight (or NULL), what the losses' sum was divided by (or NULL); number: smoothing. */
 static peri_status cross_entropy_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    peri_tensor *x = node->saved[0], *g, *dx = NULL;
+    peri_tensor *x = node->saved[X], *g = NULL, *dx = NULL;
     int32_t reduction = (int32_t)node->kept[KEPT_REDUCTION];
     peri_status status;
-    PERI_TRY(peri__contiguous_of(grad_out[0], &g));
+    if (node->saved[COUNT])
+        PERI_TRY(peri__binary("cross_entropy backward", PERI_BINARY_DIV, grad_out[0], node->saved[COUNT], &g));
+    else PERI_TRY(peri__contiguous_of(grad_out[0], &g));
     PERI_TRY_GOTO(peri__tensor_like(x, 2, x->shape, &dx), out);
-    peri_k_cross_entropy_grad_args args = {.dx = peri__data(dx),
-                                           .g = peri__data(g),
-                                           .x = peri__data(x),
-                                           .lse = peri__data(node->saved[2]),
-                                           .labels = peri__data(node->saved[1]),
-                                           .dtype = x->dtype,
-                                           .classes = x->shape[1],
-                                           .g_stride = reduction == PERI_LOSS_NONE,
-                                           .scale = gradient_scale(reduction, x->shape[0])};
+    peri_k_cross_entropy_grad_args args = {
+        .dx = peri__data(dx),
+        .g = peri__data(g),
+        .x = peri__data(x),
+        .lse = peri__data(node->saved[LSE]),
+        .labels = peri__data(node->saved[LABELS]),
+        .dtype = x->dtype,
+        .classes = x->shape[1],
+        .g_stride = reduction == PERI_LOSS_NONE,
+        .scale = node->saved[COUNT] ? 1 : gradient_scale(reduction, x->shape[0]),
+        .of = shares_of(node)};
     status = PERI_LAUNCH(peri__device(x), cross_entropy_grad, &args, x->shape[0],
                          peri__ceil_div(4096, peri__max(x->shape[1], 1)));
 out:
@@ -226,6 +238,17 @@ out:
 }
 
 static const peri__node_vtab cross_entropy_vtab = {.name = "cross_entropy", .backward = cross_entropy_backward};
+
+/** *out (new) = labels with 0 for those that are ignored. */
+static peri_status without_ignored(peri_tensor *labels, int64_t ignored, peri_tensor **out)
+{
+    static const char *const function = "peri_op_cross_entropy";
+    peri_tensor *counts;
+    PERI_TRY(peri__compare(function, PERI_COMPARE_NE, labels, NULL, (double)ignored, ignored, &counts));
+    peri_status status = peri__where(function, counts, labels, NULL, out);
+    peri_tensor_release(counts);
+    return status;
+}
 
 /** Wait for the labels and look for one outside 0..classes-1. */
 static peri_status check_labels(peri_tensor *labels, int64_t classes)
@@ -245,9 +268,9 @@ static peri_status check_labels(peri_tensor *labels, int64_t classes)
                       (long long)bad, (long long)classes - 1);
 }
 
-static peri_status cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out)
+static peri_status check_rows(const char *function, peri_tensor *x, peri_tensor *labels, int32_t reduction,
+                              const peri_cross_entropy_options *how)
 {
-    static const char *const function = "peri_op_cross_entropy";
     char text[300];
     PERI_TRY(peri__check_float(function, "x", x));
     PERI_TRY(peri__check_tensor(function, "x", x, -1, 2));
@@ -257,35 +280,112 @@ static peri_status cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t re
     if (x->shape[0] != labels->shape[0])
         return peri__fail(PERI_EINVAL, "%s: x and labels are %s; their first sizes must agree", function,
                           peri__pair_text(x, labels, text, sizeof text));
-    peri_tensor *saved[3] = {NULL}, *loss = NULL;
+    if (!(how->label_smoothing >= 0 && how->label_smoothing <= 1))
+        return peri__fail(PERI_EINVAL, "%s: label_smoothing is %g, allowed: 0..1", function, how->label_smoothing);
+    if (!how->weight) return PERI_OK;
+    PERI_TRY(peri__check_real(function, "weight", how->weight));
+    PERI_TRY(peri__check_same_device(function, x, how->weight));
+    if (peri__recording(&how->weight, 1))
+        return peri__fail(PERI_EUNSUPPORTED, "%s: the weight requires grad, and gets none here; detach it", function);
+    if (how->weight->ndim == 1 && how->weight->shape[0] == x->shape[1]) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: x and weight are %s; wanted a weight for each class", function,
+                      peri__pair_text(x, how->weight, text, sizeof text));
+}
+
+/** What the kernel needs, contiguous: x, labels, weight, and room for lse and, where rows count differently, for what
+ *  each counts. */
+static peri_status take_rows(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_options *how,
+                             peri_tensor **saved)
+{
+    peri_tensor *checked = NULL;
+    PERI_TRY(peri__contiguous_of(x, &saved[X]));
+    PERI_TRY(peri__contiguous_of(labels, &saved[LABELS]));
+    if (how->ignores) PERI_TRY(without_ignored(saved[LABELS], how->ignore_index, &checked));
+    else peri_tensor_retain(checked = saved[LABELS]);
+    peri_status status = check_labels(checked, x->shape[1]);
+    peri_tensor_release(checked);
+    PERI_TRY(status);
+    PERI_TRY(peri__tensor_like(x, 1, x->shape, &saved[LSE]));
+    if (how->weight) {
+        peri_tensor *cast;
+        PERI_TRY(peri__cast(how->weight, x->dtype, &cast));
+        status = peri__contiguous_of(cast, &saved[WEIGHT]);
+        peri_tensor_release(cast);
+        PERI_TRY(status);
+    }
+    return how->weight || how->ignores ? peri__tensor_like(x, 1, x->shape, &saved[COUNT]) : PERI_OK;
+}
+
+/** Replace the losses of rows *loss (owned) by their sum or mean. *counts: what each row counts, or NULL: 1; becomes the
+ *  sum that a mean was divided by, or NULL. */
+static peri_status reduce_rows(peri_tensor **loss, int32_t reduction, peri_tensor **counts)
+{
+    const bool divides = *counts && reduction == PERI_LOSS_MEAN;
+    peri_tensor *mean;
+    PERI_TRY(reduce_loss(loss, divides ? PERI_LOSS_SUM : reduction));
+    if (!divides) {
+        peri_tensor_release(*counts);
+        *counts = NULL;
+        return PERI_OK;
+    }
+    PERI_TRY(reduce_loss(counts, PERI_LOSS_SUM));
+    PERI_TRY(peri__binary("peri_op_cross_entropy", PERI_BINARY_DIV, *loss, *counts, &mean));
+    peri_tensor_release(*loss);
+    *loss = mean;
+    return PERI_OK;
+}
+
+static peri_status cross_entropy(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_options *how,
+                                 int32_t reduction, peri_tensor **out)
+{
+    peri_tensor *saved[SAVED] = {NULL}, *loss = NULL;
     peri__node *node;
     peri_status status;
-    PERI_TRY_GOTO(peri__contiguous_of(x, &saved[0]), out);
-    PERI_TRY_GOTO(peri__contiguous_of(labels, &saved[1]), out);
-    PERI_TRY_GOTO(check_labels(saved[1], x->shape[1]), out);
-    PERI_TRY_GOTO(peri__tensor_like(x, 1, x->shape, &saved[2]), out);
+    PERI_TRY(check_rows("peri_op_cross_entropy", x, labels, reduction, how));
+    PERI_TRY_GOTO(take_rows(x, labels, how, saved), out);
     PERI_TRY_GOTO(peri__tensor_like(x, 1, x->shape, &loss), out);
-    peri_k_cross_entropy_args args = {.loss = peri__data(loss), .lse = peri__data(saved[2]), .x = peri__data(saved[0]),
-                                      .labels = peri__data(saved[1]), .dtype = x->dtype, .classes = x->shape[1]};
+    peri_k_cross_entropy_args args = {.loss = peri__data(loss),
+                                      .lse = peri__data(saved[LSE]),
+                                      .counts = saved[COUNT] ? peri__data(saved[COUNT]) : NULL,
+                                      .x = peri__data(saved[X]),
+                                      .labels = peri__data(saved[LABELS]),
+                                      .dtype = x->dtype,
+                                      .classes = x->shape[1],
+                                      .of = {.weight = saved[WEIGHT] ? peri__data(saved[WEIGHT]) : NULL,
+                                             .smoothing = how->label_smoothing,
+                                             .ignores = how->ignores,
+                                             .ignored = how->ignore_index}};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), cross_entropy, &args, x->shape[0],
                               peri__ceil_div(4096, peri__max(x->shape[1], 1))),
                   out);
-    PERI_TRY_GOTO(reduce_loss(&loss, reduction), out);
+    PERI_TRY_GOTO(reduce_rows(&loss, reduction, &saved[COUNT]), out);
     PERI_TRY_GOTO(peri__attach(&cross_entropy_vtab, &x, 1, &loss, 1, &node), out);
     if (node) {
-        for (int32_t i = 0; i < 3 && status >= 0; i++) status = peri__node_save_output(node, i, saved[i]);
+        for (int32_t i = 0; i < SAVED && status >= 0; i++)
+            if (saved[i]) status = peri__node_save_output(node, i, saved[i]);
         node->kept[KEPT_REDUCTION] = reduction;
+        node->kept[KEPT_IGNORES] = how->ignores;
+        node->kept[KEPT_IGNORED] = how->ignore_index;
+        node->number[0] = how->label_smoothing;
     }
 out:
-    for (int32_t i = 0; i < 3; i++) peri_tensor_release(saved[i]);
+    for (int32_t i = 0; i < SAVED; i++) peri_tensor_release(saved[i]);
     if (status < 0) peri_tensor_release(loss);
     else *out = loss;
     return status;
 }
 
-peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out)
+peri_status peri_op_cross_entropy_with(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_options *options,
+                                       int32_t reduction, peri_tensor **out)
 {
     peri__operands o;
+    PERI_TAKE(peri_cross_entropy_options, options);
     PERI_TRY(peri__widen(&o, PERI__IN_F32, &x, 1));
-    return peri__narrow(&o, cross_entropy(o.in[0], labels, reduction, out ? &o.out : NULL), out);
+    return peri__narrow(&o, cross_entropy(o.in[0], labels, options, reduction, out ? &o.out : NULL), out);
+}
+
+peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out)
+{
+    const peri_cross_entropy_options plain = {.size = sizeof plain};
+    return peri_op_cross_entropy_with(x, labels, &plain, reduction, out);
 }

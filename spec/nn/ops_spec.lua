@@ -126,8 +126,44 @@ for _, reduction in ipairs { "none", "mean", "sum" } do
     return F.cross_entropy(x, peri.tensor(labels, "i64", x:device()), reduction)
   end)
 end
+for options = 1, 7 do -- a weight of each class, smoothed labels, rows that are ignored: each with and without the others
+  add("cross entropy, options " .. options, { { { 3, 4 } }, { { 5, 2 } } }, function(x)
+    local labels, classes, device = {}, x:size(2), x:device()
+    for i = 1, x:size(1) do labels[i] = i == 2 and options > 3 and -100 or i * 7 % classes end
+    local weight = options % 2 == 1 and peri.Tensor.uniform({ classes }, 0.2, 2, 9, 3, "f64", device) or nil
+    local smoothing, ignored = options % 4 > 1 and 0.3 or nil, options > 3 and -100 or nil
+    return F.cross_entropy(x, peri.tensor(labels, "i64", device), "mean", ignored, smoothing, weight)
+  end)
+end
 add("losses of an empty batch", { { { 0 } } }, function(x)
   return F.mse_loss(x, peri.zeros({ 0 }, "f64", x:device()), "sum")
+end)
+
+describe("cross entropy", function()
+  it("of a row is what its label and all classes have lost, by their weights", function()
+    local classes, weights, labels = 4, { 0.5, 2, 1, 0.25 }, { 0, 3, -1, 1, 1 }
+    local x = peri.Tensor.uniform({ #labels, classes }, -2, 2, 4, 0, "f64")
+    local logits, y, w = x:to_table(), peri.tensor(labels, "i64"), peri.tensor(weights, "f64")
+    for _, smoothing in ipairs { 0, 0.2, 1 } do
+      local sum, counted = 0, 0
+      local rows = F.cross_entropy(x, y, "none", -1, smoothing, w):to_list()
+      for r, label in ipairs(labels) do
+        local all, expected = 0, 0
+        for c = 1, classes do all = all + math.exp(logits[r][c]) end
+        for c = 1, label >= 0 and classes or 0 do
+          local share = smoothing / classes + (c == label + 1 and 1 - smoothing or 0)
+          expected = expected - share * weights[c] * (logits[r][c] - math.log(all))
+        end
+        assert.near(expected, rows[r], 1e-12)
+        sum, counted = sum + expected, counted + (weights[label + 1] or 0)
+      end
+      assert.near(sum, F.cross_entropy(x, y, "sum", -1, smoothing, w):item(), 1e-12)
+      assert.near(sum / counted, F.cross_entropy(x, y, "mean", -1, smoothing, w):item(), 1e-12)
+      local loss = peri.nn.CrossEntropyLoss { reduction = "global_mean", ignore_index = -1, label_smoothing = smoothing,
+        weight = w }
+      assert.near(sum / counted, loss(x, y):item(), 1e-12)
+    end
+  end)
 end)
 
 describe("results", function()
@@ -300,6 +336,12 @@ for _, device in ipairs(require "spec.support.devices") do
       end
       fails("label 3 in row 1, allowed: 0%.%.2", F.cross_entropy, a, labels)
       fails("labels is f32", F.cross_entropy, a, b)
+      local good = peri.tensor({ 0, 2 }, "i64", device)
+      fails("wanted a weight for each class", F.cross_entropy, a, good, "mean", nil, nil, b)
+      fails("label_smoothing is 1%.5, allowed: 0%.%.1", F.cross_entropy, a, good, "mean", nil, 1.5)
+      fails("label 3 in row 1, allowed: 0%.%.2", F.cross_entropy, a, labels, "mean", 7)
+      fails("weight requires grad", F.cross_entropy, a, good, "mean", nil, nil,
+        peri.ones({ 3 }, "f32", device):requires_grad())
       fails("peri_tensor_expand: f32 %[2%] does not expand", function() b:expand { 3 } end)
       fails("size %-1 of the 1st dimension", function() b:expand { -1, 2 } end)
     end)

@@ -318,23 +318,34 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
     if (cols == 0) return;
     int64_t *labels = malloc((size_t)(rows + 1) * sizeof *labels);
     for (int64_t r = 0; r < rows; r++) labels[r] = r * 7 % cols;
-    c = dense_begin("cross_entropy", PERI_K_cross_entropy, dtype, rows, cols);
-    peri_k_cross_entropy_args e = {
-        .x = dense_numbers(&c, n, dtype, -9, 9), .labels = labels, .dtype = dtype, .classes = cols};
-    DENSE_OUT(&c, peri_k_cross_entropy_args, loss, rows, dtype, NULL);
-    DENSE_OUT(&c, peri_k_cross_entropy_args, lse, rows, dtype, NULL);
-    dense_end(&c, &e, sizeof e, rows, visit, ctx);
-    c = dense_begin("cross_entropy_grad", PERI_K_cross_entropy_grad, dtype, rows, cols);
-    peri_k_cross_entropy_grad_args g = {.g = dense_numbers(&c, rows, dtype, -1, 1),
-                                        .x = dense_numbers(&c, n, dtype, -1, 1),
-                                        .lse = dense_numbers(&c, rows, dtype, 2, 4),
-                                        .labels = labels,
-                                        .dtype = dtype,
-                                        .classes = cols,
-                                        .g_stride = 1,
-                                        .scale = 0.5};
-    DENSE_OUT(&c, peri_k_cross_entropy_grad_args, dx, n, dtype, NULL);
-    dense_end(&c, &g, sizeof g, rows, visit, ctx);
+    for (int32_t options = 0; options < 8; options++) {
+        const bool weighs = options & 1;
+        const peri_k_class_shares of = {.smoothing = options & 2 ? 0.25 : 0, .ignores = options & 4, .ignored = -100};
+        if (of.ignores && rows > 1) labels[1] = of.ignored;
+        c = dense_begin(options ? "cross_entropy, options" : "cross_entropy", PERI_K_cross_entropy, dtype, rows, cols);
+        peri_k_cross_entropy_args e = {
+            .x = dense_numbers(&c, n, dtype, -9, 9), .labels = labels, .dtype = dtype, .classes = cols, .of = of};
+        if (weighs) e.of.weight = dense_numbers(&c, cols, dtype, 0, 2);
+        DENSE_OUT(&c, peri_k_cross_entropy_args, loss, rows, dtype, NULL);
+        DENSE_OUT(&c, peri_k_cross_entropy_args, lse, rows, dtype, NULL);
+        if (weighs || of.ignores) DENSE_OUT(&c, peri_k_cross_entropy_args, counts, rows, dtype, NULL);
+        c.tolerance = 1e-5;
+        dense_end(&c, &e, sizeof e, rows, visit, ctx);
+        c = dense_begin(options ? "cross_entropy_grad, options" : "cross_entropy_grad", PERI_K_cross_entropy_grad,
+                        dtype, rows, cols);
+        peri_k_cross_entropy_grad_args g = {.g = dense_numbers(&c, rows, dtype, -1, 1),
+                                            .x = dense_numbers(&c, n, dtype, -1, 1),
+                                            .lse = dense_numbers(&c, rows, dtype, 2, 4),
+                                            .labels = labels,
+                                            .dtype = dtype,
+                                            .classes = cols,
+                                            .g_stride = 1,
+                                            .scale = 0.5,
+                                            .of = of};
+        if (weighs) g.of.weight = dense_numbers(&c, cols, dtype, 0, 2);
+        DENSE_OUT(&c, peri_k_cross_entropy_grad_args, dx, n, dtype, NULL);
+        dense_end(&c, &g, sizeof g, rows, visit, ctx);
+    }
     free(labels);
 }
 

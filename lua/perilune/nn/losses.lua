@@ -89,14 +89,19 @@ end, { beta = 1 })
 --- Of logarithms of probabilities [B, C] and class numbers (i64 [B], from 0).
 define("NLLLoss", {}, function(_, reduction, input, target) return F.nll_loss(input, target, reduction) end)
 
---- Of logits [B, C] and class numbers (i64 [B], from 0). A global mean waits for the labels where some are left out.
-define("CrossEntropyLoss", {}, function(self, reduction, input, target)
+--- Of logits [B, C] and class numbers (i64 [B], from 0). weight: [C], the factor of each class's
+--- losses. A global mean waits for the labels where some are left out or weighted.
+define("CrossEntropyLoss", { "weight" }, function(self, reduction, input, target)
   return F.cross_entropy(input, target, reduction, rawget(self, "ignore_index"),
-    self.label_smoothing ~= 0 and self.label_smoothing or nil)
+    self.label_smoothing ~= 0 and self.label_smoothing or nil, rawget(self, "weight"))
 end, { ignore_index = util.optional, label_smoothing = 0 })
 function M.CrossEntropyLoss:_count(target)
-  local left_out = rawget(self, "ignore_index")
-  return left_out and tonumber(F.sum(F.ne(target, left_out)):item()) or target:numel()
+  local left_out, weight = rawget(self, "ignore_index"), rawget(self, "weight")
+  if not (left_out or weight) then return target:numel() end
+  local counts = left_out and F.ne(target, left_out)
+  if not weight then return (tonumber(F.sum(counts):item())) end
+  local of_rows = F.index_select(weight, 1, counts and F.where(counts, target, 0) or target)
+  return (F.sum(counts and F.mul(of_rows, counts) or of_rows):item())
 end
 
 --- Called with the scores of items that were taken and of others (functional.bpr_loss).

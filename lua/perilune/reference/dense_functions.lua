@@ -161,7 +161,8 @@ function functional.mse_loss(t, target, reduction) end
 
 ---Softmax cross entropy of logits and the numbers of the right classes.
 ---
----Errors: labels that are not i64, or outside of the classes; an unknown reduction; a label_smoothing outside of 0..1.
+---Errors: labels that are not i64, or outside of the classes; an unknown reduction; a label_smoothing outside of 0..1;
+---a weight of another size than the classes.
 ---
 ---```lua
 ---print(("%.4f"):format(nn.functional.cross_entropy(peri.zeros { 1, 2 },
@@ -173,8 +174,9 @@ function functional.mse_loss(t, target, reduction) end
 ---@param reduction? string `"mean"`, `"sum"` or `"none"` (default: mean).
 ---@param ignore_index? integer Rows with this label, of padding, have the loss 0 and do not count (default: none).
 ---@param label_smoothing? number The share of the target that all classes have in equal parts (default: 0).
+---@param weight? peri.Tensor The factor of each class's losses; the mean is weighted by it: `[C]` (default: 1 each).
 ---@return peri.Tensor # A scalar; with `"none"` `[B]`.
-function functional.cross_entropy(t, labels, reduction, ignore_index, label_smoothing) end
+function functional.cross_entropy(t, labels, reduction, ignore_index, label_smoothing, weight) end
 
 ---`functional.binary_cross_entropy_with_logits` as a module: called with logits and targets.
 ---
@@ -269,6 +271,7 @@ nn.MSELoss = {}
 nn.CrossEntropyLoss = {}
 
 ---@class peri.nn.CrossEntropyLoss.args
+---@field weight? peri.Tensor The factor of each class's losses, [C]; the mean is weighted by it (default: 1 each).
 ---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
 ---@field ignore_index? integer Labels that are left out: their loss is 0, and the mean is one of the others (default: none). A global mean waits for the labels then.
 ---@field label_smoothing? number The share of the target that all classes have in equal parts: 0..1 (default: 0).

@@ -347,40 +347,20 @@ function M.mse_loss(t, target, reduction)
   check(C.peri_op_mse(ptr(t), ptr(target), reduction_code(reduction), out))
   return (wrap(out[0]))
 end
---- The loss of a row, of the logarithm of its label's probability, their mean over the classes, and whether it counts.
-local smoothed_loss = formula("cross_entropy", 3, 1, function(f, of_label, of_all, counts, smoothing)
-  local loss = f.affine(f.add(of_label, f.mul(f.number(smoothing), f.sub(of_all, of_label))), -1, 0)
-  return f.where(f.eq(counts, f.number(0)), f.number(0), loss)
-end)
---- cross_entropy of rows whose label is not `ignore` (nil: none is), against targets of which each class has a share of
---- `smoothing`.
-local function smoothed(t, labels, reduction, ignore, smoothing)
-  if t:dim() ~= 2 or labels:dim() ~= 1 then
-    P.fail(("cross_entropy: %s and labels %s, wanted two dimensions and one"):format(Tensor._text(t),
-      Tensor._text(labels)))
-  end
-  if not (smoothing >= 0 and smoothing <= 1) then
-    P.fail(("cross_entropy: label_smoothing is %g, allowed: 0..1"):format(smoothing))
-  end
-  local code, counts = reduction_code(reduction), M.ne(labels, ignore or -1)
-  local logs = M.log_softmax(t, 2)
-  if ignore then labels = M.masked_fill(labels, M.eq(labels, ignore), 0) end
-  local of_label = M.squeeze(M.gather(logs, 2, M.unsqueeze(labels, 2)), 2)
-  local of_all = smoothing > 0 and M.mean(logs, 2) or of_label
-  if not ignore or code ~= C.PERI_LOSS_MEAN then
-    return (smoothed_loss(code, nil, false, of_label, of_all, counts, smoothing))
-  end
-  return (M.div(smoothed_loss(C.PERI_LOSS_SUM, nil, false, of_label, of_all, counts, smoothing), M.sum(counts)))
-end
-
+local class_shares = P.struct "peri_cross_entropy_options"
 --- Softmax cross entropy of logits [B, C] and class numbers (i64 [B], from 0). Rows with the label ignore_index
 --- (default: none) have the loss 0, and do not count in the mean. label_smoothing (0): the share of the target that all
---- classes have in equal parts.
-function M.cross_entropy(t, labels, reduction, ignore_index, label_smoothing)
-  if ignore_index or label_smoothing then
-    return (smoothed(t, labels, reduction, ignore_index, label_smoothing or 0))
+--- classes have in equal parts. weight ([C], 1 each): the factor of a class's losses; the mean is weighted by it.
+function M.cross_entropy(t, labels, reduction, ignore_index, label_smoothing, weight)
+  local code = reduction_code(reduction)
+  if not (ignore_index or label_smoothing or weight) then
+    check(C.peri_op_cross_entropy(ptr(t), ptr(labels), code, out))
+    return (wrap(out[0]))
   end
-  check(C.peri_op_cross_entropy(ptr(t), ptr(labels), reduction_code(reduction), out))
+  local o = class_shares
+  o.weight, o.label_smoothing = optional(weight), label_smoothing or 0
+  o.ignores, o.ignore_index = ignore_index ~= nil, ignore_index or 0
+  check(C.peri_op_cross_entropy_with(ptr(t), ptr(labels), o, code, out))
   return (wrap(out[0]))
 end
 
@@ -414,7 +394,8 @@ signature.check_one("", M, {
   "t: tensor, target: tensor, weight: tensor?, pos_weight: tensor?, reduction: string?",
   binary_cross_entropy = "t: tensor, target: tensor, weight: tensor?, reduction: string?",
   mse_loss = "t: tensor, target: tensor, reduction: string?",
-  cross_entropy = "t: tensor, labels: tensor, reduction: string?, ignore_index: integer?, label_smoothing: number?",
+  cross_entropy = "t: tensor, labels: tensor, reduction: string?, ignore_index: integer?, label_smoothing: number?, "
+    .. "weight: tensor?",
 })
 
 -- -- methods ----------------------------------------------------------------------------------------------------------
