@@ -505,7 +505,8 @@ typedef struct peri_k_class_shares {
  *    loss[r] = (1 - smoothing) * w[l] * (lse[r] - x[r][l])
  *              + smoothing / classes * sum over c of w[c] * (lse[r] - x[r][c])
  *
- *  counts[r] = w[l] (counts may be NULL). Of rows that are ignored both are 0. Labels have been checked. range: rows. */
+ *  counts[r] = w[l] (counts may be NULL). Of rows that are ignored both are 0. Labels have been checked. range:
+ *  rows. */
 typedef struct peri_k_cross_entropy_args {
     void *loss, *lse, *counts;
     const void *x;

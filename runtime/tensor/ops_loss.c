@@ -269,7 +269,7 @@ static peri_status check_labels(peri_tensor *labels, int64_t classes)
 }
 
 static peri_status check_rows(const char *function, peri_tensor *x, peri_tensor *labels, int32_t reduction,
-                              const peri_cross_entropy_options *how)
+                              const peri_cross_entropy_config *how)
 {
     char text[300];
     PERI_TRY(peri__check_float(function, "x", x));
@@ -294,7 +294,7 @@ static peri_status check_rows(const char *function, peri_tensor *x, peri_tensor 
 
 /** What the kernel needs, contiguous: x, labels, weight, and room for lse and, where rows count differently, for what
  *  each counts. */
-static peri_status take_rows(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_options *how,
+static peri_status take_rows(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_config *how,
                              peri_tensor **saved)
 {
     peri_tensor *checked = NULL;
@@ -316,8 +316,8 @@ static peri_status take_rows(peri_tensor *x, peri_tensor *labels, const peri_cro
     return how->weight || how->ignores ? peri__tensor_like(x, 1, x->shape, &saved[COUNT]) : PERI_OK;
 }
 
-/** Replace the losses of rows *loss (owned) by their sum or mean. *counts: what each row counts, or NULL: 1; becomes the
- *  sum that a mean was divided by, or NULL. */
+/** Replace the losses of rows *loss (owned) by their sum or mean. *counts: what each row counts, or NULL: 1; becomes
+ *  the sum that a mean was divided by, or NULL. */
 static peri_status reduce_rows(peri_tensor **loss, int32_t reduction, peri_tensor **counts)
 {
     const bool divides = *counts && reduction == PERI_LOSS_MEAN;
@@ -335,7 +335,7 @@ static peri_status reduce_rows(peri_tensor **loss, int32_t reduction, peri_tenso
     return PERI_OK;
 }
 
-static peri_status cross_entropy(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_options *how,
+static peri_status cross_entropy(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_config *how,
                                  int32_t reduction, peri_tensor **out)
 {
     peri_tensor *saved[SAVED] = {NULL}, *loss = NULL;
@@ -375,17 +375,17 @@ out:
     return status;
 }
 
-peri_status peri_op_cross_entropy_with(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_options *options,
+peri_status peri_op_cross_entropy_with(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_config *config,
                                        int32_t reduction, peri_tensor **out)
 {
     peri__operands o;
-    PERI_TAKE(peri_cross_entropy_options, options);
+    PERI_TAKE(peri_cross_entropy_config, config);
     PERI_TRY(peri__widen(&o, PERI__IN_F32, &x, 1));
-    return peri__narrow(&o, cross_entropy(o.in[0], labels, options, reduction, out ? &o.out : NULL), out);
+    return peri__narrow(&o, cross_entropy(o.in[0], labels, config, reduction, out ? &o.out : NULL), out);
 }
 
 peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out)
 {
-    const peri_cross_entropy_options plain = {.size = sizeof plain};
+    const peri_cross_entropy_config plain = {.size = sizeof plain};
     return peri_op_cross_entropy_with(x, labels, &plain, reduction, out);
 }

@@ -126,7 +126,7 @@ for _, reduction in ipairs { "none", "mean", "sum" } do
     return F.cross_entropy(x, peri.tensor(labels, "i64", x:device()), reduction)
   end)
 end
-for options = 1, 7 do -- a weight of each class, smoothed labels, rows that are ignored: each with and without the others
+for options = 1, 7 do -- weights of classes, smoothed labels, rows that are ignored, each with and without the others
   add("cross entropy, options " .. options, { { { 3, 4 } }, { { 5, 2 } } }, function(x)
     local labels, classes, device = {}, x:size(2), x:device()
     for i = 1, x:size(1) do labels[i] = i == 2 and options > 3 and -100 or i * 7 % classes end

@@ -6,7 +6,6 @@ local errors = require "perilune.errors"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor.core"
 local signature = require "perilune.signature"
-local formula = require "perilune.tensor.formula"
 local C, check, wrap, ptr = P.C, P.check, Tensor.wrap, Tensor.ptr
 local istype, type = ffi.istype, type
 
@@ -347,7 +346,7 @@ function M.mse_loss(t, target, reduction)
   check(C.peri_op_mse(ptr(t), ptr(target), reduction_code(reduction), out))
   return (wrap(out[0]))
 end
-local class_shares = P.struct "peri_cross_entropy_options"
+local class_shares = P.struct "peri_cross_entropy_config"
 --- Softmax cross entropy of logits [B, C] and class numbers (i64 [B], from 0). Rows with the label ignore_index
 --- (default: none) have the loss 0, and do not count in the mean. label_smoothing (0): the share of the target that all
 --- classes have in equal parts. weight ([C], 1 each): the factor of a class's losses; the mean is weighted by it.

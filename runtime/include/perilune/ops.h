@@ -237,17 +237,17 @@ PERI_API peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t re
  *  to be checked: PERI_ERANGE names the first bad row. */
 PERI_API peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out);
 /** How rows of a cross entropy count. */
-typedef struct peri_cross_entropy_options {
-    int64_t size;           /* sizeof(peri_cross_entropy_options) */
-    peri_tensor *weight;    /* [C]: the factor of the losses of rows with that label; a mean is weighted; NULL: 1 each */
+typedef struct peri_cross_entropy_config {
+    int64_t size;           /* sizeof(peri_cross_entropy_config) */
+    peri_tensor *weight;    /* [C]: the factor of losses of rows with that label; a mean is weighted; NULL: 1 each */
     double label_smoothing; /* 0..1: the share of the target that all classes have in equal parts */
     int64_t ignore_index;   /* with `ignores`: rows with this label, which may be no class, have the loss 0, and a mean
                                does not count them */
     bool ignores;
-} peri_cross_entropy_options;
-/** peri_op_cross_entropy with options. The mean of nothing is NaN. */
+} peri_cross_entropy_config;
+/** peri_op_cross_entropy, as @config says. The mean of nothing is NaN. */
 PERI_API peri_status peri_op_cross_entropy_with(peri_tensor *x, peri_tensor *labels,
-                                                const peri_cross_entropy_options *options, int32_t reduction,
+                                                const peri_cross_entropy_config *config, int32_t reduction,
                                                 peri_tensor **out);
 
 /* -- formulas ------------------------------------------------------------------------------------------------------ */
