@@ -182,3 +182,22 @@ it("allclose is true of equal tensors of all sizes, and false where one element 
   b:slice(1, 0, 1):fill(5)
   assert.is_false(F.allclose(a, b))
 end)
+
+describe("losses", function()
+  -- PyTorch 2.14: "not implemented for 'Long'", or no mean of integers; those in f32 are f32 there.
+  it("are of floats, and refuse integers where PyTorch has no loss of them", function()
+    local whole, other = peri.tensor({ { 1, 2 }, { 3, 4 } }, "i64"), peri.tensor({ { 2, 0 }, { 1, 1 } }, "i64")
+    local calls = { l1_loss = { whole, other }, huber_loss = { whole, other }, smooth_l1_loss = { whole, other },
+      kl_div = { whole, other }, hinge_embedding_loss = { whole, other }, mse_loss = { whole, other },
+      nll_loss = { whole, peri.tensor({ 0, 1 }, "i64") }, sigmoid_focal_loss = { whole, other },
+      bpr_loss = { whole, other }, cosine_similarity = { whole, other },
+      binary_cross_entropy_with_logits = { whole, other } }
+    for name, arguments in peri.util.ordered(calls) do
+      assert.error_matches(function() F[name](unpack(arguments)) end, "i64.*allowed: f", nil, nil, name)
+    end
+    assert.equal("f32", F.l1_loss(whole, other:to "f32"):dtype())
+    assert.equal("f32", F.margin_ranking_loss(whole, other, whole):dtype())
+    assert.equal("f32", F.triplet_margin_loss(whole, other, whole):dtype())
+    assert.equal("f32", F.cosine_embedding_loss(whole, other, peri.tensor { 1, -1 }):dtype())
+  end)
+end)

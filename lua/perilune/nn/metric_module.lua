@@ -4,14 +4,8 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local ranks = require "perilune.nn.ranks"
+local check_merge = require("perilune.nn.metric_state").check_merge
 local C = P.C
-
-local function check_merge(class, list, rank, size)
-  local func = class .. ":merge_state_dicts"
-  signature.value(func, "list", list, "list")
-  util.integer(func, "size", size, 1)
-  util.integer(func, "rank", rank, 0, size - 1)
-end
 
 -- -- throughput -------------------------------------------------------------------------------------------------------
 

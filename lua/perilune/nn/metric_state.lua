@@ -109,13 +109,18 @@ local function merge_alone(metric, list, rank)
   return nil, ("each of %d ranks had seen samples of its own (group = false), allowed: as many ranks"):format(#list)
 end
 
+--- An error unless these are arguments of a class's merge_state_dicts.
+function M.check_merge(class_name, list, rank, size)
+  local func = class_name .. ":merge_state_dicts"
+  signature.value(func, "list", list, "list")
+  util.integer(func, "size", size, 1)
+  util.integer(func, "rank", rank, 0, size - 1)
+end
+
 --- merge_state_dicts of a class whose states are put together by merge(metric, list, rank, size).
 local function merging(merge)
   return function(metric, list, rank, size)
-    local func = metric.class_name .. ":merge_state_dicts"
-    signature.value(func, "list", list, "list")
-    util.integer(func, "size", size, 1)
-    util.integer(func, "rank", rank, 0, size - 1)
+    M.check_merge(metric.class_name, list, rank, size)
     for _, dict in ipairs(list) do
       local why = metric:check_state_dict(dict)
       if why then return nil, why end

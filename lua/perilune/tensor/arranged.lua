@@ -39,7 +39,8 @@ function F.flip(t, dim)
   dim = listed(dim)
   if t:dim() == 0 then return (F.clone(F.squeeze(t, tonumber(dim[1]) or 1))) end -- squeeze refuses other dimensions
   for i = 1, #dim do
-    t = F.index_select(t, counted(t, tonumber(dim[i])), Tensor.arange(t:size(dim[i]) - 1, -1, -1, "i64", t:device()))
+    local falling = Tensor.arange(t:size(dim[i]) - 1, -1, -1, "i64", t:describe().device)
+    t = F.index_select(t, counted(t, tonumber(dim[i])), falling)
   end
   return t
 end
@@ -80,7 +81,7 @@ function F.repeat_interleave(t, times, dim)
   local n = ends:numel()
   if n > 0 and F.amin(times):item() < 0 then P.fail "repeat_interleave: a negative number of times, allowed: from 0" end
   local total = n > 0 and ends:item(n - 1) or 0
-  return (F.index_select(t, d, F.searchsorted(ends, Tensor.arange(0, total, 1, "i64", t:device()), true)))
+  return (F.index_select(t, d, F.searchsorted(ends, Tensor.arange(0, total, 1, "i64", t:describe().device), true)))
 end
 
 --- The columns of the last two dimensions, and beside each row the column of its element on the diagonal k.
@@ -208,7 +209,7 @@ end
 
 --- The rows of `rows` where the mask of one dimension is true. Waits.
 local function chosen(rows, mask)
-  local n = Tensor.full({ 1 }, mask:numel(), "i64", mask:device())
+  local n = Tensor.full({ 1 }, mask:numel(), "i64", mask:describe().device)
   check(C.peri_sparse_masked_select(ptr(rows), ptr(n), ptr(mask), out, lengths_out))
   wrap(lengths_out[0]):release()
   return (wrap(out[0]))
@@ -234,13 +235,13 @@ end
 --- The places of elements that are not 0: i64 [number of them, dimensions], from 0. Waits.
 function F.nonzero(t)
   local shape = t:shape()
-  local flat = chosen(Tensor.arange(0, t:numel(), 1, "i64", t:device()), F.ne(t, 0):reshape(-1))
+  local flat = chosen(Tensor.arange(0, t:numel(), 1, "i64", t:describe().device), F.ne(t, 0):reshape(-1))
   local columns = {}
   for d = #shape, 1, -1 do
     columns[d] = F.remainder(flat, math.max(shape[d], 1))
     flat = F.floor_divide(flat, math.max(shape[d], 1))
   end
-  if #shape == 0 then return (Tensor.empty({ flat:numel(), 0 }, "i64", t:device())) end
+  if #shape == 0 then return (Tensor.empty({ flat:numel(), 0 }, "i64", t:describe().device)) end
   return (F.stack(columns, 2))
 end
 

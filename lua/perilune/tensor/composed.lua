@@ -115,7 +115,7 @@ function F.one_hot(ids, classes)
         Tensor._text(ids), classes - 1))
     end
   end
-  return (F.eq(F.unsqueeze(ids, -1), Tensor.arange(0, classes, 1, "i64", ids:device())):to "i64")
+  return (F.eq(F.unsqueeze(ids, -1), Tensor.arange(0, classes, 1, "i64", ids:describe().device)):to "i64")
 end
 
 -- -- of one number ----------------------------------------------------------------------------------------------------
@@ -234,11 +234,16 @@ end
 function F.baddbmm(t, a, b, beta, alpha)
   return add_product(t, F.bmm(a, b), beta, alpha)
 end
+--- Append a list to another one. (With a place, table.insert is not compiled.)
+local function append(list, more)
+  for i = 1, #more do list[#list + 1] = more[i] end
+end
 --- The dimensions `list` of t, each once and counted from 1, behind (`last`) or before the others, and the sizes of
 --- both: the product over the list, and those that stay.
 local function gathered(t, list, last)
-  local n, taken, order, stay, inner = t:dim(), {}, {}, {}, 1
-  for i, d in ipairs(list) do
+  local n, taken, others, stay, inner = t:dim(), {}, {}, {}, 1
+  for i = 1, #list do
+    local d = list[i]
     local at = d < 0 and d + n + 1 or d
     if at < 1 or at > n or taken[at] then
       P.fail(("tensordot: dimension %d of %s, wanted each once"):format(d, Tensor._text(t)))
@@ -248,12 +253,17 @@ local function gathered(t, list, last)
   end
   for d = 1, n do
     if not taken[d] then
-      order[#order + 1] = d
+      others[#others + 1] = d
       stay[#stay + 1] = t:size(d)
     end
   end
-  for i, d in ipairs(list) do table.insert(order, last and #order + 1 or i, d) end
-  return t:permute(order), stay, inner
+  local order = {}
+  append(order, last and others or list)
+  append(order, last and list or others)
+  for d = 1, n do
+    if order[d] ~= d then return t:permute(order), stay, inner end
+  end
+  return t, stay, inner
 end
 --- The sum of products over dimensions of a and b: the last `dims` (2) of a with as many first ones of b, or the two
 --- lists { of a, of b }. The result has those of a that are left, then those of b.
@@ -275,14 +285,15 @@ function F.tensordot(a, b, dims)
   end
   local x, rows, inner = gathered(a, in_a, true)
   local y, columns = gathered(b, in_b, false)
-  for i, d in ipairs(in_a) do
+  for i = 1, #in_a do
+    local d = in_a[i]
     if a:size(d) ~= b:size(in_b[i]) then
       P.fail(("tensordot: dimension %d of %s and %d of %s, wanted equal sizes"):format(d, Tensor._text(a), in_b[i],
         Tensor._text(b)))
     end
   end
   local of = F.matmul(x:reshape(util.product(rows), inner), y:reshape(inner, util.product(columns)))
-  for _, size in ipairs(columns) do rows[#rows + 1] = size end
+  append(rows, columns)
   return (of:reshape(rows))
 end
 --- Each element minus the one before it along dim (-1), n (1) times over.

@@ -116,7 +116,7 @@ function F.mode(t, dim, keepdim)
   local n, line = t:size(dim), t:transpose(dim, -1)
   if n == 0 then P.fail(("mode: dimension %d of %s is empty"):format(dim, Tensor._text(t))) end
   local sorted, places = F.sort(line:detach())
-  local at = Tensor.arange(0, n, 1, "i64", t:device())
+  local at = Tensor.arange(0, n, 1, "i64", t:describe().device)
   local starts = F.pad(F.ne(sorted:slice(-1, 1), sorted:slice(-1, 0, n - 1)):to "i64", { 1, 0 }) -- where others begin
   local last = F.argmax(F.sub(at, (F.cummax(F.mul(starts, at), -1))), -1, true) -- of the longest row of equal ones
   local place = F.gather(places, -1, last)

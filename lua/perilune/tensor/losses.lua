@@ -16,8 +16,16 @@ local function code_of(func, reduction)
   return codes[reduction or "mean"]
     or P.fail(("%s: reduction '%s', allowed: none, mean, sum"):format(func, tostring(reduction)))
 end
---- A formula of a loss: in regions of autocast losses are f32.
-local function loss_of(func, n_in, n_numbers, build) return formula(func, n_in, n_numbers, build, true) end
+--- A formula of a loss: in regions of autocast losses are f32. One of its first two tensors has to be of floats.
+local function loss_of(func, n_in, n_numbers, build)
+  local compute = formula(func, n_in, n_numbers, build, true)
+  return function(reduction, dim, keepdim, t, a, b, c, d, x, y)
+    if not Tensor._is_float(t) and (n_in == 1 or not Tensor._is_float(a)) then
+      P.fail(("%s: %s, allowed: floats; cast it with t:to \"f32\""):format(func, Tensor._text(t)))
+    end
+    return (compute(reduction, dim, keepdim, t, a, b, c, d, x, y))
+  end
+end
 
 local bpr = loss_of("bpr_loss", 2, 0, function(f, positive, negative)
   return f.affine(f.logsigmoid(f.sub(positive, negative)), -1, 0)
@@ -45,9 +53,9 @@ function F.sigmoid_focal_loss(t, target, alpha, gamma, reduction)
   return (focal(code, nil, false, t, target, gamma or 2, 2 * alpha - 1, 1 - alpha))
 end
 
-local margin_ranking = loss_of("margin_ranking_loss", 3, 1, function(f, a, b, target, margin)
+local margin_ranking = formula("margin_ranking_loss", 3, 1, function(f, a, b, target, margin)
   return f.relu(f.affine(f.mul(target, f.sub(a, b)), -1, margin))
-end)
+end, true) -- of integers too, in f32, as in PyTorch
 --- max(0, -target (a - b) + margin): target 1 where a should be larger, -1 where b should. margin: 0.
 function F.margin_ranking_loss(a, b, target, margin, reduction)
   alike("margin_ranking_loss", "a", a, "b", b)
@@ -143,6 +151,9 @@ end
 --- The cosine of the angle between a and b, which broadcast, along dim (-1); sizes below eps (1e-8) count as eps.
 function F.cosine_similarity(a, b, dim, eps)
   dim, eps = dim or -1, eps or 1e-8
+  if not (Tensor._is_float(a) or Tensor._is_float(b)) then
+    P.fail(("cosine_similarity: %s, allowed: floats; cast it with t:to \"f32\""):format(Tensor._text(a)))
+  end
   if not Tensor._same_shape(a, b) then
     local shape = Tensor._broadcast(a, b)
     a, b = a:expand(shape), b:expand(shape)
