@@ -120,10 +120,12 @@ KFLAGS := -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wno-conversi
 # Units of which gcc makes the same code, or as fast a one, without all of -O3, in two thirds of the time: loops are made into vectors, but
 # not unrolled, and less is inlined. Their loops over registers say themselves that they are unrolled.
 LEAN_UNITS := unit_product
-LEAN := -O2 $(if $(findstring clang,$(HAVE_CC)),,-fvect-cost-model=dynamic -fversion-loops-for-strides -funswitch-loops -fsplit-loops)
+# Only gcc knows the flags, and clang fuses, vectorizes and inlines by rules of its own. Recipes ask the compiler once, when they need them.
+known = $(shell known() { echo 'int x;' | $(CC) -Werror $$1 -x c -c - -o /dev/null 2>/dev/null && echo "$$1"; }; \
+	known '$(1)' || for flag in $(1); do known $$flag; done)
+LEAN = $(eval LEAN := -O2 $(call known,-fvect-cost-model=dynamic -fversion-loops-for-strides -funswitch-loops -fsplit-loops))$(LEAN)
 # How much of a unit may be inlined is a share of its size: with gcc's own, 40, what is inlined would depend on which families share a unit.
-# clang has no such parameter.
-UNIT_FLAGS := $(if $(findstring clang,$(HAVE_CC)),,--param inline-unit-growth=60)
+UNIT_FLAGS = $(eval UNIT_FLAGS := $(call known,--param=inline-unit-growth=60))$(UNIT_FLAGS)
 FLAGS_avx2 := -mavx2 -mfma -mf16c -mbmi2 -mtune=haswell -Wno-psabi
 FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi2 -mprefer-vector-width=512 -mtune=znver3
 

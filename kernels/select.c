@@ -48,8 +48,9 @@ UNITS(X)
 #undef X
 static bool avx2_runs(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-           __builtin_cpu_supports("bmi2");
+    unsigned a, b, c, d; /* clang 14 does not know "f16c" */
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+           __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 #endif
 #if defined(PERI_ISA_avx512)
