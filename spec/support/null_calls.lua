@@ -30,19 +30,98 @@ local sizes = keep(ffi.new("int64_t[8]", 2, 2, 2, 2, 2, 2, 2, 2))
 local names = keep(ffi.new "const char *[8]")
 for i = 0, 7 do names[i] = "a" end
 
+local folder = os.tmpname() -- for what lies in files
+os.remove(folder)
+os.execute("mkdir " .. folder)
+
 local model -- one for all calls: models stay mapped
 
 --- A model of one matrix.
 local function the_model()
   if model then return model end
-  local peri, path = require "perilune", os.tmpname()
+  local peri, path = require "perilune", folder .. "/model.peri"
   local Model = peri.nn.Module:extend "Model"
   function Model:init() self.linear = peri.nn.Linear { in_features = 2, out_features = 1 } end
   function Model:forward(batch) return self.linear(batch.x) end
   peri.export.save(Model(), path, { batches = { { x = peri.zeros { 20, 2 } } } })
   model = made("model", function(out) return C.peri_model_open(path, 0, out) end)
-  os.remove(path)
   return model
+end
+
+local made_names = 0
+--- A path that is not there yet.
+local function fresh(what)
+  made_names = made_names + 1
+  return ("%s/%s%d"):format(folder, what, made_names)
+end
+
+--- What lies in files, and what reads them.
+local function add_files(add)
+  add("checkpoint_folder", function(out) return C.peri_checkpoint_folder_new(fresh "save", out) end)
+  add("checkpoint_lock", function(out)
+    local own = fresh "locked"
+    os.execute("mkdir " .. own)
+    return C.peri_checkpoint_lock_new(own, out)
+  end)
+  add("checkpoint_writer", function(out)
+    return C.peri_checkpoint_writer_new(folder, fresh "w":match "[^/]+$", 0, out)
+  end)
+  add("checkpoint_follower", function(out) return C.peri_checkpoint_follower_new(folder, out) end)
+  add("checkpoint_state", function(out) return C.peri_checkpoint_state_new(0, out) end)
+  add("checkpoint_publishing", function(out) -- its thread finds no such folder
+    return C.peri_checkpoint_publishing_new(fresh "none", fresh "no", names, 1, nil, false, out)
+  end)
+  local saved = folder .. "/saved"
+  add("checkpoint", function(out)
+    if not io.open(saved .. "/manifest.json") then
+      require("perilune").checkpoint.save(saved, { a = require("perilune").nn.Linear {
+        in_features = 1, out_features = 1 } })
+    end
+    return C.peri_checkpoint_open(saved, out)
+  end)
+  add("model_writer", function(out) return C.peri_model_writer_new(fresh "model", out) end)
+  add("model_follower", function(out)
+    return C.peri_model_follower_new(folder .. "/model.peri", folder, nil, 0, out)
+  end)
+  add("columns", function(out)
+    return C.peri_columns_new(P.struct("peri_columns_config",
+      { table_rows = sizes, dense_features = 1, sparse_features = 1 }), out)
+  end)
+  add("columns_writer", function(out) return C.peri_columns_writer_new(fresh "columns", 1, 1, false, out) end)
+  local lines = "1\t2\tff\n"
+  add("criteo", function(out)
+    return C.peri_criteo_open_memory(P.struct("peri_criteo_config",
+      { path = "null", table_rows = sizes, dense_features = 1, sparse_features = 1, batch_rows = 1 }), lines, #lines,
+      out)
+  end)
+  local npy = "\147NUMPY\1\0F\0{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
+  npy = npy .. (" "):rep(79 - #npy) .. "\n" .. ("\0"):rep(8)
+  add("arrays", function(out) return C.peri_arrays_open_memory("null.npy", npy, #npy, out) end)
+  add("feed", function(out) -- nobody wants more of it, so nothing waits
+    local status = C.peri_feed_new(1, out)
+    return status < 0 and status or C.peri_feed_stop(out[0], 0)
+  end)
+end
+
+--- Objects beside tables, and modules of ranks.
+local function add_modules(add, o)
+  add("autocast", function(out) return C.peri_autocast_new("cpu", C.PERI_BF16, true, out) end)
+  add("moment", function(out) return C.peri_moment_new(out) end)
+  add("row_marks", function(out) return C.peri_row_marks_new(o.tbe, out) end)
+  add("collision", function(out)
+    return C.peri_collision_new(o.device, P.struct("peri_collision_config", { name = "t", rows = 4, n_features = 1,
+      policy = C.PERI_FORGET_LFU }), out)
+  end)
+  local plan = [[{"perilune_plan": 1, "modules": {}}]]
+  add("plan", function(out) return C.peri_plan_parse("null", plan, #plan, out) end)
+  add("sharded", function(out)
+    local table_, optimizer = keep(P.structs("peri_sharded_table", 1)), keep(P.struct "peri_tbe_optimizer_config")
+    table_[0].name, table_[0].rows, table_[0].cols, table_[0].n_features = "t", 4, 4, 1
+    table_[0].features = keep(ffi.new "int32_t[1]")
+    assert(C.peri_tbe_optimizer_default(C.PERI_TBE_SGD, optimizer) == 0)
+    return C.peri_sharded_new(P.struct("peri_sharded_config", { group = o.group, device = o.device, tables = table_,
+      features = names, optimizers = optimizer, n_tables = 1, n_features = 1, n_optimizers = 1 }), out)
+  end)
 end
 
 --- Objects by the name of their kind, each made when it is first asked for; tensors are [2, 2] of `dtype`.
@@ -117,6 +196,8 @@ local function objects(dtype)
   add("lua", function(out) return C.peri_lua_new(nil, out) end)
   local text = "return function() end"
   add("lua_object", function(out) return C.peri_lua_load_text(o.lua, "null.lua", text, #text, nil, 0, out) end)
+  add_files(add)
+  add_modules(add, o)
   add("model_context", function(out) return C.peri_model_context_new(o.model, 2, 2, out) end)
   return o
 end
@@ -258,4 +339,5 @@ for _, f in ipairs(functions) do
     end
   end
 end
+os.execute("rm -r " .. folder)
 print(("end %d"):format(#functions))

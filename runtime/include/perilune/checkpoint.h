@@ -142,7 +142,7 @@ PERI_API void peri_checkpoint_writer_release(peri_checkpoint_writer *writer);
 /** XXH3-64 of the elements of a tensor in row-major order, as manifests have it. Blocks until they are computed. */
 PERI_API peri_status peri_checkpoint_checksum(const peri_tensor *elements, uint64_t *out);
 
-/** What a manifest says beside its tensors. */
+/** What a manifest says beside its tensors; NULL stands for zeros. */
 typedef struct peri_checkpoint_config {
     int64_t size;       /* sizeof(peri_checkpoint_config) */
     const char *values; /* any JSON text, kept as it is; NULL: {} */

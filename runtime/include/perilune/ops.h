@@ -184,8 +184,9 @@ PERI_API peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, 
  *  NULL). It is found without sorting the others where the device can. */
 PERI_API peri_status peri_op_kthvalue(peri_tensor *x, int64_t k, int32_t dim, bool keepdim, peri_tensor **values,
                                       peri_tensor **indices);
-/** @k elements along @dim from rank @first on (0: the smallest), as peri_op_sort orders them, and their places; of a
- *  line that has a NaN all are its first NaN. One or two are found without sorting the others where the device can. */
+/** @k elements along @dim from rank @first on (0: the smallest), as peri_op_sort orders them, and their places
+ *  (@indices may be NULL); of a line that has a NaN all are its first NaN. One or two are found without sorting the
+ *  others where the device can. */
 PERI_API peri_status peri_op_ranks(peri_tensor *x, int32_t dim, int64_t first, int64_t k, peri_tensor **values,
                                    peri_tensor **indices);
 /** The middle element along @dim, which must not be empty, of two the smaller one, and its place; the first NaN if
@@ -227,8 +228,8 @@ enum { PERI_LOSS_NONE = 0, PERI_LOSS_MEAN = 1, PERI_LOSS_SUM = 2 };
  *  weights. Only @x has a gradient. */
 PERI_API peri_status peri_op_bce_with_logits(peri_tensor *x, peri_tensor *target, peri_tensor *weight,
                                              peri_tensor *pos_weight, int32_t reduction, peri_tensor **out);
-/** Binary cross entropy of probabilities; logarithms are clamped at -100. Waits: PERI_ERANGE for a probability outside
- *  0..1. */
+/** Binary cross entropy of probabilities; logarithms are clamped at -100. @weight as above. Waits: PERI_ERANGE for a
+ *  probability outside 0..1. */
 PERI_API peri_status peri_op_bce(peri_tensor *x, peri_tensor *target, peri_tensor *weight, int32_t reduction,
                                  peri_tensor **out);
 /** Squared error. */
