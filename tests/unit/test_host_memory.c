@@ -45,6 +45,9 @@ static int stores_where_the_host_says(void *ctx)
 static void storage_is_where_the_host_says(void **state)
 {
     (void)state;
+#if defined(__SANITIZE_ADDRESS__)
+    skip(); /* blocks come from the heap one by one there, for the sanitizer to see */
+#endif
     assert_int_equal(in_child(stores_where_the_host_says, NULL), 0);
 }
 

@@ -84,7 +84,7 @@ static void distinct(uint64_t step, int64_t less)
     enum { N = 500 };
     int64_t x[N], unique[N], inverse[N], counts[N];
     uint64_t seed = 5;
-    for (int64_t i = 0; i < N; i++) x[i] = (int64_t)((draw(&seed) % 40) * step) - less;
+    for (int64_t i = 0; i < N; i++) x[i] = (int64_t)(draw(&seed) % 40 * step - (uint64_t)less);
     for (int d = 0; d < DEVICES; d++) {
         peri_tensor *in = i64(device_of(devices[d]), x, N);
         peri_unique_result r;
