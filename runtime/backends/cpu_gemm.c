@@ -73,6 +73,10 @@ static bool room_for(int32_t threads, size_t more)
     return ok;
 }
 
+/** Held while a library is loaded. The C library's fork does not wait for its loader, and a child that is forked in the
+ *  middle of a dlopen crashes in its own first one. */
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+
 /** Load a library whose threads, if it starts any, take no signals. OpenBLAS starts as many as there are processors on
  *  which this thread may run, with a buffer each: while it is loaded that is one, since the worker pool splits
  *  products. */
@@ -87,7 +91,9 @@ static void *load(const char *file, bool alone)
     narrowed = narrowed && sched_setaffinity(0, sizeof one, &one) == 0;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_mutex_lock(&loading);
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    pthread_mutex_unlock(&loading);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (narrowed) sched_setaffinity(0, sizeof mine, &mine);
     return library;
@@ -294,6 +300,7 @@ void peri__cpu_gemm_init(const peri_plugin_host *lent)
 {
     host = lent;
     host->fork_lock(&products.lock);
+    host->fork_lock(&loading);
 }
 
 /** From here to products_end OpenBLAS makes each product by one thread, since the worker pool splits them. A program
