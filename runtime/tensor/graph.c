@@ -121,8 +121,9 @@ void peri_graph_release(peri_graph *g)
 int64_t peri_graph_bytes(const peri_graph *g)
 {
     int64_t bytes = 0;
+    if (!g) return 0;
     const peri__capture *captures[] = {&g->forward, &g->backward};
-    for (int i = 0; g && i < 2; i++)
+    for (int i = 0; i < 2; i++)
         for (const peri__block *b = captures[i]->arena ? captures[i]->arena->blocks : NULL; b; b = b->next)
             bytes += b->bytes;
     return bytes;

@@ -47,9 +47,10 @@ fits:
 
 static peri_status matrices_of(peri_tensor *t, matrices *m)
 {
-    m->tensor = t;
+    m->tensor = NULL; /* nothing to release after an error */
     if (describe(t, m)) {
         peri_tensor_retain(t);
+        m->tensor = t;
         return PERI_OK;
     }
     peri_tensor *copy;
