@@ -136,15 +136,19 @@ end
 function M.put_in_place(module, c, sharded)
   sharded:copy_from(c.module)
   changes.retire(c.module, sharded)
+  local function refuse()
+    P.fail(("%s: '%s' of a DistributedModelParallel has its tables in shards now; call the one that the model has "
+      .. "in its place: this one has a copy, of before it was wrapped"):format(c.module.class_name, c.path))
+  end
+  rawset(c.module, "forward", refuse)
   local kept = {}
   for _, m in ipairs(sharded:modules()) do kept[m] = true end
   for _, m in ipairs(c.module:modules()) do
-    if not kept[m] then replaced[m] = c.path end
+    if not kept[m] then
+      replaced[m] = c.path
+      if m.materialise then rawset(m, "materialise", refuse) end -- whoever wants its rows or states
+    end
   end
-  rawset(c.module, "forward", function()
-    P.fail(("%s: '%s' of a DistributedModelParallel has its tables in shards now; call the one that the model has "
-      .. "in its place: this one would train a copy"):format(c.module.class_name, c.path))
-  end)
   if c.path == "" then return sharded end
   module:substitute(c.module, sharded)
   return module
