@@ -104,15 +104,15 @@ describe("the position in data", function()
 
   it("counts the batches that a pipeline has trained, not those that it has loaded ahead", function()
     for name, make in peri.util.ordered(makers) do
-      local ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "sgd" },
-        tables = { peri.EmbeddingBagConfig {
-        name = "t", num_embeddings = 50, embedding_dim = 4, feature_names = { name == "packages" and "section"
-          or "c1" } } } }
       sim.run(2, function(rank, world)
         local place = { rank = rank, world_size = 2 }
         local seen = {}
         local Net = nn.Module:extend "Net"
-        function Net:init() self.ebc = ebc end
+        function Net:init()
+          self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "sgd" },
+            tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 4,
+              feature_names = { name == "packages" and "section" or "c1" } } } }
+        end
         function Net:forward(b)
           seen[#seen + 1] = text_of(b)
           return self.ebc(b.sparse_features):values():sum() * b.loss_scale

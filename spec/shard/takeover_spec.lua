@@ -125,10 +125,9 @@ describe("a collection that is wrapped", function()
     assert.is_false(ok)
     assert.matches("module 'bags', this EmbeddingBagCollection is 'bags' of another DistributedModelParallel",
       err.message, 1, true)
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 5 }, lengths = { 1, 1 } }
     for what, use in peri.util.ordered { weight = function() return shared:weight "t" end,
-      ["state_dict"] = function() return shared:state_dict() end,
-      ["a lookup"] = function() return shared(peri.KeyedJaggedTensor { keys = { "f" }, values = { 1 }, lengths = { 1 } })
-      end,
+      state_dict = function() return shared:state_dict() end, lookup = function() return shared(kjt) end,
       quantized = function() return peri.quantize_embeddings { module = shared, dtype = "INT8" } end } do
       local answered, words = pcall(use)
       assert.is_false(answered, what)
@@ -136,7 +135,6 @@ describe("a collection that is wrapped", function()
         words.message, 1, true)
     end
     local second = wrap(first.module.bags) -- the sharded one is one module of both
-    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 5 }, lengths = { 1, 1 } }
     local function rows(model) return peri.no_grad(function() return model.module.bags(kjt):values():to_list() end) end
     local before = rows(first)
     second:backward(second(kjt))
