@@ -305,9 +305,9 @@ end)
 describe("a kept topology", function()
   local script = [[
     local peri = require "perilune"
-    local bags = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
-      feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 0.1 } }
-    for _ = 1, 2 do print(peri.DistributedModelParallel { module = bags }.plan) end
+    local function bags() return peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+      feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 0.1 } } end
+    for _ = 1, 2 do print(peri.DistributedModelParallel { module = bags() }.plan) end
     print(peri.plan.Topology.kept_path(1, 1))]]
   local folder, clean
   setup(function() folder, clean = shell.temporary() end)
