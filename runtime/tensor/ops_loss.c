@@ -379,6 +379,7 @@ peri_status peri_op_cross_entropy_with(peri_tensor *x, peri_tensor *labels, cons
                                        int32_t reduction, peri_tensor **out)
 {
     peri__operands o;
+    PERI__NOT_AT_BORDER;
     PERI_TAKE(peri_cross_entropy_config, config);
     PERI_TRY(peri__widen(&o, PERI__IN_F32, &x, 1));
     return peri__narrow(&o, cross_entropy(o.in[0], labels, config, reduction, out ? &o.out : NULL), out);
