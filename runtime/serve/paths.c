@@ -76,7 +76,9 @@ static bool health(peri__server *s, peri__http_call *call, bool whole)
 {
     state now = look(s);
     peri__buffer b = {0};
-    bool ready = peri__server_sound(s) && !now.stopping;
+    const bool sound = peri__server_sound(s), ready = sound && !now.stopping;
+    if (now.model && !sound && !now.note[0]) /* nobody who follows has looked since */
+        snprintf(now.note, sizeof now.note, "the model's file was cut or written to, or cannot be read");
     word(&b, ready ? "{\"live\":true,\"ready\":true" : "{\"live\":true,\"ready\":false");
     if (whole && now.model) {
         word(&b, ",\"model\":");
