@@ -108,6 +108,57 @@ describe("a model file that follows", function()
     end)
   end
 
+  it("takes parts of parameters: of the gates of a GRU, projections of an attention, experts, slices", function()
+    local Parts = nn.Module:extend "Parts"
+    function Parts:init()
+      self.gru = nn.GRU { input_size = 8, hidden_size = 4, num_layers = 2, bidirectional = true, batch_first = true }
+      self.attention = nn.MultiheadAttention { embed_dim = 8, num_heads = 2, batch_first = true }
+      self.cross = nn.LowRankMixtureCrossNet { in_features = 8, num_layers = 2, num_experts = 3, low_rank = 2 }
+      self.list = nn.Parameter(peri.Tensor.uniform({ 5, 7, 8 }, -1, 1, 5))
+    end
+    function Parts:forward(b)
+      local x = b.x:reshape(-1, 3, 8)
+      local y = self.attention(x, x, x) + self.gru(x)
+      local z = self.cross(y:select(2, 1)) + self.list:select(1, 3):select(1, 5)
+      return nn.functional.linear(z, self.list:select(1, 2), self.list:reshape(-1):slice(1, 13, 20))
+    end
+    local of, x = folder .. "/parts", peri.Tensor.uniform({ 30, 24 }, -1, 1, 8)
+    local function answers(file)
+      local buffer, n = file:predict({ x = x }).logits:read()
+      return require("ffi").string(buffer, 4 * n)
+    end
+    nn.manual_seed(7)
+    local model, followers, seen = Parts(), {}, {}
+    local optimizer = nn.optim.SGD { params = model:parameters(), lr = 0.2 }
+    local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1 }
+    local function export(dense)
+      local path = ("%s/parts-%s.peri"):format(folder, dense)
+      local report = model:export(path, { batches = { { x = x } }, dense = dense, allowed_difference = 10 })
+      assert.not_matches("follow", tostring(report))
+      return path
+    end
+    for step = 0, 2 do
+      if step > 0 then
+        peri.scope(function()
+          optimizer:zero_grad()
+          nn.functional.square(model { x = x }):mean():backward()
+          optimizer:step()
+        end)
+        saver:step(step)
+      end
+      for _, dense in ipairs { "f32", "bf16", "int8_products" } do
+        local path = export(dense)
+        if step == 0 then followers[dense] = peri.export.follow(copy_of(path, dense .. ".parts.peri"), of)
+        else assert(followers[dense]:poll()) end
+        local now = answers(peri.export.open(path))
+        assert.is_true(now == answers(followers[dense]:model()), ("%s, step %d"):format(dense, step))
+        assert.is_nil(seen[now])
+        seen[now] = true
+      end
+    end
+    saver:close()
+  end)
+
   it("is not changed where somebody has it, and passes over what is damaged", function()
     local of, follower, want = folder .. "/damage", nil, {}
     run(of, nil, 1, 6, 5, function(_, step, export)

@@ -84,6 +84,8 @@ static void read_section(peri__json *j, peri_model *m)
         else if (KEY("bytes")) s->bytes = peri__json_integer(j);
         else if (KEY("checksum")) s->checksum = peri__json_hex(j);
         else if (KEY("source")) set_source(j, &s->source);
+        else if (KEY("first")) s->first = peri__json_integer(j);
+        else if (KEY("of")) s->of = peri__json_integer(j);
         else if (KEY("turned")) s->turned = flag(j);
         else peri__json_skip(j, NULL, NULL);
     }

@@ -58,6 +58,8 @@ static peri_status check_section(const checker *c, const peri__model_section *s)
          "its offset is no multiple of 64 behind the preamble");
     WANT(s->bytes >= 0 && s->offset <= c->m->file.bytes && s->bytes <= c->m->file.bytes - s->offset,
          "it ends behind the end of the file");
+    WANT(s->first >= 0 && s->of >= 0 && (s->first == 0 || s->first < s->of),
+         "its first element is none of those of its source");
     return PERI_OK;
 }
 

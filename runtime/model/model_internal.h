@@ -64,7 +64,8 @@ typedef struct peri__model_section {
     int64_t offset, bytes;
     uint64_t checksum; /* XXH3-64 */
     char *source; /* name of the tensor that it was made of, in the model's state; NULL: unknown */
-    bool turned;  /* from the transpose of that tensor */
+    int64_t first, of; /* of > 0: of some elements of that tensor, from @first on, which has @of of them */
+    bool turned;       /* from the transpose of what it is made of */
 } peri__model_section;
 
 /** An array of f32: of each sample, or of each member of a list, `columns` numbers, or, where it is a section, of all

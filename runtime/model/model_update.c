@@ -78,7 +78,7 @@ static peri_status uses(const peri_model *m, target *list)
         return peri__fail(PERI_EUNSUPPORTED,
                           "model file '%.200s' cannot follow: section %d comes from no parameter of the model by "
                           "itself; allowed: files that were exported by this version, of models whose constants are "
-                          "parameters or buffers; the report of the export names the line",
+                          "parameters or buffers, or parts of one; the report of the export names the line",
                           m->path, i);
     }
     return PERI_OK;
@@ -118,12 +118,14 @@ static peri_status find(const peri_model *m, const peri_checkpoint *c, const cha
     bool fits = t->kind == VALUES ? numel == t->columns : x->ndim == 2 && x->shape[0] == rows && x->shape[1] == columns;
     bool typed = x->dtype == PERI_F32 || x->dtype == PERI_F16 || x->dtype == PERI_BF16;
     if (t->kind == IDS) fits = x->ndim >= 1 && x->shape[0] == rows && numel == rows, typed = x->dtype == PERI_I64;
+    if (s->of > 0)
+        fits = (t->kind == VALUES || t->kind == PANELS) && numel == s->of && rows * columns <= s->of - s->first;
     if (!fits || !typed)
         return peri__fail(
             PERI_EMISMATCH,
-            "checkpoint '%.200s': tensor '%.200s' is %s of %lld elements, the model file wants %lld x %lld of %s",
+            "checkpoint '%.200s': tensor '%.200s' is %s of %lld elements, the model file wants %lld x %lld of %s%s",
             peri_checkpoint_level(c, 0), name, peri_dtype_name(x->dtype), (long long)numel, (long long)rows,
-            (long long)columns, t->kind == IDS ? "i64" : "f32, f16 or bf16");
+            (long long)columns, t->kind == IDS ? "i64" : "f32, f16 or bf16", s->of > 0 ? ", a part of it" : "");
     return PERI_OK;
 }
 
@@ -200,21 +202,24 @@ static peri_status lay_rows(const peri_model *m, const target *t, int64_t row, c
 /* -- sections ------------------------------------------------------------------------------------------------------ */
 
 /** Constants and matrices. */
-static peri_status take_dense(peri_checkpoint *c, const target *t, bool turned)
+static peri_status take_dense(peri_checkpoint *c, const target *t, const peri__model_section *s)
 {
     peri_checkpoint_region all = rows_of(&t->tensor, 0, -1);
     peri_tensor *x = NULL, *wide = NULL;
     void *data;
+    const float *numbers = NULL;
     PERI_TRY(read_region(c, t->index, &t->tensor, &all, &x));
     peri_status status = peri_tensor_to(x, PERI_F32, NULL, &wide);
     if (status >= 0) status = peri_tensor_data(wide, &data);
+    if (status >= 0) numbers = (const float *)data + s->first;
     if (status >= 0 && t->kind == VALUES) {
-        lay(t->to, data, t->columns * 4);
+        lay(t->to, numbers, t->columns * 4);
     } else if (status >= 0) {
         float *panels = peri__alloc(sizeof *panels * (size_t)peri_panel_size(t->rows, t->columns));
         void *bytes = peri__alloc((size_t)peri_panel_bytes(t->rows, t->columns, t->dtype));
         if (panels && bytes) {
-            peri_panel_pack(panels, data, t->rows, t->columns, turned ? 1 : t->columns, turned ? t->rows : 1);
+            peri_panel_pack(panels, numbers, t->rows, t->columns, s->turned ? 1 : t->columns,
+                            s->turned ? t->rows : 1);
             lay(t->to, bytes, peri__model_panels_as(panels, t->rows, t->columns, t->dtype, bytes));
         } else {
             status = PERI_ENOMEM;
@@ -340,7 +345,7 @@ static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t lev
     for (int32_t i = 0; i < m->n_sections; i++) {
         if ((list[i].kind == ROWS || list[i].kind == IDS) && level < 0)
             PERI_TRY(take_rows(m, c, &list[i], 0, list[i].rows));
-        if (list[i].kind == VALUES || list[i].kind == PANELS) PERI_TRY(take_dense(c, &list[i], m->sections[i].turned));
+        if (list[i].kind == VALUES || list[i].kind == PANELS) PERI_TRY(take_dense(c, &list[i], &m->sections[i]));
     }
     for (int64_t k = level - 1; k >= 0; k--) {
         peri_checkpoint *one;

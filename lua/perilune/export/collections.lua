@@ -203,7 +203,8 @@ function M.items(func, a, kept, tables, names)
   for _, o in ipairs(kept) do
     if o.items then
       local t = util.resolve(o.items.constant):detach()
-      local source = names[o.items.at] or names[file.place(t, t:size(1), t:size(2))]
+      local of = names:find(t, o.items.at, true)
+      local source = of and not of.of and of.source or nil
       local name = source or ("items%d"):format(#tables)
       o.table = number_of(tables, source or o.items.at, function()
         local own = t:dtype()

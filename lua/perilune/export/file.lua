@@ -95,15 +95,50 @@ local writer_out, number, place = ffi.new "peri_model_writer *[1]", ffi.new "int
   ffi.new "peri_model_writer_place"
 
 local data_out = ffi.new "void *[1]"
---- What a tensor and views of all its elements in their order have in common; nil: a tensor that has its elements in
---- another order. rows, columns: as a matrix of this shape.
-function M.place(t, rows, columns)
+--- Where the elements of a contiguous tensor begin; nil: of another one.
+local function begin_of(t)
   if not t:is_contiguous() or C.peri_tensor_data(t.ptr, data_out) < 0 then return nil end
-  return ("%s %d%s"):format(tostring(data_out[0]), t:numel(), rows and (" %dx%d"):format(rows, columns) or "")
+  return ffi.cast("char *", data_out[0])
+end
+
+--- Which tensors of a model's state constants are made of. list: of { name =, tensor = }.
+local Names = util.class "ExportNames"
+M.Names = Names
+function Names:init(list)
+  self.by_handle, self.places, self.kept = {}, {}, {}
+  for _, entry in ipairs(list) do
+    local t = util.resolve(entry.tensor)
+    local begin, n = begin_of(t), t:numel()
+    self.by_handle[util.address(t)] = entry.name
+    if begin and n > 0 then
+      self.places[#self.places + 1] = { name = entry.name, begin = begin, n = n, dtype = t:dtype(), shape = t:shape(),
+        bytes = n * tonumber(C.peri_dtype_size(P.dtype(t:dtype()))) }
+      self.kept[#self.kept + 1] = t -- its memory is nobody else's meanwhile
+    end
+  end
+end
+
+--- The tensor of the state that `t` is: a table of the fields of a section (`source`; of some of its elements, which
+--- follow each other, `first` and `of` too), or nil. at: the address of what its handle points to. matrix: its shape
+--- matters.
+function Names:find(t, at, matrix)
+  if self.by_handle[at] then return { source = self.by_handle[at] } end
+  local begin, part = begin_of(t), nil
+  for _, p in ipairs(begin and t:numel() > 0 and self.places or {}) do
+    local offset = tonumber(begin - p.begin)
+    if p.dtype == t:dtype() and offset >= 0 and offset < p.bytes then
+      local first = offset / (p.bytes / p.n)
+      if offset == 0 and t:numel() == p.n and (not matrix or #p.shape == 2 and p.shape[1] == t:size(1)) then
+        return { source = p.name }
+      elseif first + t:numel() <= p.n then part = part or { source = p.name, first = first, of = p.n }
+      end
+    end
+  end
+  return part
 end
 
 --- rank: only rank 0 writes; the others take part in what is collective. dense: dtype of matrices. names: of the
---- model's parameters and buffers, by the addresses of what their handles point to.
+--- model's parameters and buffers (Names).
 function Writer:init(path, rank, dense, names)
   self.rank, self.sections, self.panels, self.dense, self.names, self.sources = rank, 0, {}, dense, names, {}
   self.loose = {} -- who uses constants of which nobody knows whether they come from parameters
@@ -112,11 +147,15 @@ function Writer:init(path, rank, dense, names)
   self.handle = Handle(writer_out[0])
 end
 
---- Begin a section. source: the name of the tensor that it is made of, where it is one of the model's state; turned: of
---- its transpose.
-function Writer:begin(source, turned)
+--- Begin a section. of: what it is made of (Names:find), where that is in the model's state; turned: of its transpose.
+function Writer:begin(of, turned)
   self.sections = self.sections + 1
-  self.sources[self.sections] = source and { { "source", source }, turned and { "turned", 1 } or nil } or {}
+  local fields = {}
+  for _, name in ipairs { "source", "first", "of" } do
+    if of and of[name] then fields[#fields + 1] = { name, of[name] } end
+  end
+  if of and turned then fields[#fields + 1] = { "turned", 1 } end
+  self.sources[self.sections] = fields
   if self.handle then check(C.peri_model_writer_begin(self.handle.ptr, number)) end
   return self.sections - 1
 end
@@ -132,9 +171,9 @@ local whole = { i32 = true, i64 = true, bool = true } -- dtypes that no paramete
 --- A constant, as f32. fixed: it is a number of the program, and comes from no parameter. used: who uses it, in words.
 function Writer:constant(tensor, fixed, used)
   fixed = fixed or whole[tensor:dtype()]
-  local source = fixed and "" or self.names[util.address(tensor)] or self.names[M.place(tensor)]
-  if not source then self.loose[#self.loose + 1] = used or "the model" end
-  local section = self:begin(source)
+  local of = fixed and { source = "" } or self.names:find(tensor, util.address(tensor))
+  if not of then self.loose[#self.loose + 1] = used or "the model" end
+  local section = self:begin(of)
   for _, x in ipairs((tensor:dtype() == "i32" or tensor:dtype() == "i64") and tensor:reshape(-1):to_list() or {}) do
     if math.abs(tonumber(x)) > 2 ^ 24 then
       P.fail(("export: a constant has the whole number %s, allowed: up to 2^24, which f32 holds"):format(tostring(x)))
@@ -152,12 +191,12 @@ function Writer:matrix(p)
   local key = ("%s %s"):format(p.at, tostring(p.transposed))
   if self.panels[key] then return self.panels[key] end
   local t = p.tensor:detach()
-  local source = self.names[p.at] or self.names[M.place(t, t:size(1), t:size(2))]
-  if not source then self.loose[#self.loose + 1] = p.used end
+  local of = self.names:find(t, p.at, true)
+  if not of then self.loose[#self.loose + 1] = p.used end
   t = t:to("f32", "cpu")
   if p.transposed then t = t:transpose(1, 2) end
   t = t:contiguous()
-  local shape, section = t:shape(), self:begin(source, p.transposed)
+  local shape, section = t:shape(), self:begin(of, p.transposed)
   if self.handle then
     local dtype, buffer = matrix_dtype(self.dense), t:read()
     check(C.peri_model_writer_matrix(self.handle.ptr, buffer, shape[1], shape[2],
@@ -169,7 +208,7 @@ end
 
 --- A table (see by_rows) in `dtype`.
 function Writer:table(weight, rows, columns, dtype, source)
-  local section = self:begin(source)
+  local section = self:begin(source and { source = source })
   by_rows(weight, rows, columns, function(block) self:put(encoded(block, dtype)) end)
   return section
 end
@@ -177,7 +216,7 @@ end
 --- A map of raw ids (collections.lua) as JSON: the ids of its rows, and the index that leads to them.
 function Writer:map(map)
   local n = map.ids:numel()
-  local ids = self:begin(map.source)
+  local ids = self:begin { source = map.source }
   self:put(map.ids)
   local index = self:begin()
   if self.handle then check(C.peri_model_writer_index(self.handle.ptr, (map.ids:read()), n, bits_of(map.free))) end

@@ -291,20 +291,6 @@ local function recorded(model, call, a, used, traces)
   return kept, values, outputs
 end
 
---- The names of a model's parameters and buffers, by the addresses of what their handles point to, and by their place
---- (file.place).
-local function names_of(model)
-  local names = {}
-  for _, entry in ipairs(model:named_state()) do
-    local t = util.resolve(entry.tensor)
-    names[util.address(t)] = entry.name
-    for _, place in ipairs { file.place(t) or "", t:dim() == 2 and file.place(t, t:size(1), t:size(2)) or nil } do
-      names[place] = entry.name
-    end
-  end
-  return names
-end
-
 --- The first samples of the batches, for choosing dtypes.
 local function some_of(batches)
   local list, n = {}, 0
@@ -337,15 +323,15 @@ local function export(func, model, path, a, traces)
   local inputs, tables, maps, lists, fields = collections.inputs(func, a, kept, values, function()
     return model:state_dict()
   end)
-  collections.items(func, a, kept, tables, names_of(inner_of(model)))
+  local names = file.Names(inner_of(model):named_state())
+  collections.items(func, a, kept, tables, names)
   local rank = P.state.world and P.state.world:rank() or 0
-  local writer = file.Writer(path, rank, a.dense, names_of(inner_of(model)))
+  local writer = file.Writer(path, rank, a.dense, names)
   local function asked(batch) return given(batch, fields) end
   local ok, report = pcall(function()
     local chosen = a.size and budget.choose(func, { size = budget.bytes(func, a.size), operations = kept,
       values = values, inputs = inputs, outputs = outputs, tables = tables, maps = maps, lists = lists,
-      batches = util.map(some_of(a.batches), asked), path = path, dense = a.dense,
-      names = names_of(inner_of(model)) })
+      batches = util.map(some_of(a.batches), asked), path = path, dense = a.dense, names = names })
     local fresh = file.write { writer = writer, operations = kept, values = values, inputs = inputs, outputs = outputs,
       tables = tables, maps = maps, lists = lists, name = a.name, step = a.step }
     for _, t in ipairs(traces) do t:forget() end
