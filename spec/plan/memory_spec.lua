@@ -215,12 +215,14 @@ describe("memory of plans", function()
         local kind = (i + #name) % 2 == 0 and "EmbeddingCollection" or "EmbeddingBagCollection"
         local tables = { peri[kind:gsub("Collection", "Config")] { name = "t", num_embeddings = rows, embedding_dim = 8,
           feature_names = { "f" } } }
-        local inner = peri[kind] { tables = tables, fused_params = config.usual_params "adam", device = "meta" }
-        local module = peri["ManagedCollision" .. kind] {
-          [kind == "EmbeddingCollection" and "embedding_collection" or "embedding_bag_collection"] = inner,
-          managed_collision_collection = embed.ManagedCollisionCollection { embedding_configs = tables,
-            managed_collision_modules = { t = make(rows, buckets) } } }
-        local model = plan.describe.of(module)
+        local function build()
+          local inner = peri[kind] { tables = tables, fused_params = config.usual_params "adam", device = "meta" }
+          return peri["ManagedCollision" .. kind] {
+            [kind == "EmbeddingCollection" and "embedding_collection" or "embedding_bag_collection"] = inner,
+            managed_collision_collection = embed.ManagedCollisionCollection { embedding_configs = tables,
+              managed_collision_modules = { t = make(rows, buckets) } } }
+        end
+        local model = plan.describe.of(build())
         local topology = plan.Topology { world_size = RANKS, local_world_size = LOCAL }
         local options = enumerators.EmbeddingEnumerator { topology = topology, batch_size = 4, estimators = {} }
           :enumerate(model)
@@ -235,6 +237,7 @@ describe("memory of plans", function()
             sim.run(RANKS, function(_, world)
               if world:rank() == 0 then before = tonumber(live()) end
               world:barrier():wait()
+              local module = build()
               made[world:rank()] = peri.shard[module.class_name .. "Sharder"] {}:shard(module,
                 plan.ShardingPlan({ [""] = { t = entry } }).plan[""], plan.ShardingEnv.from_process_group(world), nil,
                 "")
@@ -250,7 +253,7 @@ describe("memory of plans", function()
         if i == 1 then -- what a planner makes of the description is a plan that the model takes
           local planned = plan.EmbeddingShardingPlanner({ topology = topology, estimates = "step" }):plan(model)
           sim.run(RANKS, function()
-            local sharded = peri.DistributedModelParallel { module = module, plan = planned }
+            local sharded = peri.DistributedModelParallel { module = build(), plan = planned }
             assert(sharded.module.class_name:match "^ShardedManagedCollision")
           end, { local_size = LOCAL })
         end
