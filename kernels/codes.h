@@ -47,13 +47,17 @@ static inline uint32_t peri_bf16_of(uint32_t x)
  *  bf16. */
 static inline void peri_halves_of(peri_k_codes *to, const float *x, int64_t inner, bool wide)
 {
-    for (int64_t k = 0; k < inner; k++) {
+    for (int64_t k = 0; k < inner && wide; k++) { /* each loop stores one type, or compilers take it number by number */
         uint32_t bits;
         memcpy(&bits, x + k, sizeof bits);
         bits = peri_bf16_of(bits);
-        const uint16_t half = (uint16_t)(bits >> 16);
-        if (wide) memcpy(to->codes + 4 * k, &bits, sizeof bits);
-        else memcpy(to->codes + 2 * k, &half, sizeof half);
+        memcpy(to->codes + 4 * k, &bits, sizeof bits);
+    }
+    for (int64_t k = 0; k < inner && !wide; k++) {
+        uint32_t bits;
+        memcpy(&bits, x + k, sizeof bits);
+        const uint16_t half = (uint16_t)(peri_bf16_of(bits) >> 16);
+        memcpy(to->codes + 2 * k, &half, sizeof half);
     }
     for (int64_t k = inner * (wide ? 4 : 2); k % PERI_CODES_LINE != 0; k++) to->codes[k] = 0;
 }
