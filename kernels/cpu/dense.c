@@ -617,8 +617,17 @@ static void cpu_loss(const void *args, int64_t begin, int64_t end)
     else K_MAP2(dst, x, t, (v - w) * (v - w));
 }
 
-/** Whether the target of a row is its label alone, and all rows count alike. */
-static bool cpu_plain(const peri_k_class_shares *of) { return !of->weight && of->smoothing == 0 && !of->ignores; }
+/** The sum over classes of w[c] * (lse - x[c]). */
+static double cpu_shared(const float *x, const float *w, float lse, int64_t classes)
+{
+    k_vec sum = k_set(0), top = k_set(lse);
+    int64_t c = 0;
+    for (; c + K_LANES <= classes; c += K_LANES)
+        sum = w ? k_fma(k_load(w + c), top - k_load(x + c), sum) : sum + (top - k_load(x + c));
+    double shared = k_sum(sum);
+    for (; c < classes; c++) shared += (w ? w[c] : 1) * (lse - x[c]);
+    return shared;
+}
 
 static void cpu_cross_entropy(const void *args, int64_t begin_row, int64_t end_row)
 {
@@ -627,34 +636,46 @@ static void cpu_cross_entropy(const void *args, int64_t begin_row, int64_t end_r
         ref_cross_entropy(args, begin_row, end_row);
         return;
     }
+    const double smoothing = a->of.smoothing;
+    const float *w = a->of.weight;
     for (int64_t r = begin_row; r < end_row; r++) {
         const float *x = (const float *)a->x + r * a->classes;
-        float max = cpu_max(x, a->classes), lse = max + logf(cpu_sum_exp(NULL, x, max, a->classes));
+        const int64_t label = a->labels[r];
+        const float max = cpu_max(x, a->classes), lse = max + logf(cpu_sum_exp(NULL, x, max, a->classes));
+        const bool ignored = ref_ignored(&a->of, label);
+        const float count = ignored ? 0 : w ? w[label] : 1;
+        double loss = ignored ? 0 : (1 - smoothing) * (count * (lse - x[label]));
+        if (!ignored && smoothing > 0) loss += smoothing / (double)a->classes * cpu_shared(x, w, lse, a->classes);
         ((float *)a->lse)[r] = lse;
-        if (cpu_plain(&a->of)) {
-            ((float *)a->loss)[r] = lse - x[a->labels[r]];
-            continue;
-        }
-        double count;
-        ((float *)a->loss)[r] = (float)ref_label_loss(a, r, lse, &count);
-        if (a->counts) ((float *)a->counts)[r] = (float)count;
+        ((float *)a->loss)[r] = (float)loss;
+        if (a->counts) ((float *)a->counts)[r] = count;
     }
 }
 
 static void cpu_cross_entropy_grad(const void *args, int64_t begin_row, int64_t end_row)
 {
     const peri_k_cross_entropy_grad_args *a = args;
-    if (a->dtype != PERI_F32 || !cpu_plain(&a->of)) {
+    if (a->dtype != PERI_F32) {
         ref_cross_entropy_grad(args, begin_row, end_row);
         return;
     }
+    const float *weight = a->of.weight, part = (float)(a->of.smoothing / (double)a->classes);
+    double sum = 0; /* of the weights */
+    for (int64_t c = 0; c < a->classes && part > 0; c++) sum += weight ? weight[c] : 1;
     for (int64_t r = begin_row; r < end_row; r++) {
         const float *x = (const float *)a->x + r * a->classes;
+        const int64_t begin = 0, end = a->classes, label = a->labels[r];
         float *dx = (float *)a->dx + r * a->classes, g = (float)a->scale * ((const float *)a->g)[r * a->g_stride];
-        int64_t begin = 0, end = a->classes;
-        k_vec lse = k_set(((const float *)a->lse)[r]), gs = k_set(g);
-        K_MAP(dx, x, gs * k_exp(v - lse));
-        dx[a->labels[r]] -= g;
+        if (ref_ignored(&a->of, label)) {
+            memset(dx, 0, sizeof *dx * (size_t)a->classes);
+            continue;
+        }
+        const float own = g * (float)(1 - a->of.smoothing) * (weight ? weight[label] : 1);
+        k_vec lse = k_set(((const float *)a->lse)[r]), all = k_set(own + g * part * (float)sum), ps = k_set(g * part);
+        if (part == 0) K_MAP(dx, x, all * k_exp(v - lse));
+        else if (weight) K_MAP2(dx, x, weight, all * k_exp(v - lse) - ps * w);
+        else K_MAP(dx, x, all * k_exp(v - lse) - ps);
+        dx[label] -= own;
     }
 }
 
