@@ -65,6 +65,23 @@ describe("RecMetricModule", function()
     assert.same({}, module:compute())
   end)
 
+  it("takes a batch with all of its metrics or, where one refuses it, with none", function()
+    local all = { metrics = { MSEMetric = {}, NEMetric = {}, AUCMetric = {}, AUPRCMetric = {} }, throughput = {} }
+    local module, other = make(all), make(all)
+    for k = 1, 2 do
+      module:update(batch(k))
+      other:update(batch(k))
+    end
+    for _, wrong in ipairs { { "p_click", 1.5 }, { "p_buy", 1.5 }, { "weight", -1 }, { "p_buy", 0 / 0 } } do
+      local b = batch(3)
+      b[wrong[1]][8] = wrong[2]
+      assert.has_error(function() module:update(b) end)
+    end
+    assert.equal(16, module.throughput:compute().total_examples)
+    for _, m in ipairs { module, other } do m.throughput = false end -- its seconds differ
+    assert.same(other:compute(), module:compute())
+  end)
+
   it("has windows of its size", function()
     local module = make { window_size = 16 }
     for k = 1, 6 do module:update(batch(k)) end

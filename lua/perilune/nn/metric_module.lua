@@ -152,7 +152,7 @@ function Module:init(args)
 end
 
 --- Take in what a model says of a batch: a table of tensors or lists by the names that the tasks give. If a metric
---- refuses the samples it is an error, and metrics before it have taken them.
+--- refuses the samples it is an error, and no metric has taken them.
 function Module:update(model_out)
   signature.value("RecMetricModule:update", "model_out", model_out, "table")
   local columns, n = {}, 0
@@ -172,10 +172,12 @@ function Module:update(model_out)
     local labels = columns[i][2]
     n = math.max(n, type(labels) == "table" and #labels or labels:numel())
   end
-  for _, entry in ipairs(self.entries) do
+  local looked = {}
+  for i, entry in ipairs(self.entries) do
     local c = columns[entry.task]
-    entry.metric:update(c[1], c[2], c[3] or nil, c[4] or nil)
+    looked[i] = { entry.metric:_look(c[1], c[2], c[3] or nil, c[4] or nil) }
   end
+  for i, entry in ipairs(self.entries) do entry.metric:_take(unpack(looked[i])) end
   if self.throughput then self.throughput:update(n) end
 end
 

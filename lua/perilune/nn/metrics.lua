@@ -149,7 +149,11 @@ function SumMetric:reset() self.lifetime, self.window = {}, false end
 
 --- Take samples in. NDCGMetric takes a further list, the session of each sample.
 function SumMetric:update(predictions, labels, weights, ...)
-  local part, n = self:_part(predictions, labels, weights, ...)
+  self:_take(self:_look(predictions, labels, weights, ...))
+end
+--- What samples are that may be taken, or an error; the metric stays what it is.
+function SumMetric:_look(...) return self:_part(...) end
+function SumMetric:_take(part, n)
   self.window = self.window or Window(place(self))
   add(self.lifetime, part)
   self.window:push(part, n)
@@ -404,7 +408,12 @@ function SampleMetric:reset()
 end
 
 function SampleMetric:update(predictions, labels, weights)
-  local s, memory = samples.metric_samples(self.class_name, self.needs, predictions, labels, weights)
+  self:_take(self:_look(predictions, labels, weights))
+end
+function SampleMetric:_look(predictions, labels, weights)
+  return samples.metric_samples(self.class_name, self.needs, predictions, labels, weights)
+end
+function SampleMetric:_take(s, memory)
   if self._taken then self:_taken(s) end
   self.samples = self.samples or Samples(place(self))
   if self.samples.size > self.samples.lasting then self.samples:shrink() end

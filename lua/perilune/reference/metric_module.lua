@@ -44,7 +44,7 @@ metrics.RecMetricModule = {}
 
 ---Take in what the model says of a batch.
 ---
----Errors: a column that a task names is not there; samples that a metric refuses.
+---Errors: a column that a task names is not there; samples that a metric refuses: no metric has taken the batch then.
 ---@param model_out table<string, peri.Tensor|number[]> The columns by name, each `[B]`.
 function metrics.RecMetricModule:update(model_out) end
 
