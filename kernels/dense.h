@@ -197,6 +197,19 @@ typedef struct peri_k_formula_step {
     double x, y;
 } peri_k_formula_step;
 
+/** Whether a comparison (PERI_COMPARE_*) holds; of f32 it is the same of the numbers as doubles. */
+static inline bool peri_compared(int32_t op, double x, double y)
+{
+    switch (op) {
+    case PERI_COMPARE_EQ: return x == y;
+    case PERI_COMPARE_NE: return x != y;
+    case PERI_COMPARE_LT: return x < y;
+    case PERI_COMPARE_LE: return x <= y;
+    case PERI_COMPARE_GT: return x > y;
+    default: return x >= y;
+    }
+}
+
 enum { PERI_FORMULA_INPUTS = 5, PERI_FORMULA_STEPS = 64, PERI_FORMULA_RESULTS = 4 };
 
 /** Several functions of elements one after the other, without memory for what is between them. Each element has

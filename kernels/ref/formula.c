@@ -3,18 +3,6 @@
  * formula.c (ref): see kernels/dense.h. The functions are those of dense.c; each step is rounded to the dtype.
  */
 
-static bool ref_holds(int32_t op, double x, double y)
-{
-    switch (op) {
-    case PERI_COMPARE_EQ: return x == y;
-    case PERI_COMPARE_NE: return x != y;
-    case PERI_COMPARE_LT: return x < y;
-    case PERI_COMPARE_LE: return x <= y;
-    case PERI_COMPARE_GT: return x > y;
-    default: return x >= y;
-    }
-}
-
 /** What step @s computes of the registers @r. */
 static double ref_formula_step(const peri_k_formula_step *s, const double *r)
 {
@@ -22,7 +10,7 @@ static double ref_formula_step(const peri_k_formula_step *s, const double *r)
     case PERI_FORMULA_UNARY: return ref_f(s->op, r[s->a], s->x, s->y);
     case PERI_FORMULA_CHAIN: return ref_chain(s->op, r[s->a], r[s->b], s->x, s->y);
     case PERI_FORMULA_BINARY: return ref_both(s->op, r[s->a], r[s->b]);
-    case PERI_FORMULA_COMPARE: return ref_holds(s->op, r[s->a], r[s->b]);
+    case PERI_FORMULA_COMPARE: return peri_compared(s->op, r[s->a], r[s->b]);
     case PERI_FORMULA_WHERE: return r[s->a] != 0 ? r[s->b] : r[s->c];
     default: return s->x;
     }

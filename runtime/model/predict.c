@@ -138,18 +138,6 @@ static void run_binary(const run *r)
     CALL(r, binary, &args, r->n * r->columns);
 }
 
-static bool holds(int32_t op, float x, float y)
-{
-    switch (op) {
-    case PERI_COMPARE_EQ: return x == y;
-    case PERI_COMPARE_NE: return x != y;
-    case PERI_COMPARE_LT: return x < y;
-    case PERI_COMPARE_LE: return x <= y;
-    case PERI_COMPARE_GT: return x > y;
-    default: return x >= y;
-    }
-}
-
 /** Dimensions [d, ndim) of one sample of compare (1 or 2 values) and where (3), in row-major order; returns the end of
  *  what was written. */
 static float *choose(const run *r, float *to, const float *const *x, int32_t d)
@@ -160,7 +148,7 @@ static float *choose(const run *r, float *to, const float *const *x, int32_t d)
     for (int64_t i = 0; i < size; i++) {
         if (d + 1 < ndim) to = choose(r, to, at, d + 1);
         else if (n == 3) *to++ = *at[0] != 0 ? *at[1] : *at[2];
-        else *to++ = holds(r->o->code, *at[0], n == 2 ? *at[1] : (float)r->o->numbers[0]) ? 1.0f : 0.0f;
+        else *to++ = peri_compared(r->o->code, *at[0], n == 2 ? *at[1] : (float)r->o->numbers[0]) ? 1.0f : 0.0f;
         for (int32_t k = 0; k < n; k++) at[k] += r->o->sizes[1 + (k + 1) * ndim + d];
     }
     return to;
