@@ -310,7 +310,7 @@ peri_device *peri_stream_device(const peri_stream *s) { return s ? s->device : N
 
 void peri_stream_release(peri_stream *s)
 {
-    if (!s || is_default(s) || !peri__refs_drop(&s->refs)) return;
+    if (!s || peri__border_refuses("a release") || is_default(s) || !peri__refs_drop(&s->refs)) return;
     pthread_mutex_lock(&stream_lock);
     s->before->next = s->next;
     if (s->next) s->next->before = s->before;
