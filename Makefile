@@ -566,13 +566,13 @@ SANITIZED = mkdir -p $2 && $1 -c $B/amalgamation/perilune.c -o $2/perilune.o && 
 	  -o $2/$$(basename $$test) -lcmocka -lxxhash -lpthread -ldl -lm || exit 1; done
 SANITIZED_SERVER = $1 runtime/serve/*.c $B/obj/serve_page.o $2/perilune.o -o $2/perilune-serve -lmicrohttpd -lxxhash -lpthread -ldl -lm && \
 	cp $(LAUNCHER) $2/perilune
-# Under the thread sanitizer: threads on one table, for SECONDS=20; threads that ask one model; the server, and one that follows a trainer while two
+# Under the thread sanitizer: threads on one table, for SECONDS=20; a random program of several threads; threads that ask one model; the server, and one that follows a trainer while two
 # clients ask as fast as they can. Then states of Lua in several threads, without it.
 RACES := $B/amalgamation/races
 TWO_FILES_CC := $(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g1 -DPERI_ISA_MOST=0 -Iruntime/include -I.
 RACES_CC := $(TWO_FILES_CC) -fsanitize=thread
 stress: all amalgamation $B/tests/unit/test_lua
-	$(call SANITIZED,$(RACES_CC),$(RACES),unit/test_stress unit/test_model $(if $(SERVER),unit/test_serve unit/test_serve_load))
+	$(call SANITIZED,$(RACES_CC),$(RACES),unit/test_stress unit/test_host_random unit/test_model $(if $(SERVER),unit/test_serve unit/test_serve_load))
 	for test in $(RACES)/test_*; do PERI_STRESS=$(or $(SECONDS),20) $$test || exit 1; done
 ifneq ($(SERVER),)
 	$(call SANITIZED_SERVER,$(RACES_CC),$(RACES))

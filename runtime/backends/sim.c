@@ -702,6 +702,6 @@ static const peri_coll_vtab vtab = {
 const peri_coll_vtab *peri__sim_entry(const peri_plugin_host *lent);
 const peri_coll_vtab *peri__sim_entry(const peri_plugin_host *lent)
 {
-    host = lent;
+    if (!host) host = lent; /* who has the table reads it */
     return &vtab;
 }

@@ -25,7 +25,7 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     pthread_t threads[MAX_THREADS];
-    int32_t count;              /* threads wanted, the caller included; 0 until first use */
+    _Atomic int32_t count;      /* threads wanted, the caller included; 0 until first use */
     int32_t started;            /* workers running */
     atomic_uint_least64_t round; /* one more per job (and per shutdown) */
     atomic_int unfinished;      /* workers that have not finished the current job */
@@ -193,12 +193,9 @@ static int32_t count_from_environment(const char *const *names)
     return 0;
 }
 
-int32_t peri_threads(void)
+/** Threads where nobody says how many: processors and quota that this process, or this rank, has. */
+static int32_t usual_count(void)
 {
-    if (pool.count > 0) return pool.count;
-    const char *text;
-    pool.count = count_asked(&text); /* what is no number fails where devices are opened */
-    if (pool.count > 0) return pool.count;
     int32_t cpus = peri__processors_of(0), quota = peri__quota_of(&peri__own_groups),
             ranks = count_from_environment(
                 (const char *const[]){"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE", NULL});
@@ -208,8 +205,18 @@ int32_t peri_threads(void)
     if (ranks > 1 && !bound) cpus /= ranks;
     /* More threads than the quota is worth would run, and then all of them would wait for its next period. */
     if (quota > 0) cpus = (int32_t)peri__min(cpus, ranks > 1 ? quota / ranks : quota);
-    pool.count = (int32_t)peri__max(1, peri__min(cpus, MAX_THREADS));
-    return pool.count;
+    return (int32_t)peri__max(1, peri__min(cpus, MAX_THREADS));
+}
+
+int32_t peri_threads(void)
+{
+    const char *text;
+    int32_t known = atomic_load_explicit(&pool.count, memory_order_relaxed);
+    if (known > 0) return known;
+    int32_t n = count_asked(&text); /* what is no number fails where devices are opened */
+    if (n <= 0) n = usual_count();
+    known = 0; /* threads that ask at the same time, and one that sets it meanwhile, agree */
+    return atomic_compare_exchange_strong(&pool.count, &known, n) ? n : known;
 }
 
 peri_status peri_threads_set(int32_t threads)

@@ -291,7 +291,9 @@ peri_status peri__plugin_device(const char *name, const peri_device_vtab **out, 
     if (other && *other) name = other;
     for (size_t i = 0; i < sizeof built_in_devices / sizeof *built_in_devices; i++) {
         if (strcmp(name, built_in_devices[i].name) != 0) continue;
+        pthread_mutex_lock(&lock); /* threads that ask at the same time */
         *out = built_in_devices[i].entry(&host);
+        pthread_mutex_unlock(&lock);
         if (work) *work = NULL;
         return PERI_OK;
     }
@@ -308,7 +310,9 @@ peri_status peri__plugin_coll(const char *name, const peri_coll_vtab **out)
 {
     for (size_t i = 0; i < sizeof built_in_colls / sizeof *built_in_colls; i++) {
         if (strcmp(name, built_in_colls[i].name) != 0) continue;
+        pthread_mutex_lock(&lock); /* threads that ask at the same time */
         *out = built_in_colls[i].entry(&host);
+        pthread_mutex_unlock(&lock);
         return PERI_OK;
     }
     known_plugin *p = NULL;
