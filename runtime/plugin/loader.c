@@ -12,6 +12,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
@@ -77,6 +78,21 @@ const peri_plugin_host *peri__plugin_host(void) { return &host; }
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 PERI_FORK_LOCK(lock, PERI__FORK_PLUGINS)
 
+/** dlopen. The program's handlers of signals are what they were afterwards: a library that comes along may set handlers
+ *  of its own when it is loaded (UCX does, which the Open MPI of some distributions needs). */
+static void *load_library(const char *path)
+{
+    enum { MOST = 65 };
+    struct sigaction before[MOST], now;
+    bool known[MOST];
+    for (int s = 1; s < MOST; s++) known[s] = sigaction(s, NULL, &before[s]) == 0;
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    for (int s = 1; s < MOST; s++)
+        if (known[s] && sigaction(s, NULL, &now) == 0 && now.sa_handler != before[s].sa_handler)
+            sigaction(s, &before[s], NULL);
+    return handle;
+}
+
 /** Open libperilune_<name>.so from one folder; NULL when it is not there or cannot be loaded (@reason says which). */
 static void *open_in(const char *folder, size_t length, const char *name, char *reason, size_t len)
 {
@@ -89,7 +105,7 @@ static void *open_in(const char *folder, size_t length, const char *name, char *
         return NULL;
     }
     snprintf(path, sizeof path, "%.*s/libperilune_%s.so", (int)length, folder, name);
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void *handle = load_library(path);
     if (!handle) {
         const char *why = dlerror();
         if (!strstr(why, "cannot open shared object file") || strstr(why, "libperilune_") == NULL ||
