@@ -105,15 +105,15 @@ end
 local Names = util.class "ExportNames"
 M.Names = Names
 function Names:init(list)
-  self.by_handle, self.places, self.kept = {}, {}, {}
+  self.by_handle, self.places = {}, {}
   for _, entry in ipairs(list) do
     local t = util.resolve(entry.tensor)
     local begin, n = begin_of(t), t:numel()
     self.by_handle[util.address(t)] = entry.name
     if begin and n > 0 then
+      -- tensor: its memory is nobody else's meanwhile
       self.places[#self.places + 1] = { name = entry.name, begin = begin, n = n, dtype = t:dtype(), shape = t:shape(),
-        bytes = n * tonumber(C.peri_dtype_size(P.dtype(t:dtype()))) }
-      self.kept[#self.kept + 1] = t -- its memory is nobody else's meanwhile
+        element = tonumber(C.peri_dtype_size(P.dtype(t:dtype()))), tensor = t }
     end
   end
 end
@@ -125,13 +125,11 @@ function Names:find(t, at, matrix)
   if self.by_handle[at] then return { source = self.by_handle[at] } end
   local begin, part = begin_of(t), nil
   for _, p in ipairs(begin and t:numel() > 0 and self.places or {}) do
-    local offset = tonumber(begin - p.begin)
-    if p.dtype == t:dtype() and offset >= 0 and offset < p.bytes then
-      local first = offset / (p.bytes / p.n)
-      if offset == 0 and t:numel() == p.n and (not matrix or #p.shape == 2 and p.shape[1] == t:size(1)) then
-        return { source = p.name }
-      elseif first + t:numel() <= p.n then part = part or { source = p.name, first = first, of = p.n }
-      end
+    local first = tonumber(begin - p.begin) / p.element
+    if p.dtype == t:dtype() and first >= 0 and first + t:numel() <= p.n then
+      local all = t:numel() == p.n and (not matrix or #p.shape == 2 and p.shape[1] == t:size(1))
+      if all then return { source = p.name } end
+      part = part or { source = p.name, first = first, of = p.n }
     end
   end
   return part
