@@ -214,6 +214,64 @@ describe("DMPCollection", function()
     assert.is_true(replicas_agree(model.module.over.weight:detach()))
   end, { sizes = { 2, 4 } })
 
+  worlds.each("counts updates as steps: a batch in parts is a step as it is as a whole", function(world, device, n)
+    local function learned(model)
+      local list = {}
+      for _, s in ipairs(model.sharded[1]:local_shards()) do
+        for _, name in ipairs(s.rows > 0 and s.names() or {}) do
+          for _, x in ipairs(s.state(name):to_list()) do list[#list + 1] = x end
+        end
+      end
+      return list
+    end
+    for interval = 1, 3 do
+      local function new()
+        return make(world, device, "row_wise", { size = n / 2, interval = interval,
+          fused_params = { optimizer = "adagrad", learning_rate = 0.25, eps = 0.1 } })
+      end
+      local whole, parts = new(), new()
+      local one = nn.optim.SGD { params = whole:dense_parameters(), lr = 0.1 }
+      local other = nn.optim.SGD { params = parts:dense_parameters(), lr = 0.1 }
+      parts:accumulate(true)
+      for step = 1, 5 do
+        local halves = { world:rank(), world:rank() + n }
+        one:zero_grad()
+        whole:backward(whole(sharded.batch(step, halves, device)))
+        one:step()
+        other:zero_grad()
+        for _, half in ipairs(halves) do
+          local loss = parts(sharded.batch(step, half, device)) * 0.5
+          if interval == 2 then loss:backward() else parts:backward(loss) end
+        end
+        parts:apply_accumulated()
+        other:step()
+        assert.equal((pcall(whole.state_dict, whole)), (pcall(parts.state_dict, parts)))
+        golden.assert_near(learned(whole), learned(parts), { abs = 2e-6, rel = 2e-5 }, ("step %d"):format(step))
+      end
+    end
+  end, { sizes = { 4 } })
+
+  worlds.each("averages what a step had learned, and not the step that has begun", function(world, device, n)
+    local function new()
+      return make(world, device, "row_wise", { size = n / 2, interval = 0, fused_params = { optimizer = "sgd",
+        learning_rate = 0.5 } })
+    end
+    local between, inside = new(), new()
+    for step = 1, 3 do
+      between:sync()
+      between(sharded.batch(step, world:rank(), device)):backward()
+      local loss = inside(sharded.batch(step, world:rank(), device))
+      inside:sync()
+      loss:backward()
+      assert.error_matches(function() inside:state_dict() end, "learned apart since their last average %(1 step%)")
+      for i, s in ipairs(inside.sharded[1]:local_shards()) do
+        assert.same(between.sharded[1]:local_shards()[i].state("weight"):to_list(), s.state("weight"):to_list())
+      end
+      between.module.over.weight:grad():fill(0)
+      inside.module.over.weight:grad():fill(0)
+    end
+  end, { sizes = { 2 } })
+
   worlds.each("has a state when its replicas are one model, and goes on from it bit for bit", function(world, device, n)
     local function new()
       local model = make(world, device, "row_wise", { size = n / 2, interval = 2, fused_params = { optimizer = "adam",

@@ -95,7 +95,7 @@ function DMPCollection:init(args)
   self.dense_env = plans.ShardingEnv.from_process_group(world)
   self._of_shards = false
   -- no place to look for parameters
-  self._averaged, self._pending, self._steps, self._open = setmetatable({}, {}), false, 0, false
+  self._averaged, self._pending, self._steps, self._open, self._before = setmetatable({}, {}), false, 0, false, 0
   for name in util.ordered(DistributedModelParallel._arguments) do rest[name] = a[name] end
   rest.env = plans.ShardingEnv.from_process_group(self.sharding_pg)
   DistributedModelParallel.init(self, rest)
@@ -211,12 +211,20 @@ local function failed(self, err)
   error(err, 0)
 end
 
+--- A number that is another one after each backward pass.
+local function passes(self)
+  local n = 0
+  for _, sharded in ipairs(self.sharded) do n = n + (sharded:changes()) end
+  return n
+end
+
 --- Let the weights and (unless include_optimizer_state is false) all optimizer states of fused tables become their
 --- averages over the replica group. Posts and returns; the next lookup, or whoever looks at the state, waits.
 --- Collective.
 function DMPCollection:sync(include_optimizer_state)
   self:wait()
-  self._steps, self._open = 0, false
+  local inside = self._open and passes(self) == self._before
+  self._steps, self._open = 0, inside
   if self.replica_pg:size() == 1 then return end
   local tensors = {}
   for _, x in ipairs(self._averaged) do
@@ -235,7 +243,8 @@ function DMPCollection:sync(include_optimizer_state)
     pending[i] = posted
   end
   for _, sharded in ipairs(self.sharded) do sharded:tables_changed() end
-  self._pending = pending
+  self._pending, self._before = pending, passes(self)
+  if inside then self:wait() end -- loss:backward() would update tables whose averages are on their way
 end
 
 --- Wait until averages that set out have arrived. What nobody has to call.
@@ -263,11 +272,12 @@ function DMPCollection:copy() -- luacheck: ignore 212
 end
 
 --- A step is a forward pass in training, with its backward pass; it ends with model:backward(loss), or, after
---- loss:backward(), when the next one begins.
+--- loss:backward(), when the next one begins. While gradients are accumulated, a step is all passes up to
+--- apply_accumulated, which ends it.
 function DMPCollection:forward(...)
   if self.training and P.state.grad then
     if self._open then after_step(self) end
-    self._open = true
+    self._open, self._before = not self._accumulates, passes(self)
   end
   return DistributedModelParallel.forward(self, ...)
 end
@@ -278,6 +288,14 @@ function DMPCollection:backward(loss, grad)
   self:wait()
   DistributedModelParallel.backward(self, loss, grad)
   if self._open then after_step(self) end
+end
+
+--- As with backward, averages that are on their way arrive before the update.
+function DMPCollection:apply_accumulated()
+  self:wait()
+  local held = self._held
+  DistributedModelParallel.apply_accumulated(self)
+  if held > 0 then after_step(self) end
 end
 
 --- What is loaded is the average of all replicas, from which steps count anew.
