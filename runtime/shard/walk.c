@@ -531,9 +531,7 @@ peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
     PERI_NEED(dist);
     peri__input_dist *d;
     PERI_TRY(check_dist("peri_sharded_prefetch", e, dist, &d));
-    bool any = false;
-    for (int32_t g = 0; g < e->n_sets; g++) any = any || e->sets[g].cached;
-    if (any) {
+    if (e->stored) { /* also where this rank has none of the files: all ranks' maps are ahead, or none is */
         peri_status status = peri__managed_arrive(d);
         if (status < 0 && e->world_size > 1) peri__group_fail(e->group, status);
         if (status != PERI_OK) return status;

@@ -14,9 +14,11 @@ local plan, schedules = peri.plan, peri.pipeline.schedules
 local STEPS = 12
 local AHEAD = "ahead of training"
 
-local function model_of(world, kind, sequence, directory)
-  local entry = plan.row_wise(directory ~= nil and { compute_kernel = "fused_uvm_caching",
-    cache_params = { load_factor = 1, directory = directory or nil } } or {})
+--- whole: all rows are on the last rank, and the others have none.
+local function model_of(world, kind, sequence, directory, whole)
+  local options = directory ~= nil and { compute_kernel = "fused_uvm_caching",
+    cache_params = { load_factor = 1, directory = directory or nil } } or {}
+  local entry = whole and plan.table_wise(world:size() - 1, options) or plan.row_wise(options)
   return peri.DistributedModelParallel { group = world, plan = plan.ShardingPlan { mc = { t = entry } },
     module = moments.Model(kind, sequence, { optimizer = "adagrad", learning_rate = 0.5 }) }
 end
@@ -45,7 +47,7 @@ end
 local cases = {
   { "base" }, { "sparse_dist" }, { "sparse_dist_lite" }, { "fused_sparse_dist" },
   { "prefetch_sparse_dist", ahead = "files" }, { "wire_first", ahead = "all" },
-  { "semi_sync", ahead = "all", stale = true },
+  { "semi_sync", ahead = "all", stale = true }, { "prefetch_sparse_dist", ahead = "files", whole = true },
 }
 
 describe("a state that is taken in a pipeline", function()
@@ -53,9 +55,10 @@ describe("a state that is taken in a pipeline", function()
   teardown(function() peri.ffi.C.peri_log_level_set(peri.ffi.C.PERI_LOG_WARN) end)
 
   for number, case in ipairs(cases) do
-    for _, stored in ipairs { false, true } do
+    for _, stored in ipairs(case.whole and { true } or { false, true }) do
       local kind = moments.kinds[(number + (stored and 1 or 0)) % #moments.kinds + 1]
-      worlds.each(("of %s, tables in %s, %s"):format(case[1], stored and "files" or "memory", kind), function(world)
+      worlds.each(("of %s, tables in %s%s, %s"):format(case[1], stored and "files" or "memory",
+        case.whole and " of one rank" or "", kind), function(world)
         local r, sequence = collision.random(number * 2 + (stored and 1 or 0)), number % 2 == 0
         local folder = stored and collective_utils.invoke_on_rank_and_broadcast_result(world, 0, tier.folder)
         local function batch(s) return s <= STEPS and moments.batch(number, s, world:rank(), world:size()) or nil end
@@ -64,7 +67,7 @@ describe("a state that is taken in a pipeline", function()
           plain(batch(s)):backward()
           states[s] = texts_of(plain:state_dict():gather(), case.stale)
         end
-        local model = model_of(world, kind, sequence, folder or nil)
+        local model = model_of(world, kind, sequence, folder or nil, case.whole)
         local schedule = case.stale and schedules.semi_sync(2) or schedules[case[1]]
         local pipeline = peri.pipeline.Pipeline { model = model, optimizer = false, schedule = schedule }
         local loaded, trained, refusals, taken, waiting = 0, 0, 0, 0, false
