@@ -378,26 +378,6 @@ describe("a model file", function()
     -- a tail call leaves no line of its own: then it is the one where the function begins
     refused("'amax' has no form for inference", function(self, b) return F.amax(self.linear(b.dense_features), 2) end)
   end)
-  it("says which constants keep a file from following a trainer", function()
-    local Model = nn.Module:extend "Model"
-    function Model:init()
-      self.linear = nn.Linear { in_features = 13, out_features = 2 }
-      self:register_buffer("scale", peri.tensor { 2, 3 })
-    end
-    function Model:forward(b)
-      local y = self.linear(b.dense_features) * self.scale + 1
-      if self.matrix then return F.linear(y, self.linear.weight:slice(2, 0, 2)) end
-      return self.loose and y * peri.tensor { 4, 5 } or y
-    end
-    local model = Model()
-    assert.not_matches("follow", tostring(export(model)))
-    model.loose = true
-    assert.matches("no trainer can be followed .* with this file: .*export_spec.lua:%d+: 'mul' uses a constant that is "
-      .. "no parameter; .*register_buffer", tostring(export(model)))
-    model.loose, model.matrix = false, true
-    assert.matches("no trainer can be followed .* with this file: .*export_spec.lua:%d+: 'linear' uses a constant",
-      tostring(export(model)))
-  end)
   it("refuses numbers that depend on the size of the batch", function()
     refused("must not depend on their number", function(self, b)
       return self.linear(b.dense_features) * (1 / b.dense_features:size(1))

@@ -78,6 +78,7 @@ static void read_section(peri__json *j, peri_model *m)
     char key[32];
     if (!grow(j, &m->sections, m->n_sections, sizeof *m->sections)) return;
     peri__model_section *s = &m->sections[m->n_sections++];
+    s->formula = -1;
     peri__json_enter(j, '{');
     while (peri__json_key(j, key, sizeof key)) {
         if (KEY("offset")) s->offset = peri__json_integer(j);
@@ -87,6 +88,7 @@ static void read_section(peri__json *j, peri_model *m)
         else if (KEY("first")) s->first = peri__json_integer(j);
         else if (KEY("of")) s->of = peri__json_integer(j);
         else if (KEY("turned")) s->turned = flag(j);
+        else if (KEY("formula")) s->formula = number32(j);
         else peri__json_skip(j, NULL, NULL);
     }
 }
@@ -336,6 +338,43 @@ static void each(peri__json *j, peri_model *m, void (*one)(peri__json *j, peri_m
     for (peri__json_enter(j, '['); peri__json_item(j);) one(j, m);
 }
 
+static void read_formulas(peri__json *j, peri_model *m);
+
+/** The value of one key of the header. */
+static void read_part(peri__json *j, peri_model *m, const char *key)
+{
+    if (KEY("name")) set_text(j, &m->name);
+    else if (KEY("producer")) set_text(j, &m->producer);
+    else if (KEY("step")) m->step = peri__json_integer(j);
+    else if (KEY("loose")) set_text(j, &m->loose);
+    else if (KEY("sections")) each(j, m, read_section);
+    else if (KEY("tables")) each(j, m, read_table);
+    else if (KEY("inputs")) each(j, m, read_input);
+    else if (KEY("maps")) each(j, m, read_map);
+    else if (KEY("lists")) each(j, m, read_list);
+    else if (KEY("values")) each(j, m, read_value);
+    else if (KEY("operations")) each(j, m, read_operation);
+    else if (KEY("outputs")) each(j, m, read_output);
+    else if (KEY("formulas")) read_formulas(j, m);
+    else peri__json_skip(j, NULL, NULL);
+}
+
+/** Inputs, values, operations and outputs of the model's formulas. */
+static void read_formulas(peri__json *j, peri_model *m)
+{
+    char key[32];
+    if (m->formulas) {
+        peri__json_fail(j, "formulas twice");
+        return;
+    }
+    if ((j->status = peri__model_new(m->path, &m->formulas)) < 0) return;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (KEY("inputs") || KEY("values") || KEY("operations") || KEY("outputs")) read_part(j, m->formulas, key);
+        else peri__json_skip(j, NULL, NULL);
+    }
+}
+
 peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, const char *what)
 {
     peri__json j;
@@ -343,19 +382,6 @@ peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, c
     m->step = -1;
     peri__json_open(&j, text, bytes, what);
     peri__json_enter(&j, '{');
-    while (peri__json_key(&j, key, sizeof key)) {
-        if (KEY("name")) set_text(&j, &m->name);
-        else if (KEY("producer")) set_text(&j, &m->producer);
-        else if (KEY("step")) m->step = peri__json_integer(&j);
-        else if (KEY("sections")) each(&j, m, read_section);
-        else if (KEY("tables")) each(&j, m, read_table);
-        else if (KEY("inputs")) each(&j, m, read_input);
-        else if (KEY("maps")) each(&j, m, read_map);
-        else if (KEY("lists")) each(&j, m, read_list);
-        else if (KEY("values")) each(&j, m, read_value);
-        else if (KEY("operations")) each(&j, m, read_operation);
-        else if (KEY("outputs")) each(&j, m, read_output);
-        else peri__json_skip(&j, NULL, NULL);
-    }
+    while (peri__json_key(&j, key, sizeof key)) read_part(&j, m, key);
     return peri__json_close(&j);
 }

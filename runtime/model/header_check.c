@@ -12,6 +12,7 @@
 
 #include <perilune/collision.h>
 #include <perilune/retrieval.h>
+#include <stdio.h>
 
 /** Numbers of one sample in one array, and rows of a table. */
 #define MOST_COLUMNS ((int64_t)1 << 26)
@@ -27,6 +28,7 @@ typedef struct checker {
     const char *what;
     const char *kind; /* "operation" */
     int64_t n;        /* its number */
+    bool alone;       /* it is only asked about one sample at a time: constants are as good as numbers of a sample */
 } checker;
 
 static peri_status bad(const checker *c, const char *wrong)
@@ -60,6 +62,9 @@ static peri_status check_section(const checker *c, const peri__model_section *s)
          "it ends behind the end of the file");
     WANT(s->first >= 0 && s->of >= 0 && (s->first == 0 || s->first < s->of),
          "its first element is none of those of its source");
+    const int32_t formulas = c->m->formulas ? c->m->formulas->n_outputs : 0;
+    WANT(s->formula >= -1 && s->formula < formulas && (s->formula < 0 || !s->source),
+         "its formula does not exist, or it has a source, too");
     return PERI_OK;
 }
 
@@ -221,7 +226,7 @@ static int64_t columns_of(const checker *c, const peri__model_operation *o, int3
 }
 static bool is_constant(const checker *c, const peri__model_operation *o, int32_t i)
 {
-    return input_of(c, o, i)->section >= 0;
+    return c->alone || input_of(c, o, i)->section >= 0;
 }
 
 /** The code of the operation's function in a list of names. */
@@ -727,7 +732,7 @@ static peri_status check_operation(const checker *c, peri__model_operation *o)
         WANT(o->in[i] >= 0 && o->in[i] < m->n_values, "a value that it reads does not exist");
         peri__model_value *v = &m->values[o->in[i]];
         WANT(v->input >= 0 || v->section >= 0 || v->made_by >= 0, "a value that it reads has not been made before");
-        WANT(v->section < 0 || !wants_samples(o, i), "a value that it reads is a constant");
+        WANT(v->section < 0 || c->alone || !wants_samples(o, i), "a value that it reads is a constant");
         v->last = (int32_t)c->n;
     }
     WANT(o->out >= 0 && o->out < m->n_values, "its result does not exist");
@@ -770,18 +775,19 @@ static peri_status check_texts(peri_model *m)
     return m->name && m->producer ? PERI_OK : PERI_ENOMEM;
 }
 
-peri_status peri__model_check(peri_model *m, const char *what)
-{
-    checker c = {.m = m, .what = what};
 #define EACH(word, count, call)                                                                                        \
     for (c.kind = word, c.n = 0; c.n < count; c.n++) PERI_TRY(call)
+
+/** All but sections. @alone: as in a checker. */
+static peri_status check_parts(peri_model *m, const char *what, bool alone)
+{
+    checker c = {.m = m, .what = what, .alone = alone};
     PERI_TRY(check_texts(m));
     if (m->n_outputs == 0) return peri__fail(PERI_EFORMAT, "%s: it has no outputs", what);
     if (m->n_inputs > MOST_NAMED || m->n_outputs > MOST_NAMED)
         return peri__fail(PERI_EFORMAT, "%s: %d inputs and %d outputs, allowed: up to %d of each", what, m->n_inputs,
                           m->n_outputs, MOST_NAMED);
     if (!(m->longest = peri__alloc_zero(sizeof *m->longest * ((size_t)m->n_inputs + 1)))) return PERI_ENOMEM;
-    EACH("section", m->n_sections, check_section(&c, &m->sections[c.n]));
     EACH("table", m->n_tables, check_table(&c, &m->tables[c.n], &m->rows[c.n]));
     EACH("map", m->n_maps, check_map(&c, &m->maps[c.n]));
     EACH("input", m->n_inputs, check_input(&c, &m->inputs[c.n]));
@@ -795,4 +801,29 @@ peri_status peri__model_check(peri_model *m, const char *what)
     EACH("output", m->n_outputs, check_output(&c, &m->outputs[c.n], m->output_values[c.n]));
     for (int32_t t = 0; t < m->n_tables; t++) m->table_bytes += m->tables[t].bytes;
     return PERI_OK;
+}
+
+/** The formulas, as a model, which is asked about one sample. */
+static peri_status check_formulas(peri_model *m, const char *what)
+{
+    peri_model *f = m->formulas;
+    char text[320];
+    if (!f) return PERI_OK;
+    f->file = m->file;
+    f->sections = m->sections;
+    f->n_sections = m->n_sections;
+    snprintf(text, sizeof text, "%s: formulas", what);
+    PERI_TRY(check_parts(f, text, true));
+    for (int32_t i = 0; i < f->n_inputs; i++)
+        if (f->inputs[i].kind != PERI_MODEL_DENSE)
+            return peri__fail(PERI_EFORMAT, "%s: input %d is not dense", text, i);
+    return PERI_OK;
+}
+
+peri_status peri__model_check(peri_model *m, const char *what)
+{
+    checker c = {.m = m, .what = what};
+    EACH("section", m->n_sections, check_section(&c, &m->sections[c.n]));
+    PERI_TRY(check_parts(m, what, false));
+    return check_formulas(m, what);
 }

@@ -3,6 +3,7 @@
  * model/model_internal.h: model files in memory. docs/model_file.md specifies the format.
  *
  *   mapped.c           the bytes of a file: mapped or copied; what happens when a mapped file is cut
+ *   model_memory.c     an empty model, references, and the end of one
  *   header.c           reads the header: JSON into the structs below. Whether they make sense is not its affair
  *   header_check.c     whether they do: every index, size and order that the other files rely on
  *   model_open.c       opening, describing, verifying
@@ -66,6 +67,7 @@ typedef struct peri__model_section {
     char *source; /* name of the tensor that it was made of, in the model's state; NULL: unknown */
     int64_t first, of; /* of > 0: of some elements of that tensor, from @first on, which has @of of them */
     bool turned;       /* from the transpose of what it is made of */
+    int32_t formula;   /* the output of the model's formulas that it is made of; -1: none */
 } peri__model_section;
 
 /** An array of f32: of each sample, or of each member of a list, `columns` numbers, or, where it is a section, of all
@@ -202,10 +204,16 @@ struct peri_model {
     int32_t *output_values;
     peri_model_table *tables;
     peri__model_rows *rows; /* n_tables */
+    char *loose;            /* why it can follow no trainer; NULL: nothing is known against it */
+    /* How constants come from the state of the model: a model of one sample, whose inputs are tensors of the state
+     * and whose outputs are constants. NULL: there are no formulas. It has this model's `file` and `sections`. */
+    peri_model *formulas;
 };
 
 /** peri_model_open; @own: in memory of its own, for peri__model_update. */
 peri_status peri__model_open(const char *path, int32_t flags, bool own, peri_model **out);
+/** An empty model. */
+peri_status peri__model_new(const char *path, peri_model **out);
 /** Read the header @text into an empty model. */
 peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, const char *what);
 /** Check all of it against a file of @bytes. */

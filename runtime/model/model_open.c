@@ -10,54 +10,6 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
-static void release_lists(peri_model *m)
-{
-    for (int32_t i = 0; i < m->n_operations; i++) {
-        peri__free(m->operations[i].in);
-        peri__free(m->operations[i].sizes);
-        peri__free(m->operations[i].bags);
-    }
-    for (int32_t i = 0; i < m->n_inputs; i++) peri__free((void *)(uintptr_t)m->inputs[i].name);
-    for (int32_t i = 0; i < m->n_outputs; i++) peri__free((void *)(uintptr_t)m->outputs[i].name);
-    for (int32_t i = 0; i < m->n_tables; i++) {
-        peri__free((void *)(uintptr_t)m->tables[i].name);
-        peri__free((void *)(uintptr_t)m->tables[i].dtype);
-    }
-    for (int32_t i = 0; i < m->n_sections; i++) peri__free(m->sections[i].source);
-    for (int32_t i = 0; i < m->n_maps; i++) peri__free(m->maps[i].segments);
-    for (int32_t i = 0; i < m->n_lists; i++) peri__free(m->lists[i].inputs);
-    peri__free(m->lists);
-    peri__free(m->maps);
-    peri__free(m->mapped);
-    peri__free(m->longest);
-    peri__free(m->sections);
-    peri__free(m->values);
-    peri__free(m->operations);
-    peri__free(m->inputs);
-    peri__free(m->rules);
-    peri__free(m->outputs);
-    peri__free(m->output_values);
-    peri__free(m->tables);
-    peri__free(m->rows);
-}
-
-void peri_model_retain(peri_model *model)
-{
-    if (model) peri__refs_add(&model->refs);
-}
-
-void peri_model_release(peri_model *model)
-{
-    if (!model || !peri__refs_drop(&model->refs)) return;
-    release_lists(model);
-    peri__mapped_close(&model->file);
-    peri__free(model->path);
-    peri__free(model->name);
-    peri__free(model->producer);
-    peri__free(model);
-    peri__object_count(-1);
-}
-
 static peri_status broken(const peri_model *m, const char *wrong)
 {
     return peri__fail(PERI_EFORMAT, "peri_model_open: '%.200s': %s", m->path, wrong);
@@ -106,18 +58,13 @@ peri_status peri__model_open(const char *path, int32_t flags, bool own, peri_mod
         return peri__fail(PERI_EINVAL,
                           "peri_model_open: flags %d, allowed: PERI_MODEL_VERIFY | PERI_MODEL_COPY | PERI_MODEL_GUARD",
                           flags);
-    peri_model *m = peri__alloc_zero(sizeof *m);
-    if (!m) return PERI_ENOMEM;
-    peri__object_count(1);
-    peri__refs_init(&m->refs);
-    m->file.fd = m->file.slot = -1;
+    peri_model *m;
     char what[300], *text = NULL;
     int64_t bytes = 0;
     snprintf(what, sizeof what, "peri_model_open: header of '%.200s'", path);
-    peri_status status = (m->path = peri__strdup(path)) ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0)
-        status =
-            peri__mapped_open(path, (peri__mapping){flags & PERI_MODEL_COPY, own, flags & PERI_MODEL_GUARD}, &m->file);
+    PERI_TRY(peri__model_new(path, &m));
+    peri_status status =
+        peri__mapped_open(path, (peri__mapping){flags & PERI_MODEL_COPY, own, flags & PERI_MODEL_GUARD}, &m->file);
     if (status >= 0) status = load_header(m, &text, &bytes);
     if (status >= 0) status = peri__model_header(m, text, bytes, what);
     if (status >= 0) status = peri__model_check(m, what);

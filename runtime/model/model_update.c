@@ -45,10 +45,23 @@ static bool set_use(target *t, target use)
     return t->kind == use.kind && t->rows == use.rows && t->columns == use.columns && t->dtype == use.dtype;
 }
 
+/** Whether a formula tells section @i, with as many numbers. */
+static bool has_formula(const peri_model *m, int32_t i, const target *t)
+{
+    const int32_t formula = m->sections[i].formula;
+    return formula >= 0 && t->kind != IDS && t->rows <= INT64_MAX / t->columns &&
+           m->formulas->outputs[formula].columns == t->rows * t->columns;
+}
+
 /** What the model's sections are; @list: n_sections. */
 static peri_status uses(const peri_model *m, target *list)
 {
     bool one = true;
+    if (m->loose)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "model file '%.200s' cannot follow: %s uses a constant that is neither of the model's "
+                          "state nor computed of it as a file can; allowed: what is in the state (register_buffer)",
+                          m->path, m->loose);
     for (int32_t i = 0; i < m->n_tables; i++)
         one = set_use(&list[m->rows[i].section],
                       (target){ROWS, .table = i, .rows = m->tables[i].rows, .columns = m->tables[i].columns}) && one;
@@ -74,11 +87,11 @@ static peri_status uses(const peri_model *m, target *list)
         list[i].to = (char *)(uintptr_t)peri__model_data(m, i);
         /* stays, or follows ids */
         if (list[i].kind == INDEX || (m->sections[i].source && !*m->sections[i].source)) list[i].kind = NOTHING;
-        if (list[i].kind == NOTHING || m->sections[i].source) continue;
+        if (list[i].kind == NOTHING || m->sections[i].source || has_formula(m, i, &list[i])) continue;
         return peri__fail(PERI_EUNSUPPORTED,
                           "model file '%.200s' cannot follow: section %d comes from no parameter of the model by "
                           "itself; allowed: files that were exported by this version, of models whose constants are "
-                          "parameters or buffers, or parts of one; the report of the export names the line",
+                          "parameters or buffers, or computed of them; the report of the export names the line",
                           m->path, i);
     }
     return PERI_OK;
@@ -99,11 +112,10 @@ peri_status peri__model_can_follow(const peri_model *m)
     return status;
 }
 
-/** The tensor of section @i, in the checkpoint: found, and of the right shape. */
-static peri_status find(const peri_model *m, const peri_checkpoint *c, const char *prefix, int32_t i, target *t)
+/** The tensor that a section is made of, in the checkpoint: found, and of the right shape. */
+static peri_status find(const peri_checkpoint *c, const char *prefix, const peri__model_section *s, target *t)
 {
     char name[PERI__MODEL_SOURCE + 256];
-    const peri__model_section *s = &m->sections[i];
     snprintf(name, sizeof name, "%s%s", prefix, s->source);
     t->index = peri_checkpoint_find(c, name);
     if (t->index < 0)
@@ -116,7 +128,8 @@ static peri_status find(const peri_model *m, const peri_checkpoint *c, const cha
     for (int32_t d = 0; d < x->ndim; d++)
         numel = x->shape[d] > 0 && numel <= INT64_MAX / x->shape[d] ? numel * x->shape[d] : 0;
     bool fits = t->kind == VALUES ? numel == t->columns : x->ndim == 2 && x->shape[0] == rows && x->shape[1] == columns;
-    bool typed = x->dtype == PERI_F32 || x->dtype == PERI_F16 || x->dtype == PERI_BF16;
+    bool typed = x->dtype == PERI_F32 || x->dtype == PERI_F16 || x->dtype == PERI_BF16 ||
+                 (t->kind == VALUES && (x->dtype == PERI_I32 || x->dtype == PERI_I64 || x->dtype == PERI_BOOL));
     if (t->kind == IDS) fits = x->ndim >= 1 && x->shape[0] == rows && numel == rows, typed = x->dtype == PERI_I64;
     if (s->of > 0)
         fits = (t->kind == VALUES || t->kind == PANELS) && numel == s->of && rows * columns <= s->of - s->first;
@@ -201,36 +214,116 @@ static peri_status lay_rows(const peri_model *m, const target *t, int64_t row, c
 
 /* -- sections ------------------------------------------------------------------------------------------------------ */
 
-/** Constants and matrices. */
-static peri_status take_dense(peri_checkpoint *c, const target *t, const peri__model_section *s)
+/** All elements of a tensor of the checkpoint as f32; @out new. */
+static peri_status read_numbers(peri_checkpoint *c, const target *t, peri_tensor **out, const float **numbers)
 {
     peri_checkpoint_region all = rows_of(&t->tensor, 0, -1);
-    peri_tensor *x = NULL, *wide = NULL;
+    peri_tensor *x;
     void *data;
-    const float *numbers = NULL;
     PERI_TRY(read_region(c, t->index, &t->tensor, &all, &x));
-    peri_status status = peri_tensor_to(x, PERI_F32, NULL, &wide);
-    if (status >= 0) status = peri_tensor_data(wide, &data);
-    if (status >= 0) numbers = (const float *)data + s->first;
-    if (status >= 0 && t->kind == VALUES) {
-        lay(t->to, numbers, t->columns * 4);
-    } else if (status >= 0) {
-        float *panels = peri__alloc(sizeof *panels * (size_t)peri_panel_size(t->rows, t->columns));
-        void *bytes = peri__alloc((size_t)peri_panel_bytes(t->rows, t->columns, t->dtype));
-        if (panels && bytes) {
-            peri_panel_pack(panels, numbers, t->rows, t->columns, s->turned ? 1 : t->columns,
-                            s->turned ? t->rows : 1);
-            lay(t->to, bytes, peri__model_panels_as(panels, t->rows, t->columns, t->dtype, bytes));
-        } else {
-            status = PERI_ENOMEM;
-        }
-        peri__free(panels);
-        peri__free(bytes);
-    }
-    peri_tensor_release(wide);
+    peri_status status = peri_tensor_to(x, PERI_F32, NULL, out);
     peri_tensor_release(x);
+    if (status >= 0) status = peri_tensor_data(*out, &data);
+    if (status >= 0) *numbers = data;
     return status;
 }
+
+/** Constants and matrices. */
+static peri_status lay_dense(const target *t, const peri__model_section *s, const float *numbers)
+{
+    if (t->kind == VALUES) {
+        lay(t->to, numbers, t->columns * 4);
+        return PERI_OK;
+    }
+    float *panels = peri__alloc(sizeof *panels * (size_t)peri_panel_size(t->rows, t->columns));
+    void *bytes = peri__alloc((size_t)peri_panel_bytes(t->rows, t->columns, t->dtype));
+    if (panels && bytes) {
+        peri_panel_pack(panels, numbers, t->rows, t->columns, s->turned ? 1 : t->columns, s->turned ? t->rows : 1);
+        lay(t->to, bytes, peri__model_panels_as(panels, t->rows, t->columns, t->dtype, bytes));
+    }
+    const peri_status status = panels && bytes ? PERI_OK : PERI_ENOMEM;
+    peri__free(panels);
+    peri__free(bytes);
+    return status;
+}
+
+static peri_status take_dense(peri_checkpoint *c, const target *t, const peri__model_section *s)
+{
+    peri_tensor *wide = NULL;
+    const float *numbers;
+    peri_status status = read_numbers(c, t, &wide, &numbers);
+    if (status >= 0) status = lay_dense(t, s, numbers + s->first);
+    peri_tensor_release(wide);
+    return status;
+}
+
+/* -- formulas ------------------------------------------------------------------------------------------------------ */
+
+/** Numbers that a formula has computed become section @s. */
+static peri_status lay_computed(const peri_model *m, const target *t, const peri__model_section *s,
+                                const float *numbers)
+{
+    if (t->kind != ROWS) return lay_dense(t, s, numbers);
+    peri_device *cpu;
+    peri_tensor *rows;
+    const int64_t shape[2] = {t->rows, t->columns};
+    PERI_TRY(peri_device_get("cpu", &cpu));
+    PERI_TRY(peri_tensor_new(cpu, PERI_F32, 2, shape, &rows));
+    peri_status status = peri_tensor_write(rows, numbers, t->rows * t->columns * 4);
+    if (status >= 0) return lay_rows(m, t, 0, NULL, t->rows, rows);
+    peri_tensor_release(rows);
+    return status;
+}
+
+/** What an evaluation of the formulas needs. */
+typedef struct evaluation {
+    peri_model_context *context;
+    peri_tensor **tensors;     /* n_inputs */
+    peri_model_values *values; /* n_inputs */
+    float **outputs;           /* n_outputs */
+} evaluation;
+
+static void free_evaluation(const peri_model *f, evaluation *e)
+{
+    for (int32_t i = 0; e->tensors && i < f->n_inputs; i++) peri_tensor_release(e->tensors[i]);
+    for (int32_t i = 0; e->outputs && i < f->n_outputs; i++) peri__free(e->outputs[i]);
+    peri_model_context_release(e->context);
+    peri__free(e->tensors);
+    peri__free(e->values);
+    peri__free(e->outputs);
+}
+
+/** Compute all formulas of what the checkpoint has; @given: of their inputs. */
+static peri_status evaluate(peri_model *f, peri_checkpoint *c, const target *given, evaluation *e)
+{
+    *e = (evaluation){.tensors = peri__alloc_zero(sizeof *e->tensors * (size_t)f->n_inputs + 1),
+                      .values = peri__alloc_zero(sizeof *e->values * (size_t)f->n_inputs + 1),
+                      .outputs = peri__alloc_zero(sizeof *e->outputs * (size_t)f->n_outputs + 1)};
+    if (!e->tensors || !e->values || !e->outputs) return PERI_ENOMEM;
+    PERI_TRY(peri_model_context_new(f, 1, 1, &e->context));
+    for (int32_t i = 0; i < f->n_inputs; i++)
+        PERI_TRY(read_numbers(c, &given[i], &e->tensors[i], &e->values[i].dense));
+    for (int32_t i = 0; i < f->n_outputs; i++)
+        if (!(e->outputs[i] = peri__alloc(sizeof(float) * (size_t)f->outputs[i].columns))) return PERI_ENOMEM;
+    return peri_model_predict(e->context, 1, e->values, e->outputs);
+}
+
+/** Sections that formulas tell. */
+static peri_status take_formulas(const peri_model *m, peri_checkpoint *c, const target *given, const target *list)
+{
+    evaluation e;
+    if (!m->formulas) return PERI_OK;
+    peri_status status = evaluate(m->formulas, c, given, &e);
+    for (int32_t i = 0; status >= 0 && i < m->n_sections; i++) {
+        const peri__model_section *s = &m->sections[i];
+        if (s->formula >= 0 && list[i].kind != NOTHING)
+            status = lay_computed(m, &list[i], s, e.outputs[s->formula]);
+    }
+    free_evaluation(m->formulas, &e);
+    return status;
+}
+
+/* -- rows ---------------------------------------------------------------------------------------------------------- */
 
 static int64_t block_of(const target *t) { return peri__max(1, BLOCK_BYTES / (4 * t->columns)); }
 
@@ -340,19 +433,26 @@ static peri_status open_level(const peri_checkpoint *c, int64_t k, peri_checkpoi
     return peri__fail(PERI_EIO, "checkpoint '%.200s' was replaced while it was read", peri_checkpoint_level(c, k));
 }
 
-static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t level, target *list)
+/** Whether section @i has rows, or raw ids, of a tensor of the checkpoint. */
+static bool of_rows(const peri_model *m, const target *list, int32_t i)
+{
+    return (list[i].kind == ROWS || list[i].kind == IDS) && m->sections[i].formula < 0;
+}
+
+static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t level, target *list, const target *given)
 {
     for (int32_t i = 0; i < m->n_sections; i++) {
-        if ((list[i].kind == ROWS || list[i].kind == IDS) && level < 0)
-            PERI_TRY(take_rows(m, c, &list[i], 0, list[i].rows));
-        if (list[i].kind == VALUES || list[i].kind == PANELS) PERI_TRY(take_dense(c, &list[i], &m->sections[i]));
+        if (of_rows(m, list, i) && level < 0) PERI_TRY(take_rows(m, c, &list[i], 0, list[i].rows));
+        if ((list[i].kind == VALUES || list[i].kind == PANELS) && m->sections[i].formula < 0)
+            PERI_TRY(take_dense(c, &list[i], &m->sections[i]));
     }
+    PERI_TRY(take_formulas(m, c, given, list));
     for (int64_t k = level - 1; k >= 0; k--) {
         peri_checkpoint *one;
         PERI_TRY(open_level(c, k, &one));
         peri_status status = PERI_OK;
         for (int32_t i = 0; status >= 0 && i < m->n_sections; i++)
-            if (list[i].kind == ROWS || list[i].kind == IDS) status = take_level(m, c, one, &list[i]);
+            if (of_rows(m, list, i)) status = take_level(m, c, one, &list[i]);
         peri_checkpoint_release(one);
         PERI_TRY(status);
     }
@@ -365,18 +465,34 @@ void peri__model_copy(peri_model *m, const peri_model *from)
         lay((char *)(uintptr_t)m->file.data + at, from->file.data + at, peri__min(PAGE_BYTES, m->file.bytes - at));
 }
 
+/** All tensors that sections (@list) and formulas (@given) are made of. */
+static peri_status find_all(const peri_model *m, const peri_checkpoint *c, const char *prefix, target *list,
+                            target *given)
+{
+    for (int32_t i = 0; i < m->n_sections; i++)
+        if (list[i].kind != NOTHING && m->sections[i].formula < 0)
+            PERI_TRY(find(c, prefix, &m->sections[i], &list[i]));
+    for (int32_t i = 0; m->formulas && i < m->formulas->n_inputs; i++) {
+        const peri_model_input *input = &m->formulas->inputs[i];
+        const peri__model_section as = {.source = (char *)(uintptr_t)input->name, .formula = -1};
+        given[i] = (target){.kind = VALUES, .rows = 1, .columns = input->columns};
+        PERI_TRY(find(c, prefix, &as, &given[i]));
+    }
+    return PERI_OK;
+}
+
 peri_status peri__model_update(peri_model *m, peri_checkpoint *c, int64_t level, const char *prefix, bool *begun)
 {
     *begun = false;
     target *list = peri__alloc_zero(sizeof *list * (size_t)m->n_sections + 1);
-    if (!list) return PERI_ENOMEM;
-    peri_status status = uses(m, list);
-    for (int32_t i = 0; status >= 0 && i < m->n_sections; i++)
-        if (list[i].kind != NOTHING) status = find(m, c, prefix, i, &list[i]);
+    target *given = peri__alloc_zero(sizeof *given * (size_t)(m->formulas ? m->formulas->n_inputs : 0) + 1);
+    peri_status status = list && given ? uses(m, list) : PERI_ENOMEM;
+    if (status >= 0) status = find_all(m, c, prefix, list, given);
     if (status >= 0) {
         *begun = true;
-        status = level == 0 ? PERI_OK : take_all(m, c, level, list);
+        status = level == 0 ? PERI_OK : take_all(m, c, level, list, given);
     }
-    free_targets(m, list);
+    if (list) free_targets(m, list);
+    peri__free(given);
     return status;
 }

@@ -96,6 +96,24 @@ static void predict(peri_model *m)
     free(ends);
 }
 
+/** Compute the formulas, of one sample, which is all that a follower does with them. */
+static void evaluate(peri_model *m)
+{
+    static float numbers[MOST_NUMBERS], out[MOST_NUMBERS];
+    peri_model_values *v = calloc((size_t)m->n_inputs + 1, sizeof *v);
+    float **outputs = calloc((size_t)m->n_outputs + 1, sizeof *outputs);
+    peri_model_context *c = NULL;
+    require(v && outputs, "no memory");
+    for (int i = 0; i < MOST_NUMBERS; i++) numbers[i] = (float)(i % 97) / 97 - 0.3f;
+    for (int32_t k = 0; k < m->n_inputs; k++) v[k].dense = numbers;
+    for (int32_t k = 0; k < m->n_outputs; k++) outputs[k] = out;
+    require(peri_model_context_new(m, 1, 1, &c) >= 0, "no context of formulas");
+    require(peri_model_predict(c, 1, v, outputs) >= 0, "formulas of a file that was opened are refused");
+    peri_model_context_release(c);
+    free(v);
+    free(outputs);
+}
+
 /** Whether the model is small enough for the arrays above, and for the time that there is. */
 static bool small(const peri_model *m)
 {
@@ -125,6 +143,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     if (small(m)) predict(m);
+    if (m->formulas && small(m->formulas)) evaluate(m->formulas);
     peri_model_release(m);
     return 0;
 }

@@ -156,7 +156,7 @@ end
 
 --- Answers, as lists of numbers, of a small file with these tables, and the file's bytes beside tables.
 local function answers_of(p, tables, inputs, batches)
-  local writer = file.Writer(p.path, 0, p.dense, p.names)
+  local writer = file.Writer(p.path, 0, p.dense, p.names, p.trace)
   local ok, result, others = pcall(function()
     local model = opened.open(file.write { writer = writer, operations = p.operations, values = p.values,
       inputs = inputs, outputs = p.outputs, tables = tables, maps = p.maps, lists = p.lists, name = "", step = 0 })
@@ -228,7 +228,7 @@ local function best_step(options, now)
 end
 
 --- Choose the dtypes of p.tables so that the file has at most p.size bytes. p: what file.write takes, and batches =,
---- names =, dense =, path = (of small files, which are not published). Returns what was chosen, in words.
+--- names =, trace =, dense =, path = (of small files, which are not published). Returns what was chosen, in words.
 function M.choose(func, p)
   local options, others = options_of(p, p.batches)
   local most = p.size - others - 128 * #p.tables - 1024 -- alignment, and a header that is longer

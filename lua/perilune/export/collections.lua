@@ -212,7 +212,8 @@ function M.items(func, a, kept, tables, names)
         if type(dtype) ~= "string" or dtype == "as they are" then dtype = own end
         if not file.table_dtypes[dtype] then P.fail(("%s: items '%s' as '%s'"):format(func, name, dtype)) end
         return { name = name, weight = t, rows = t:size(1), columns = t:size(2), dtype = dtype, source = source,
-          rounded = dtype ~= own and dtype ~= "f32" }
+          rounded = dtype ~= own and dtype ~= "f32", items = { constant = t, at = o.items.at, dtype = own,
+            shape = t:shape(), used = ("%s: 'top_products'"):format(o.where or "the model") } }
       end)
     end
   end

@@ -62,8 +62,9 @@ function Report:__tostring()
   end
   if self.chosen then table.insert(lines, 1, self.chosen) end
   for _, used in ipairs(self.loose or {}) do
-    lines[#lines + 1] = ("no trainer can be followed (--follow) with this file: %s uses a constant that is no "
-      .. "parameter; make it one of the model's state: self:register_buffer(name, tensor)"):format(used)
+    lines[#lines + 1] = ("no trainer can be followed (--follow) with this file: %s uses a constant that is "
+      .. "neither of the model's state nor computed of it as a file can; put it there: self:register_buffer(name, "
+      .. "tensor)"):format(used)
   end
   return table.concat(lines, "\n")
 end

@@ -4,6 +4,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local config = require "perilune.embed.config"
+local Formulas = require "perilune.export.formulas"
 local Tensor = require "perilune.tensor"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 local C, check = P.C, P.check
@@ -136,10 +137,17 @@ function Names:find(t, at, matrix)
 end
 
 --- rank: only rank 0 writes; the others take part in what is collective. dense: dtype of matrices. names: of the
---- model's parameters and buffers (Names).
-function Writer:init(path, rank, dense, names)
-  self.rank, self.sections, self.panels, self.dense, self.names, self.sources = rank, 0, {}, dense, names, {}
+--- model's parameters and buffers (Names). trace: the recording that the constants are of.
+function Writer:init(path, rank, dense, names, trace)
+  self.rank, self.sections, self.panels, self.dense, self.sources = rank, 0, {}, dense, {}
+  self.formulas = Formulas(names, trace)
+  self.names = names
   self.loose = {} -- who uses constants of which nobody knows whether they come from parameters
+  for _, taken in ipairs(trace.taken) do
+    if self.formulas:origin(taken.x) ~= "fixed" then
+      self.loose[#self.loose + 1] = taken.where .. ": what takes numbers of a tensor into Lua"
+    end
+  end
   if rank ~= 0 then return end
   check(C.peri_model_writer_new(path, writer_out))
   self.handle = Handle(writer_out[0])
@@ -149,7 +157,7 @@ end
 function Writer:begin(of, turned)
   self.sections = self.sections + 1
   local fields = {}
-  for _, name in ipairs { "source", "first", "of" } do
+  for _, name in ipairs { "source", "first", "of", "formula" } do
     if of and of[name] then fields[#fields + 1] = { name, of[name] } end
   end
   if of and turned then fields[#fields + 1] = { "turned", 1 } end
@@ -164,17 +172,26 @@ function Writer:put(tensor)
   check(C.peri_model_writer_put(self.handle.ptr, buffer, n * tonumber(C.peri_dtype_size(P.dtype(tensor:dtype())))))
 end
 
-local whole = { i32 = true, i64 = true, bool = true } -- dtypes that no parameter has
+--- What a constant's section is made of, as fields of it; nil: nobody knows, and then the file follows no trainer. x: {
+--- constant = tensor, at =, ... } of the recording; used: who uses it, in words; matrix: its shape matters; undivided:
+--- it may be no part of a tensor.
+function Writer:origin_of(x, used, matrix, undivided)
+  local of = self.names:find(x.constant, x.at, matrix)
+  if of and not (undivided and of.of) then return of end
+  if self.formulas:origin(x) == "fixed" then return { source = "" } end
+  local output = self.formulas:find(x)
+  if output then return { formula = output } end
+  self.loose[#self.loose + 1] = used or "the model"
+end
 
---- A constant, as f32. fixed: it is a number of the program, and comes from no parameter. used: who uses it, in words.
-function Writer:constant(tensor, fixed, used)
-  fixed = fixed or whole[tensor:dtype()]
-  local of = fixed and { source = "" } or self.names:find(tensor, util.address(tensor))
-  if not of then self.loose[#self.loose + 1] = used or "the model" end
+--- A constant (as origin_of takes it), as f32.
+function Writer:constant(x, used)
+  local tensor = x.constant
+  local of = x.number and { source = "" } or self:origin_of(x, used)
   local section = self:begin(of)
-  for _, x in ipairs((tensor:dtype() == "i32" or tensor:dtype() == "i64") and tensor:reshape(-1):to_list() or {}) do
-    if math.abs(tonumber(x)) > 2 ^ 24 then
-      P.fail(("export: a constant has the whole number %s, allowed: up to 2^24, which f32 holds"):format(tostring(x)))
+  for _, n in ipairs((tensor:dtype() == "i32" or tensor:dtype() == "i64") and tensor:reshape(-1):to_list() or {}) do
+    if math.abs(tonumber(n)) > 2 ^ 24 then
+      P.fail(("export: a constant has the whole number %s, allowed: up to 2^24, which f32 holds"):format(tostring(n)))
     end
   end
   self:put(tensor:detach():to("f32", "cpu"):contiguous())
@@ -188,10 +205,9 @@ local function matrix_dtype(dense) return (dense:match "^[^_]+") end
 function Writer:matrix(p)
   local key = ("%s %s"):format(p.at, tostring(p.transposed))
   if self.panels[key] then return self.panels[key] end
-  local t = p.tensor:detach()
-  local of = self.names:find(t, p.at, true)
-  if not of then self.loose[#self.loose + 1] = p.used end
-  t = t:to("f32", "cpu")
+  local of = self:origin_of({ constant = p.tensor, at = p.at, dtype = p.tensor:dtype(), shape = p.tensor:shape() },
+    p.used, true)
+  local t = p.tensor:detach():to("f32", "cpu")
   if p.transposed then t = t:transpose(1, 2) end
   t = t:contiguous()
   local shape, section = t:shape(), self:begin(of, p.transposed)
@@ -204,9 +220,11 @@ function Writer:matrix(p)
   return section
 end
 
---- A table (see by_rows) in `dtype`.
-function Writer:table(weight, rows, columns, dtype, source)
-  local section = self:begin(source and { source = source })
+--- A table (see by_rows) in `dtype`. source: name of its tensor in the model's state; items: the constant that its rows
+--- are, as origin_of takes it.
+function Writer:table(weight, rows, columns, dtype, source, items)
+  local section = self:begin(source and { source = source } or items and self:origin_of(items, items.used, true,
+    true))
   by_rows(weight, rows, columns, function(block) self:put(encoded(block, dtype)) end)
   return section
 end
@@ -286,23 +304,16 @@ local function ordered(operations)
   return list
 end
 
---- Write everything but the name. p: { writer =, operations =, values = (of the lowering, those that are used), inputs
---- =, outputs =, tables = { { name =, weight =, rows =, columns =, dtype =, source = } }, maps =, lists = (of
---- collections.lua), name =, step = }. Returns the path of the finished file, on rank 0.
-function M.write(p)
-  local w, renumbered, values = p.writer, {}, {}
+--- The values, operations and outputs of p (below) as JSON: a list of { key, list }.
+local function body(w, p)
+  local renumbered, values = {}, {}
   local function index(old) return renumbered[old] end
-  local tables = util.map(p.tables, function(t)
-    return object({ "name", t.name }, { "dtype", t.dtype }, { "rows", t.rows }, { "columns", t.columns },
-      { "section", w:table(t.weight, t.rows, t.columns, t.dtype, t.source) })
-  end)
-  local maps = util.map(p.maps, function(map) return w:map(map) end)
   for old, v in util.ordered(p.values) do
     renumbered[old] = #values
     local fields = object({ "columns", v.columns })
     if v.input then fields[#fields + 1] = { "input", v.input } end
     if v.list then fields[#fields + 1] = { "list", v.list } end
-    if v.constant then fields[#fields + 1] = { "section", w:constant(v.constant, v.fixed, v.used) } end
+    if v.constant then fields[#fields + 1] = { "section", w:constant(v, v.used) } end
     values[#values + 1] = fields
   end
   local operations = util.map(ordered(p.operations), function(o)
@@ -315,17 +326,43 @@ function M.write(p)
     end)
     return operation_json(o, index, o.panels and w:matrix(o.panels), w.dense, bags)
   end)
+  local outputs = util.map(p.outputs, function(o) return object({ "name", o.name }, { "value", index(o.value) }) end)
+  return { "values", values }, { "operations", operations }, { "outputs", outputs }
+end
+
+--- The formulas of constants as JSON; nil: there are none.
+local function formulas_of(w)
+  local program = w.formulas:program()
+  if not program then return nil end
+  local inputs = util.map(program.inputs, function(i)
+    return object({ "name", i.name }, { "kind", "dense" }, { "columns", i.columns })
+  end)
+  return object({ "inputs", inputs }, body(w, program))
+end
+
+--- Write everything but the name. p: { writer =, operations =, values = (of the lowering, those that are used), inputs
+--- =, outputs =, tables = { { name =, weight =, rows =, columns =, dtype =, source =, items = } }, maps =, lists = (of
+--- collections.lua), name =, step = }. Returns the path of the finished file, on rank 0.
+function M.write(p)
+  local w = p.writer
+  local tables = util.map(p.tables, function(t)
+    return object({ "name", t.name }, { "dtype", t.dtype }, { "rows", t.rows }, { "columns", t.columns },
+      { "section", w:table(t.weight, t.rows, t.columns, t.dtype, t.source, t.items) })
+  end)
+  local maps = util.map(p.maps, function(map) return w:map(map) end)
+  local values, operations, outputs = body(w, p)
+  local formulas = formulas_of(w)
   if not w.handle then return end
   local header = object({ "name", p.name }, { "producer", "perilune " .. ffi.string(C.peri_version()) })
   if p.step then header[#header + 1] = { "step", p.step } end
+  if w.loose[1] then header[#header + 1] = { "loose", (w.loose[1]:sub(1, 190):gsub("[\128-\255]", "?")) } end
   for _, part in ipairs {
-    { "inputs", p.inputs },
-    { "outputs", util.map(p.outputs, function(o) return object({ "name", o.name }, { "value", index(o.value) }) end) },
-    { "tables", tables }, { "maps", maps }, { "lists", util.map(p.lists, function(l)
+    { "inputs", p.inputs }, outputs, { "tables", tables }, { "maps", maps }, { "lists", util.map(p.lists, function(l)
       return l.of and object({ "of", l.of }) or object({ "inputs", l.inputs })
-    end) }, { "values", values }, { "operations", operations }, { "sections", w:places() } } do
+    end) }, values, operations, { "sections", w:places() } } do
     header[#header + 1] = part
   end
+  if formulas then header[#header + 1] = { "formulas", formulas } end
   return w:finish(header)
 end
 

@@ -218,25 +218,6 @@ function Lowering:attempt(make)
   for _, r in ipairs(entry.results) do blame(r) end
 end
 
---- The operations that the outputs need, in order, and the values that they use.
-local function needed(l, outputs)
-  local used, kept = {}, {}
-  for _, o in ipairs(outputs) do used[o.value] = true end
-  for i = #l.operations, 1, -1 do
-    local o = l.operations[i]
-    if used[o.out] then
-      table.insert(kept, 1, o)
-      for _, x in ipairs(o.inputs) do used[x] = true end
-      for _, b in ipairs(o.bags or {}) do
-        if b.positions then used[b.positions] = true end
-      end
-    end
-  end
-  local values = {}
-  for old in pairs(used) do values[old] = l.values[old + 1] end -- luacheck: ignore
-  return kept, values
-end
-
 -- -- exporting --------------------------------------------------------------------------------------------------------
 
 local function allowed(func, a, report, tables)
@@ -284,10 +265,12 @@ local function recorded(model, call, a, used, traces)
   local inner = inner_of(model)
   local own = a.call or type(inner.logits) == "function" and inner.logits or inner.forward
   if type(own) ~= "function" then own = call end -- an object that can be called
-  for _, n in ipairs(SAMPLES) do record(model, call, take(a.batches[1], n), used, own, traces) end
+  for _, n in ipairs(SAMPLES) do
+    compare.ordered(record, model, call, take(a.batches[1], n), used, own, traces)
+  end
   local l = lower(traces[1], traces[2], a.batches)
   local outputs = outputs_of(l, traces[1])
-  local kept, values = needed(l, outputs)
+  local kept, values = l:needed(outputs)
   return kept, values, outputs
 end
 
@@ -326,12 +309,13 @@ local function export(func, model, path, a, traces)
   local names = file.Names(inner_of(model):named_state())
   collections.items(func, a, kept, tables, names)
   local rank = P.state.world and P.state.world:rank() or 0
-  local writer = file.Writer(path, rank, a.dense, names)
+  local writer = file.Writer(path, rank, a.dense, names, traces[1])
   local function asked(batch) return given(batch, fields) end
   local ok, report = pcall(function()
     local chosen = a.size and budget.choose(func, { size = budget.bytes(func, a.size), operations = kept,
       values = values, inputs = inputs, outputs = outputs, tables = tables, maps = maps, lists = lists,
-      batches = util.map(some_of(a.batches), asked), path = path, dense = a.dense, names = names })
+      batches = util.map(some_of(a.batches), asked), path = path, dense = a.dense, names = names,
+      trace = traces[1] })
     local fresh = file.write { writer = writer, operations = kept, values = values, inputs = inputs, outputs = outputs,
       tables = tables, maps = maps, lists = lists, name = a.name, step = a.step }
     for _, t in ipairs(traces) do t:forget() end

@@ -23,6 +23,7 @@ function Lowering:init(first, second, sizes)
   self.entry, self.why = false, {}
   self.made = {} -- results by what their operations compute
   self.axis = 1 -- which dimension of the entry's results the samples are
+  self.alone = false -- whether there are no samples (formulas.lua)
   self.list = nil -- the list whose members the entry's values are of; false: samples; nil: not known yet
 end
 
@@ -187,8 +188,8 @@ function Lowering:constant(x)
   if not x.constant then self:fail "lengths or offsets of lists, where numbers are wanted" end
   local known = self.constants[x.at]
   if known then return { index = known.index, shape = x.shape, fixed = true } end
-  local v = self:value({ math.max(product(x.shape), 1) }, { constant = x.constant, fixed = x.number,
-    used = self:place() })
+  local v = self:value({ math.max(product(x.shape), 1) }, { constant = x.constant, number = x.number, at = x.at,
+    dtype = x.constant:dtype(), shape = x.constant:shape(), used = self:place() })
   self.constants[x.at] = v
   return { index = v.index, shape = x.shape, fixed = true }
 end
@@ -253,6 +254,25 @@ function Lowering:dim(d, n, what, axis)
     self:fail("%s goes across samples: an answer would depend on the others of its batch", what)
   end
   return d
+end
+
+--- The operations that the outputs need, in order, and the values that they use.
+function Lowering:needed(outputs)
+  local used, kept = {}, {}
+  for _, o in ipairs(outputs) do used[o.value] = true end
+  for i = #self.operations, 1, -1 do
+    local o = self.operations[i]
+    if used[o.out] then
+      table.insert(kept, 1, o)
+      for _, x in ipairs(o.inputs) do used[x] = true end
+      for _, b in ipairs(o.bags or {}) do
+        if b.positions then used[b.positions] = true end
+      end
+    end
+  end
+  local values = {}
+  for old in pairs(used) do values[old] = self.values[old + 1] end -- luacheck: ignore
+  return kept, values
 end
 
 Lowering.text_of, Lowering.product, Lowering.strides_of, Lowering.joined = text_of, product, strides_of, joined

@@ -33,7 +33,7 @@ function M.reciprocal(l) local a = l:arguments() unary(l, a[1], "reciprocal", a[
 local function operand_strides(l, x, shape)
   local own, strides, out = x.shape, strides_of(x.shape), {}
   local skip = #shape - #own
-  if not x.fixed and skip + (x.axis or 1) ~= l.axis then
+  if not x.fixed and not l.alone and skip + (x.axis or 1) ~= l.axis then
     l:fail("a tensor of shape %s a sample beside one of %s: samples would meet others", text_of(own), text_of(shape))
   end
   for i = 1, #shape do
@@ -343,7 +343,9 @@ end
 local function reduce(l, mean)
   local a = l:arguments()
   local x, summed, groups = l:sample(a[1], "the tensor"), {}, {}
-  if not a[2] then
+  if not a[2] and l.alone then
+    a[2] = util.map(x.shape, function(_, i) return i end)
+  elseif not a[2] then
     l:fail "a sum over everything goes across samples: an answer would depend on the others of its batch"
   end
   local axis, sides = x.axis or 1, {}

@@ -52,6 +52,9 @@ local Trace = util.class "ExportTrace"
 function Trace:init()
   self.entries, self.known, self.refused, self.kept, self.inputs = {}, {}, {}, {}, {}
   self.made = 0
+  -- Of constants, by their addresses: what made them of others (`entry`, and the `id` of the result); those that are
+  -- made of numbers of the program only; and those whose numbers were taken into Lua, a list of { x =, where = }.
+  self.computed, self.fixed, self.taken = {}, {}, {}
 end
 
 local release = { { Tensor, "peri_tensor" }, { KeyedTensor, "peri_kt" }, { KeyedJaggedTensor, "peri_kjt" },
@@ -122,6 +125,43 @@ local function depends(item)
   return false
 end
 
+--- Call f with each tensor among results, and lists of them, and where it stands: the list's table or `results`, and
+--- its number there.
+local function each_result(results, f)
+  for i, r in pairs(results) do -- any order: each has a place of its own
+    if type(r) == "table" and not handle(r) then
+      for k, x in ipairs(r) do
+        if handle(x) then f(handle(x), i, k) end
+      end
+    elseif handle(r) then
+      f(handle(r), i)
+    end
+  end
+end
+
+--- Note a call that has made constants of constants.
+function Trace:add_constant(entry, results)
+  local given = {}
+  local function note_given(x)
+    if type(x) ~= "table" then return end
+    if x.at then given[x.at] = true end
+    for _, y in util.ordered(x.list or x.named or {}) do note_given(y) end
+  end
+  for i = 1, entry.n do note_given(entry.args[i]) end
+  each_result(results, function(h, i, k)
+    if not Tensor.is(h) or given[address(h)] then return end -- some functions return what they were given
+    self:keep(h)
+    local item = { id = {}, shape = shape_of(h), dtype = h:dtype() }
+    if k then
+      entry.results[i] = entry.results[i] or { list = {} }
+      entry.results[i].list[k] = item
+    else
+      entry.results[i] = item
+    end
+    self.computed[address(h)], self.fixed[address(h)] = { entry = entry, id = item.id }, nil
+  end)
+end
+
 --- Note a call of a function that has a rule.
 function Trace:add(func, args, results, line)
   local entry = { func = func, args = {}, results = {}, where = line, n = args.n }
@@ -130,7 +170,7 @@ function Trace:add(func, args, results, line)
     entry.args[i] = self:describe(args[i], func, line)
     live = live or depends(entry.args[i])
   end
-  if not live and not rules.sources[func] then return end -- of constants: a constant
+  if not live then return self:add_constant(entry, results) end
   for i, r in ipairs(results) do
     if type(r) == "table" and not handle(r) then
       local list = {}
@@ -143,10 +183,22 @@ function Trace:add(func, args, results, line)
   self.entries[#self.entries + 1] = entry
 end
 
+--- Note a call that has made a tensor of numbers of the program.
+function Trace:add_source(results)
+  each_result(results, function(h)
+    self:keep(h)
+    self.fixed[address(h)] = true
+  end)
+end
+
 --- Refuse a call that takes numbers of the batch into Lua, or changes a tensor.
 function Trace:forbid(func, x)
   local h = handle(x)
   local item = h and self.known[address(h)]
+  if rules.reads[func] and h and not item and Tensor.is(h) then
+    self:keep(h)
+    self.taken[#self.taken + 1] = { x = { constant = h, at = address(h), dtype = h:dtype() }, where = where() }
+  end
   if rules.reads[func] and item then
     P.fail(("export: %s: '%s' makes what the model does depend on the numbers of a batch, of which a model file knows "
       .. "nothing"):format(
@@ -176,6 +228,15 @@ function Trace:suspect(func, args, results, line)
   end
 end
 
+--- Whether a function makes a tensor of numbers of the program: no argument is a tensor.
+local function is_source(func, args)
+  if not rules.sources[func] then return false end
+  for i = 1, args.n do
+    if handle(args[i]) then return false end
+  end
+  return true
+end
+
 --- The watcher of guarded functions.
 local function watcher(trace)
   local watch
@@ -186,13 +247,15 @@ local function watcher(trace)
       return f(...)
     end
     local line = where()
-    local rule = rules.known[func]
+    local source = is_source(func, args)
+    local rule = rules.known[func] or source
     if rule then signature.watch.call = false end
     local results = { pcall(f, ...) }
     signature.watch.call = watch
     if not results[1] then error(results[2], 0) end
     table.remove(results, 1)
-    if rule then trace:add(func, args, results, line) else trace:suspect(func, args, results, line) end
+    if source then trace:add_source(results)
+    elseif rule then trace:add(func, args, results, line) else trace:suspect(func, args, results, line) end
     return unpack(results)
   end
   return watch

@@ -38,7 +38,16 @@ M.whole = set [[
 ]]
 
 --- Functions that make a tensor of nothing but numbers of the program.
-M.sources = {}
+M.sources = set "full zeros ones eye arange linspace tensor _named_tensor"
+
+--- Functions that may be recorded as formulas (formulas.lua).
+M.formulas = set [[
+  relu sigmoid tanh silu gelu softplus logsigmoid leaky_relu exp log sqrt _root abs square pow affine neg reciprocal
+  log1p expm1 rsqrt sin cos erf floor ceil round trunc sign
+  add sub mul div muladd linear matmul bmm cat stack split sum mean softmax log_softmax layer_norm
+  embedding.look_up eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute select clone
+  tensor:reshape tensor:transpose tensor:slice tensor:expand tensor:contiguous tensor:detach tensor:share tensor:to
+]]
 
 --- Functions that take elements of a tensor into Lua.
 M.reads = set "tensor:item tensor:read tensor:to_list tensor:to_table"
