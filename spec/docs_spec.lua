@@ -6,7 +6,7 @@ describe("the examples of", function()
   local documents = { cuda = 1, data = 7, embedding_tables = 5, managed_collision = 3, model_file = 1, models = 6,
     pipelines = 6, plans = 5, precision = 2, quantized_tables = 4, sequences = 3, sharded_tables = 6,
     sparse_operators = 1, streams = 1, tables_in_files = 2, tensors = 3, tutorial_from_torchrec = 1,
-    tutorial_own_data = 3, tutorial_plan_and_schedule = 2 }
+    tutorial_plan_and_schedule = 2 }
   for document, examples in peri.util.ordered(documents) do
     document = "docs/" .. document .. ".md"
     it(document, function()
@@ -53,13 +53,15 @@ describe("the examples of", function()
     return out
   end
 
-  it("docs/checkpoints.md, running.md, collectives.md, tutorial_first_model.md: each of them a program", function()
+  it("docs/checkpoints.md, running.md, collectives.md and two tutorials: each of them a program", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
     assert.matches("now answering from .*run%-7/save%-000001%-step%-10", program("docs/checkpoints.md", 1, 5, 1))
     assert.matches("%d\n", program("docs/running.md", 1, 1, 1))
     if not shell.has "mpirun" then return pending "mpirun was not found" end
     program("docs/collectives.md", 2, 6, 2)
     assert.matches("AUC 0.%d+; 0.5 is guessing\n", program("docs/tutorial_first_model.md", 1, 3, 2))
+    local small, large = program("docs/tutorial_own_data.md", 1, 4, 2):match "small: AUC (0.%d+).-large: AUC (0.%d+)"
+    assert.is_true(tonumber(small) > 0.6 and tonumber(large) > tonumber(small)) -- as the page says of them
   end)
 
   it("docs/tutorial_serve.md, and its commands up to the model file", function()

@@ -1,6 +1,6 @@
 """torch_checkpoint.py: makes a Perilune checkpoint of a torch or TorchRec program's state, and reads one back.
 
-It is written by the specification alone (docs/checkpoints.md), so it is also an example of a writer and a reader of the format. It needs
+It is written by the specification alone (docs/checkpoint_format.md), so it is also an example of a writer and a reader of the format. It needs
 torch, safetensors and xxhash from PyPI. In a training program (with TorchRec under several ranks, all of them call it, and each one
 writes the shards that it has):
 

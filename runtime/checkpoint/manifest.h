@@ -2,7 +2,7 @@
  *
  * manifest.h: what a checkpoint holds, in memory: files, tensors, and the pieces of each tensor. A writer fills it
  * piece by piece, publishing joins those of all ranks, and opening reads one. As a text it is the manifest of
- * docs/checkpoints.md.
+ * docs/checkpoint_format.md.
  *
  * Example: table t of 10 x 4 in two pieces, written by two ranks.
  *

@@ -2,7 +2,7 @@
  *
  * program_state.c: what a C program has, by the names that it has in checkpoints: tensors, and the tables of sharded
  * modules with the states of their optimizers. Names and values are those of peri.checkpoint in Lua
- * (docs/checkpoints.md, What programs save).
+ * (docs/checkpoint_format.md, What programs save).
  */
 #include "../base/buffer.h"
 #include "../base/json.h"

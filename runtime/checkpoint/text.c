@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * text.c: manifests and the headers of safetensors files as texts. See manifest.h; the formats are in
- * docs/checkpoints.md.
+ * docs/checkpoint_format.md.
  */
 #include "../base/json.h"
 #include "manifest.h"

@@ -138,7 +138,7 @@ end
 
 -- -- C headers --------------------------------------------------------------------------------------------------------
 
---- What stands in a comment, without its frame. Lines that are set in by four spaces or more, outside of a list, are
+--- What stands in a comment, without its frame. Lines that are set in by three spaces or more, outside of a list, are
 --- code or a table: they come as a Markdown block, set in by four, between empty lines.
 local function uncomment(text)
   text = text:gsub("^/%*+", ""):gsub("%*/$", "")
@@ -152,7 +152,7 @@ local function uncomment(text)
   for line in (text .. "\n"):gmatch "(.-)\n" do
     local indent, words = line:gsub("^%s*%*", ""):match "^( *)(.-)%s*$"
     if words == "" then in_list = false elseif words:match "^%- " then in_list = true end
-    if words ~= "" and #indent >= 4 and not in_list and line:match "^%s*%*" then
+    if words ~= "" and #indent >= 3 and not in_list and line:match "^%s*%*" then
       least = #block == 0 and #indent or math.min(least, #indent)
       block[#block + 1] = indent .. words
     else

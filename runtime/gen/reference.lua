@@ -277,7 +277,7 @@ end
 function M.c_page(page)
   local out = { NOTICE:format(page.path), ("# C: perilune/%s.h\n"):format(page.name), page.intro .. "\n" }
   for _, entry in ipairs(page.entries) do
-    if entry.heading then out[#out + 1] = ("## %s\n"):format(entry.heading)
+    if entry.heading then out[#out + 1] = ("## %s\n"):format((entry.heading:gsub("^%l", string.upper)))
     else
       if #entry.names > 0 then out[#out + 1] = ("### %s\n"):format(c_heading(entry.names)) end
       -- a line of prose that begins with a sign of a sum is no item of a list

@@ -1,6 +1,6 @@
--- Increments of maps of raw ids. A follower that knows docs/checkpoints.md only (manifest.json, and bytes of files)
--- replays the lists of increments onto what it knows of the parent, and has the map then; what is listed as evicted and
--- as learned is what sets of ids say.
+-- Increments of maps of raw ids. A follower that knows docs/checkpoint_format.md only (manifest.json, and bytes of
+-- files) replays the lists of increments onto what it knows of the parent, and has the map then; what is listed as
+-- evicted and as learned is what sets of ids say.
 local ffi = require "ffi"
 local json = require "dkjson"
 local peri = require "perilune"

@@ -1,5 +1,5 @@
--- Shampoo's matrix of a table that is cut by columns (docs/checkpoints.md): what parts knew comes through a whole table
--- unchanged, and what the whole knew of pairs of columns that are apart is left out.
+-- Shampoo's matrix of a table that is cut by columns (docs/checkpoint_format.md): what parts knew comes through a whole
+-- table unchanged, and what the whole knew of pairs of columns that are apart is left out.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"

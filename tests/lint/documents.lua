@@ -87,6 +87,27 @@ end
 
 local function length(text) return select(2, text:gsub("[^\128-\191]", "")) end
 
+--- Lines in which Markdown sees a list, a heading or a quotation though a word of code goes on over the line's end:
+--- "`f(a +" and "1) end`" become a paragraph with a stray mark and a list of one entry.
+local function marks(ctx)
+  local complaints = {}
+  for _, path in ipairs(ctx.lines "ls README.md docs/*.md docs/*/*.md 2>/dev/null") do
+    local block, quotes, number = false, 0, 0
+    for line in (ctx.read(path) .. "\n"):gmatch "(.-)\n" do
+      number = number + 1
+      if line:match "^```" then block = not block end
+      local mark = line:match "^%s*(1[.)]) " or line:match "^%s*([-+*>]) " or line:match "^(#+) "
+      if not block and mark and quotes % 2 == 1 then
+        complaints[#complaints + 1] = ("%s:%d: '%s' begins a line within code; Markdown takes it for its own")
+          :format(path, number, mark)
+      end
+      local _, n = line:gsub("`", "")
+      quotes = (block or mark or not line:match "%S") and n or quotes + n
+    end
+  end
+  return complaints
+end
+
 --- Pixels of a cell's widest word.
 local function widest(cell)
   cell = cell:gsub("%]%([^)]*%)", ""):gsub("\\|", "|"):gsub("[*%[]", "")
@@ -141,5 +162,6 @@ local function widths(ctx)
   return complaints
 end
 
-return { { "documents fit their page", widths }, { "documents name what exists", paths },
+return { { "documents fit their page", widths }, { "lines of documents begin no list by accident", marks },
+  { "documents name what exists", paths },
   { "no paths of one machine", machine_paths }, { "public headers name what is installed", headers } }

@@ -43,8 +43,8 @@ static void many_names_take_as_long_as_they_are_many(void **context)
     assert_true(clock() - begin < 3 * CLOCKS_PER_SEC);
 }
 
-/** "/", "%" and a "#" in front of a key, of a module and tables here (docs/checkpoints.md, What programs save). Two
- *  ranks have one table each, and neither takes the other's for one that has no place. */
+/** "/", "%" and a "#" in front of a key, of a module and tables here (docs/checkpoint_format.md, What programs save).
+ *  Two ranks have one table each, and neither takes the other's for one that has no place. */
 static void keys_are_written_as_in_lua(void **context)
 {
     static const char *const names[] = {

@@ -15,8 +15,8 @@ local jagged = {}
 ---@class peri.dist.exchange
 local exchange = {}
 
----The base of all of them. A class of one's own below it has a method `_wait_impl`, which waits and returns the result,
----and may have `_test_impl`, which tells whether that would be at once.
+---The base class of results that are on their way. A class of your own below it has a method `_wait_impl`, which waits
+---and returns the result, and may have `_test_impl`, which tells whether that would be at once.
 ---
 ---Errors: a class without `_wait_impl`; what the operation meets.
 ---
@@ -72,7 +72,7 @@ peri.LazyAwaitable = {}
 ---@overload fun(result: any): peri.NoWait
 peri.NoWait = {}
 
----The same, which also stands for its result.
+---A LazyAwaitable of a result that is there already.
 ---
 ---Errors: nothing is checked.
 ---

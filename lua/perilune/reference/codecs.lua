@@ -9,7 +9,7 @@ local dist = {}
 ---@class peri.dist.codec
 local codec = {}
 
----One format. `tostring` shows it.
+---The format in which f32 numbers travel between ranks. `tostring` shows it.
 ---
 ---Errors: a format, rounding mode or size that is not among those; a loss_scale that is not above 0.
 ---
@@ -61,7 +61,7 @@ function dist.QuantizedCommCodec:create_context(splits) end
 ---@return peri.Tensor # One dimension: `[n]`, of the wire's dtype.
 function dist.QuantizedCommCodec:encode(x, ctx) end
 
----The way back.
+---The numbers of a message that `encode` made, as f32 again.
 ---@param wire peri.Tensor What `encode` returned: `[n]`.
 ---@param ctx? peri.dist.codec.QuantizationContext Of this codec (default: one split of whole rows).
 ---@return peri.Tensor # f32, one dimension: `[N]`.

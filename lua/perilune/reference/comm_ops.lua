@@ -31,7 +31,7 @@ local ops = {}
 ---@return peri.Awaitable # Of `[B, columns of all ranks]`.
 function ops.alltoall_pooled(args) end
 
----The same with different numbers of samples for each feature; the tensor has one dimension. The lists are
+---As `alltoall_pooled`, with different numbers of samples for each feature; the tensor has one dimension. The lists are
 ---`batch_size_per_rank_per_feature`, `batch_size_per_feature_pre_a2a`, `emb_dim_per_rank_per_feature`, as in
 ---VariableBatchPooledEmbeddingsAllToAll.
 ---
@@ -93,7 +93,7 @@ function ops.reduce_scatter_pooled(args) end
 ---@return peri.Awaitable # Of `[B, ...]`.
 function ops.reduce_scatter_base_pooled(args) end
 
----The same with a number of rows for each rank.
+---As `reduce_scatter_base_pooled`, with a number of rows for each rank.
 ---
 ---Errors: an argument that is missing or unknown; lists that have not one entry a rank; sizes that do not fit the
 ---tensor.

@@ -42,7 +42,7 @@ dist.KJTAllToAll = {}
 ---@return peri.Awaitable # Its result, when the sizes are known, is the Awaitable of the KeyedJaggedTensor.
 function dist.KJTAllToAll:forward(kjt) end
 
----The same exchange, not yet begun: for `FusedKJTListSplitsAwaitable`.
+---The exchange of a call, not yet begun: for `FusedKJTListSplitsAwaitable`.
 ---@param kjt peri.KeyedJaggedTensor Ids of this rank's samples.
 ---@return peri.dist.exchange.KJTSplitsAllToAllMeta
 function dist.KJTAllToAll:defer(kjt) end
@@ -135,7 +135,7 @@ dist.PooledEmbeddingsAllToAll = {}
 ---@return peri.dist.exchange.PooledEmbeddingsAwaitable # Of `[B, columns of all ranks]`.
 function dist.PooledEmbeddingsAllToAll:forward(local_embs, batch_size_per_rank) end
 
----The same for features with different numbers of samples.
+---As `PooledEmbeddingsAllToAll`, for features with different numbers of samples.
 ---
 ---Errors: lists that do not have an entry for each rank and feature.
 ---
@@ -189,7 +189,7 @@ dist.PooledEmbeddingsReduceScatter = {}
 ---@return peri.dist.exchange.PooledEmbeddingsAwaitable # Of `[B, D]`.
 function dist.PooledEmbeddingsReduceScatter:forward(local_embs, input_splits) end
 
----The same for features with different numbers of samples.
+---As `PooledEmbeddingsReduceScatter`, for features with different numbers of samples.
 ---
 ---Errors: lists that do not have an entry for each rank and feature.
 ---

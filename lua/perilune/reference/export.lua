@@ -4,16 +4,11 @@
 -- is in [model_file.md](../model_file.md); the C side is [perilune/model.h](c_model.md).
 ---@meta
 
----@class peri
-local peri = {}
-
----Model files: `peri.export`.
 ---@class peri.export
-peri.export = {}
+local export = {}
 
----The dense part of models: `peri.nn`.
 ---@class peri.nn
-peri.nn = {}
+local nn = {}
 
 ---A trained model as a file that answers. It runs twice on a part of the first batch, which is recorded; then the
 ---file's answers for all batches are compared with the model's, and the file gets its name. Collective if the model's
@@ -36,8 +31,8 @@ peri.nn = {}
 ---@param model peri.nn.Module The model, sharded or not.
 ---@param path string Where the file will be.
 ---@param options? table Named options, of which [model_file.md](../model_file.md) has a table; `batches` is required (default: none).
----@return table report On rank 0: `{ samples =, numbers =, differ =, difference =, model = { auc =, ne = }, file = likewise }`.
-function peri.export.save(model, path, options) end
+---@return table # On rank 0: `{ samples =, numbers =, differ =, difference =, model = { auc =, ne = }, file = likewise }`.
+function export.save(model, path, options) end
 
 ---Open a model file. What it has are `describe()`, `inputs()`, `outputs()`, `tables()`, `verify()`, `check_unchanged()`
 ---and `predict(batch)`: a table of tensors by the names of the outputs. Of an output that is a list of each sample the
@@ -46,8 +41,8 @@ function peri.export.save(model, path, options) end
 ---Errors: no such file; one that is no model file, is damaged, or is not whole; one of a later version.
 ---@param path string The file.
 ---@param options? table `verify = true`: compare all checksums; `copy = true`: read it into memory; `guard = true`: the process survives that the file is cut while a call reads it, by a handler for SIGBUS (default: none).
----@return peri_model file
-function peri.export.open(path, options) end
+---@return peri_model # The file.
+function export.open(path, options) end
 
 ---Open a model file for following the checkpoints that a trainer saves into a folder, increments too. What it returns
 ---has `poll()`, `model()`, `path()` and `release()`. A poll takes the newest checkpoint and returns the model that has
@@ -71,8 +66,8 @@ function peri.export.open(path, options) end
 ---@param path string The model file.
 ---@param folder string Of checkpoints, such as a Saver's; it may be missing yet.
 ---@param options? table `saved`: what the model is called in the checkpoints (default: "model"); `verify` and `guard` as for `open`.
----@return table follower
-function peri.export.follow(path, folder, options) end
+---@return table # The follower.
+function export.follow(path, folder, options) end
 
 ---Call a function with products of f32 whose sums have one order, as model files have them: the model then gives the
 ---bits of its file, whatever the size of the batch.
@@ -89,8 +84,8 @@ function peri.export.follow(path, folder, options) end
 ---```
 ---@param call function The function.
 ---@param ... any Its arguments.
----@return any results What it returned.
-function peri.export.ordered(call, ...) end
+---@return any # What it returned.
+function export.ordered(call, ...) end
 
 ---The same as `peri.export.save(model, path, options)`.
 ---
@@ -108,5 +103,5 @@ function peri.export.ordered(call, ...) end
 ---```
 ---@param path string Where the file will be.
 ---@param options? table As there (default: none).
----@return table report
-function peri.nn.Module:export(path, options) end
+---@return table # What `peri.export.save` returns.
+function nn.Module:export(path, options) end

@@ -76,7 +76,7 @@ function peri.FeatureProcessedEmbeddingBagCollection:feature_processors() end
 ---@return any|nil # nil: it has no `fused_params`.
 function peri.FeatureProcessedEmbeddingBagCollection:fused_optimizer() end
 
----The same with quantized tables, for serving: nothing is recorded.
+---A FeatureProcessedEmbeddingBagCollection with quantized tables, for serving: nothing is recorded.
 ---
 ---Errors: a collection that is not quantized, or not weighted; what is no FeatureProcessorsCollection.
 ---@class peri.embed.QuantFeatureProcessedEmbeddingBagCollection: peri.nn.Module

@@ -199,7 +199,7 @@ function dist.Group:reduce_scatter_v(input, rows, op, output, tag) end
 ---@return peri.Awaitable # Of the output.
 function dist.Group:all_to_all(input, output, tag) end
 
----The same with parts of any size.
+---As `all_to_all`, with parts of any size.
 ---@param input peri.Tensor `[sum of send_rows, ...]`.
 ---@param send_rows integer[] Rows for each rank.
 ---@param recv_rows integer[] Rows from each rank.
@@ -295,7 +295,7 @@ function sim.run(n, body, options) end
 ---@return peri.Awaitable|nil
 function dist.all_to_all(output_tensor_list, input_tensor_list, group, async_op, tag) end
 
----The same on the gradient tape: gradients travel back.
+---As `dist.all_to_all`, on the gradient tape: gradients travel back.
 ---
 ---Errors: lists that have not one tensor a rank; dtypes that are no floats.
 ---

@@ -365,7 +365,7 @@ function peri.KeyedJaggedTensor:with_weights(weights) end
 ---@return peri.KeyedJaggedTensor
 function peri.KeyedJaggedTensor:with_values(values) end
 
----The same on another device; itself if it is there already.
+---This KeyedJaggedTensor on another device; itself if it is there already.
 ---
 ---Errors: a device that cannot be used.
 ---

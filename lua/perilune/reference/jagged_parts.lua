@@ -170,7 +170,7 @@ function peri.JaggedTensor:to_dense_weights() end
 ---@return peri.Tensor # `[B, length, ...]`
 function peri.JaggedTensor:to_padded_dense(desired_length, padding_value) end
 
----The same of the weights.
+---As `to_padded_dense`, of the weights in place of the values.
 ---
 ---Errors: a JaggedTensor without weights.
 ---@param desired_length? integer Columns of the matrix (default: the longest bag).
@@ -178,7 +178,7 @@ function peri.JaggedTensor:to_padded_dense(desired_length, padding_value) end
 ---@return peri.Tensor # `[B, length]`
 function peri.JaggedTensor:to_padded_dense_weights(desired_length, padding_value) end
 
----The same on another device; itself if it is there already.
+---This JaggedTensor on another device; itself if it is there already.
 ---
 ---Errors: a device that cannot be used.
 ---
@@ -313,7 +313,7 @@ function peri.KeyedTensor:get(key) end
 ---@return table<string, peri.Tensor> # `[B, D]` each.
 function peri.KeyedTensor:to_dict() end
 
----The same on another device.
+---This KeyedTensor on another device.
 ---
 ---Errors: a device that cannot be used.
 ---@param device? string Name of the device (default: the rank's).

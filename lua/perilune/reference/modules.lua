@@ -374,7 +374,7 @@ function extra.extra_state(module) end
 ---@param extra table What `extra_state` returned.
 function extra.load_extra_state(module, extra) end
 
----The same without the check: modules of which `extra` has nothing keep what they have.
+---As `load_extra_state`, without the check: modules of which `extra` has nothing keep what they have.
 ---
 ---Errors: what is no Module.
 ---@param module peri.nn.Module The model.

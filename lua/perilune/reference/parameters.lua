@@ -262,7 +262,7 @@ function init.ones_(t) end
 ---@return peri.Tensor # t, of its shape.
 function init.xavier_uniform_(t, gain) end
 
----The same as normal numbers.
+---As `xavier_uniform_`, with normally distributed numbers.
 ---
 ---Errors: fewer than two dimensions.
 ---@param t peri.Tensor A weight: `[out, in, ...]`, two dimensions at least.
@@ -278,7 +278,7 @@ function init.xavier_normal_(t, gain) end
 ---@return peri.Tensor # t, of its shape.
 function init.kaiming_uniform_(t, args) end
 
----The same as normal numbers.
+---As `kaiming_uniform_`, with normally distributed numbers.
 ---
 ---Errors: fewer than two dimensions; an unknown mode or function.
 ---@param t peri.Tensor A weight: `[out, in, ...]`, two dimensions at least.

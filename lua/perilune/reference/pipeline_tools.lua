@@ -189,7 +189,7 @@ pipeline.DataLoadingThread = {}
 ---@return any # nil: there are no more.
 function pipeline.DataLoadingThread:get_next_batch() end
 
----The same, under the name that iterators have.
+---The next batch; calling the object does the same.
 ---@return any # nil: there are no more.
 function pipeline.DataLoadingThread:next() end
 
@@ -345,7 +345,7 @@ function show.write(pipeline, path) end
 ---@return table # `steps`, `step_ms`, `clocks_ms` (how far clocks may be wrong), `ranks` (lists of `{ operation =, ms =, hint =, ... }`).
 function show.waits(pipeline) end
 
----The same as text.
+---What `show.waits` returns, as text.
 ---
 ---Errors: what `waits` did not return.
 ---@param found table What `waits` returned.

@@ -212,7 +212,7 @@ pipeline.PipelinedForward = {}
 ---@return any
 function pipeline.PipelinedForward:forward(a, b, c) end
 
----The same of a module whose rows a schedule brings into memory.
+---As `PipelinedForward`, of a module whose rows a schedule brings into memory.
 ---
 ---Errors: what is no sharded module.
 ---@class peri.pipeline.PrefetchPipelinedForward: peri.pipeline.PipelinedForward
@@ -232,7 +232,7 @@ pipeline.PrefetchPipelinedForward = {}
 ---@overload fun(modules: integer): peri.pipeline.TrainPipelineContext
 pipeline.TrainPipelineContext = {}
 
----The same for schedules with a prefetch.
+---As `TrainPipelineContext`, for schedules with a prefetch.
 ---
 ---Errors: a number that is no count.
 ---@class peri.pipeline.PrefetchTrainPipelineContext: peri.pipeline.TrainPipelineContext

@@ -347,7 +347,7 @@ plan.HeuristicalStorageReservation = {}
 ---@return peri.plan.Topology
 function plan.HeuristicalStorageReservation:reserve(topology, model, batch_size, constraints) end
 
----The same for models that are not trained: one copy of everything.
+---As `HeuristicalStorageReservation`, for models that are not trained: one copy of everything.
 ---
 ---Errors: a share outside of 0..1; a machine that is too small for the dense part.
 ---@class peri.plan.InferenceStorageReservation: peri.plan.HeuristicalStorageReservation

@@ -4,12 +4,8 @@
 -- items, Q that of queries, D the length of a vector.
 ---@meta
 
----@class peri
-local peri = {}
-
----Sparse operators: `docs/sparse_operators.md`.
 ---@class peri.sparse
-peri.sparse = {}
+local sparse = {}
 
 ---For each query the `k` items with the largest products, the largest first; of equal ones the item with the smaller
 ---number comes first. All items are looked at; nothing of size Q x N is made. A query's answer has the same bits beside
@@ -31,4 +27,4 @@ peri.sparse = {}
 ---@param format? userdata What the codes are: of `peri.sparse.quantize.format` (default: the items are numbers).
 ---@return peri.Tensor scores The products: f32 `[Q, k]`.
 ---@return peri.Tensor indices The items' numbers: i64 `[Q, k]`.
-function peri.sparse.top_products(queries, items, k, format) end
+function sparse.top_products(queries, items, k, format) end

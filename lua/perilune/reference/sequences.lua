@@ -137,8 +137,8 @@ function sparse.concat_2D_jagged(args) end
 ---@field offsets_left peri.Tensor Offsets of the left values: `[B + 1]`, i32 or i64.
 ---@field offsets_right peri.Tensor Offsets of the right values: `[B + 1]`, i32 or i64.
 
----The way back: the first rows of each bag, as many as `offsets_left` says, and the others. Recorded on the tape. Reads
----the last offsets, which waits for the device.
+---The reverse of `concat_2D_jagged`: the first rows of each bag, as many as `offsets_left` says, and the others.
+---Recorded on the tape. Reads the last offsets, which waits for the device.
 ---
 ---Errors: offsets that do not cut the values.
 ---

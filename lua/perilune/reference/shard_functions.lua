@@ -79,7 +79,7 @@ function shard.ShardedTensor:clone() end
 ---@return table
 function shard.clone_state_dict(dict) end
 
----The same with whole tensors in place of ShardedTensors. Collective.
+---As `clone_state_dict`, with whole tensors in place of ShardedTensors. Collective.
 ---
 ---Errors: dicts nested deeper than 100.
 ---@param dict table What `state_dict()` returned, or a table of such.
@@ -165,7 +165,7 @@ function shard.sharded_model_copy(module, device) end
 ---@return peri.shard.ShardedQuantEmbeddingBagCollection
 function shard.create_infer_embedding_bag_sharding(sharding_type, infos, env, device, options) end
 
----The same for rows that are not pooled.
+---As `create_infer_embedding_bag_sharding`, for rows that are not pooled.
 ---
 ---Errors: a type other than column_wise, row_wise, table_wise; a table of another type.
 ---@param sharding_type string The type.
@@ -401,14 +401,14 @@ function shard.ShardedManagedCollisionCollection:open_slots() end
 ---@overload fun(): peri.shard.ManagedCollisionCollectionContext
 shard.ManagedCollisionCollectionContext = {}
 
----The same of pooled collections.
+---As ManagedCollisionCollectionContext, of pooled collections.
 ---
 ---Errors: nothing is raised.
 ---@class peri.shard.ManagedCollisionEmbeddingBagCollectionContext: peri.shard.ManagedCollisionCollectionContext
 ---@overload fun(): peri.shard.ManagedCollisionEmbeddingBagCollectionContext
 shard.ManagedCollisionEmbeddingBagCollectionContext = {}
 
----The same of rows that are not pooled.
+---As ManagedCollisionCollectionContext, of rows that are not pooled.
 ---
 ---Errors: nothing is raised.
 ---@class peri.shard.ManagedCollisionEmbeddingCollectionContext: peri.shard.ManagedCollisionCollectionContext

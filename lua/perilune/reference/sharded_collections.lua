@@ -236,7 +236,7 @@ shard.ShardedQuantEmbeddingCollection = {}
 ---@return peri.EmbeddingConfig[]
 function shard.ShardedQuantEmbeddingCollection:embedding_configs() end
 
----The same behind feature processors. It also takes `feature_processors`.
+---As ShardedQuantEmbeddingBagCollection, behind feature processors. It also takes `feature_processors`.
 ---
 ---Errors: a plan that does not fit the tables; what is no FeatureProcessorsCollection.
 ---
@@ -296,7 +296,7 @@ function shard.ShardedManagedCollisionEmbeddingBagCollection:open_slots() end
 ---@return table<string, table>
 function shard.ShardedManagedCollisionEmbeddingBagCollection:statistics() end
 
----The same for rows that are not pooled.
+---As ShardedManagedCollisionEmbeddingBagCollection, for rows that are not pooled.
 ---
 ---Errors: a plan that does not fit the tables, or cuts within a bucket.
 ---

@@ -74,7 +74,7 @@ function sparse.permute_1D_sparse_data(order, lengths, values, weights) end
 ---@return peri.Tensor|nil # Weights: `[N']`.
 function sparse.permute_2D_sparse_data(order, lengths, values, weights) end
 
----The same with flat lengths.
+---As `permute_2D_sparse_data`, with flat lengths.
 ---
 ---Errors: a number of lengths that the stride does not divide.
 ---@param order peri.Tensor Numbers of rows: `[n]`.
@@ -133,7 +133,7 @@ function sparse.jagged_index_select(values, lengths, indices) end
 ---@return peri.Tensor # `[m, ...]`.
 function sparse.index_select_dim0(values, indices) end
 
----The same for several tensors.
+---As `index_select_dim0`, for several tensors.
 ---
 ---Errors: lists of different lengths; a row that is not there.
 ---@param inputs peri.Tensor[] Each `[n, ...]`.
@@ -377,7 +377,7 @@ function sparse.reorder_batched_ad_indices(cat_ad_offsets, cat_ad_indices, batch
 ---@return peri.Tensor|nil # Weights: `[N]`.
 function sparse.tbe_input_combine(indices_list, offsets_list, per_sample_weights, include_last_offsets, batch_size) end
 
----The same for inputs with lengths.
+---As `tbe_input_combine`, for inputs with lengths.
 ---
 ---Errors: no input; lists of different lengths; lengths that do not fit; an id that i32 cannot hold.
 ---@param indices_list peri.Tensor[] Ids of each input: `[n]`.

@@ -27,7 +27,7 @@ local sparse = {}
 ---@return peri.Tensor # `[B, max_lengths..., ...]`.
 function sparse.jagged_to_padded_dense(values, offsets, max_lengths, padding_value) end
 
----The way back. Values beyond the size of `dense` are 0. Recorded on the tape.
+---The reverse of `jagged_to_padded_dense`. Values beyond the size of `dense` are 0. Recorded on the tape.
 ---
 ---Errors: offsets that do not fit.
 ---@param dense peri.Tensor `[B, L, ...]`.
@@ -95,7 +95,7 @@ function sparse.stacked_jagged_1d_to_dense(values, lengths, offset_per_key, max_
 ---@return peri.Tensor # `[B, L, ...]`.
 function sparse.pack_segments(t, lengths, max_length) end
 
----The same, and what is there.
+---As `pack_segments`; it also returns which rows are there.
 ---
 ---Errors: lengths that do not fit.
 ---@param t peri.Tensor `[N, ...]`.
@@ -178,7 +178,7 @@ function sparse.jagged_slice(x_values, x_lengths, start, slice_length) end
 ---@return peri.Tensor # `[B, L, D]`.
 function sparse.jagged_dense_elementwise_add(x_values, x_offsets, y) end
 
----The same as jagged values.
+---As `jagged_dense_elementwise_add`, with jagged values as the result.
 ---
 ---Errors: offsets that do not fit.
 ---@param x_values peri.Tensor `[N, D]`.

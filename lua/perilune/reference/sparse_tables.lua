@@ -47,7 +47,7 @@ function quantize.row_bytes(format, cols) end
 ---@return peri.Tensor # u8 `[..., bytes of a row]`.
 function quantize.rows(x, format, min_max) end
 
----The way back.
+---The numbers of quantized rows, as f32 again.
 ---
 ---Errors: what is no format; rows of another number of bytes.
 ---@param rows peri.Tensor u8 `[..., bytes of a row]`.
@@ -101,7 +101,7 @@ function sparse.embedding_bag_rowwise_prune(weight, indicator, threshold, compre
 ---@return peri.Tensor # `[N]`.
 function sparse.pruned_array_lookup(indices, offsets, index_remappings, index_remappings_offsets) end
 
----The same by hash tables.
+---As `pruned_array_lookup`, by hash tables.
 ---
 ---Errors: offsets that do not fit.
 ---@param indices peri.Tensor `[N]`.

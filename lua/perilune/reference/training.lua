@@ -351,7 +351,7 @@ function peri.Schedule:called(name) end
 ---@return table[] # `{ what it is, text }` each.
 function peri.Schedule:facts() end
 
----The same as text.
+---The schedule as text.
 ---@return string
 function peri.Schedule:text() end
 

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-enum { DEVICE_WAYS = 64 }; /* of caches in a device's own memory: docs/cuda.md says why */
+enum { DEVICE_WAYS = 64 }; /* of caches in a device's own memory: docs/benchmarks/gpu.md says why */
 
 /* -- sizes --------------------------------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * perilune/checkpoint.h: checkpoints: folders of safetensors files with a manifest. The format is specified in
- * docs/checkpoints.md.
+ * docs/checkpoint_format.md.
  *
  * A checkpoint holds named *tensors*. Each tensor lies there in one or more *pieces*, rectangles of it, which different
  * ranks may have written. Reading does not depend on how a tensor was cut: any rectangle can be asked for, and only the
@@ -45,8 +45,8 @@ typedef struct peri_checkpoint_region {
 
 /** Names of the tensors that list rows begin so; they are I64 [listed], ascending, counted in the whole tensor. */
 #define PERI_CHECKPOINT_ROWS "%rows/"
-/** Names of the lists of evicted ids of increments begin so (docs/checkpoints.md, Maps of raw ids): no tensors of a
- *  program either. */
+/** Names of the lists of evicted ids of increments begin so (docs/checkpoint_format.md, Maps of raw ids): no
+ *  tensors of a program either. */
 #define PERI_CHECKPOINT_EVICTED "%evicted/"
 
 /** A checkpoint that was opened: its manifest in memory. */
@@ -341,8 +341,8 @@ PERI_API peri_status peri_checkpoint_follower_forget(peri_checkpoint_follower *f
 
 /* -- all that a program has ---------------------------------------------------------------------------------------- */
 
-/** What a C program has, by the names that Lua's peri.checkpoint gives (docs/checkpoints.md, What programs save), so
- *  that each reads what the other wrote. A save with it, on every rank:
+/** What a C program has, by the names that Lua's peri.checkpoint gives (docs/checkpoint_format.md, What programs
+ *  save), so that each reads what the other wrote. A save with it, on every rank:
  *
  *     peri_checkpoint_state_new(rank, &state);
  *     peri_checkpoint_state_tensor(state, "model/over.weight", weight);

@@ -98,7 +98,7 @@ return {
   },
   hbm_cap = 84455915520,
   hbm_mem_bw = 2.87873e+09,
-  hbm_to_ddr_mem_bw = 2.37e+07, -- 1.31 million single rows of 512 bytes in 28.3 ms: docs/cuda.md
+  hbm_to_ddr_mem_bw = 2.37e+07, -- 1.31 million single rows of 512 bytes in 28.3 ms: docs/benchmarks/gpu.md
   rates = {
     copy = 1.43937e+09,
     gather = 2.98594e+09,
