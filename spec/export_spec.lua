@@ -238,7 +238,8 @@ describe("a model file", function()
     local report, file = export(model, { dense = "bf16_products", allowed_difference = 0.05 })
     assert.is_true(report.difference > 0)
     local x, w = b.dense_features:to("bf16"):to("f32"):read(), model.linear.weight:to("bf16"):to("f32"):read()
-    local bias, y = model.linear.bias:read(), file:predict(b).logits:read()
+    local bias, y = model.linear.bias:read(),
+      file:predict({ dense_features = b.dense_features }).logits:read()
     for r = 0, 36 do
       local alone = file:predict({ dense_features = b.dense_features:slice(1, r, r + 1) }).logits:read()
       for c = 0, 18 do
@@ -262,7 +263,8 @@ describe("a model file", function()
       assert.is_true(report.difference > 0)
       local b = batch(3, 9)
       local x, w, bias = b.dense_features:read(), model.linear.weight:read(), model.linear.bias:read()
-      local y, whole = file:predict(b).logits:read(), dense == "int8_products"
+      local y = file:predict({ dense_features = b.dense_features }).logits:read()
+      local whole = dense == "int8_products"
       local times = f32(127 / largest(x, 0))
       for c = 0, 18 do
         local scale, sum = f32(largest(w, c * 13) / 127), 0
@@ -442,7 +444,9 @@ describe("a model file", function()
     assert.error_matches(function() file:predict(with({ 1, 2, ROWS }, { 1, 0, 0, 0, 1, 0, 0, 0, 1 })) end,
       ("input 'c', sample 2: id %d, allowed: 0..%d"):format(ROWS, ROWS - 1))
     assert.error_matches(function() file:predict { dense_features = b.dense_features } end, "input 'a' is missing")
-    assert.error_matches(function() file:predict { dense = b.dense_features } end, "'dense_features' is missing")
+    assert.error_matches(function() file:predict { dense = b.dense_features } end,
+      "no input 'dense', it has: a, b, c, dense_features")
+    assert.error_matches(function() file:predict {} end, "'dense_features' is missing")
     b.dense_features:fill(0 / 0)
     assert.error_matches(function() file:predict(b) end, "input 'dense_features', sample 0, number 0 is NaN")
   end)

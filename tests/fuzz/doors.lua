@@ -178,15 +178,22 @@ local function ask_lua(q)
   for _, f in ipairs(FEATURES) do
     local lists = q.fields[f.name]
     if lists then
-      local all, lengths = flat(lists), peri.util.map(lists, function(list) return #list end)
-      if f.kind == "dense" then batch[f.name] = peri.tensor(lists)
-      elseif f.kind == "numbers" then batch[f.name] = #all > 0 and peri.tensor(all) or peri.zeros { 0 }
+      local all, lengths, odd = flat(lists), peri.util.map(lists, function(list) return #list end), q.json[f.name]
+      if f.kind == "dense" or f.kind == "numbers" then
+        local t = f.kind == "dense" and peri.tensor(lists) or #all > 0 and peri.tensor(all) or peri.zeros { 0 }
+        batch[f.name] = t
+        if odd == "extra" then batch[f.name .. "_"] = t end
       else
         local ids = #all > 0 and peri.tensor(peri.util.map(all, function(x) return ffi.cast("int64_t", x) end), "i64")
           or peri.zeros({ 0 }, "i64")
         local weights = f.weighted and q.weights[f.name] and flat(q.weights[f.name])
-        batch["field_" .. f.name] = peri.KeyedJaggedTensor { keys = { f.name }, values = ids, lengths = lengths,
-          weights = weights and (#weights > 0 and peri.tensor(weights) or peri.zeros { 0 }) or nil }
+        local function field(key)
+          return peri.KeyedJaggedTensor { keys = { key }, values = ids, lengths = lengths,
+            weights = weights and (#weights > 0 and peri.tensor(weights) or peri.zeros { 0 }) or nil }
+        end
+        batch["field_" .. f.name] = field(f.name)
+        if odd == "extra" then batch["other_" .. f.name] = field(f.name .. "_") end
+        if odd == "twice" then batch["other_" .. f.name] = field(f.name) end
       end
     end
   end
@@ -202,6 +209,16 @@ local function ask_lua(q)
     out[o[1]] = split(answers[o[1]]:read(), o[2], ends, q.n)
   end
   return out
+end
+
+--- What does not fit in Lua, where a batch can have extra names, and lists of ids twice.
+local function wrong_lua(q, wrong)
+  local all = peri.util.copy(wrong)
+  for _, f in ipairs(FEATURES) do
+    local odd = q.fields[f.name] and q.json[f.name]
+    if odd == "extra" or odd == "twice" and f.kind ~= "dense" and f.kind ~= "numbers" then all[f.name] = true end
+  end
+  return all
 end
 
 local function text_of(x, quoted)
@@ -386,7 +403,7 @@ local function try(requests, draw)
       judge(q, "C", out, why, q.wrong)
       if not only_moved(q) then
         out, why = ask_lua(q)
-        judge(q, "Lua", out, why, q.wrong)
+        judge(q, "Lua", out, why, wrong_lua(q, q.wrong))
       end
     end
     for _, form in ipairs { "rows", "columns", "v2", "binary" } do

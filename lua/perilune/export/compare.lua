@@ -4,6 +4,7 @@ local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local metrics = require "perilune.nn.metrics"
+local opened = require "perilune.export.open"
 local C, check = P.C, P.check
 
 local M = {}
@@ -81,7 +82,7 @@ function M.run(answers, file, batches, probabilities, given)
   report.outputs, report.first = #outputs, outputs[1].name
   for _, batch in ipairs(batches) do
     P.scope(function()
-      local own, theirs = ordered(answers, batch), file:predict(given(batch))
+      local own, theirs = ordered(answers, batch), opened.answers(file, given(batch), true)
       for i, o in ipairs(outputs) do
         local a, n = own[o.name]:to("f32", "cpu"):contiguous():read()
         local b = theirs[o.name]:read()

@@ -168,6 +168,21 @@ function M.refuse_variable(func, name, kjt)
   end
 end
 
+--- What batches of loaders have beside features (data/batch.lua).
+local BESIDE = { labels = true, rows = true, global_rows = true, global_row = true, loss_scale = true }
+
+--- An error if a batch has a name that the model has no input for: one that is misspelt, say. fields: of fields_of.
+local function refuse_others(inputs, fields)
+  local names = {}
+  for _, input in ipairs(inputs) do names[input.name] = true end
+  for name in util.ordered(fields) do
+    if not names[name] and not BESIDE[name] then
+      P.fail(("predict: the model has no input '%s', it has: %s"):format(tostring(name),
+        table.concat(util.keys(names), ", ")))
+    end
+  end
+end
+
 --- The fields of a batch by the names of the model's inputs: tensors, and { parts of a KeyedJaggedTensor, key }. And
 --- the names that two fields have: both of them.
 local function fields_of(batch)
@@ -237,14 +252,11 @@ local function values_of(inputs, fields, twice, kept)
   return values, samples or 0, longest, offsets_of
 end
 
---- Answers for a batch, a table of tensors and KeyedJaggedTensors whose names (of KeyedJaggedTensors: keys) are those
---- of the inputs; what else it has is not looked at. Returns a table of tensors [samples, columns] by the names of the
---- outputs; outputs that are lists of samples are [all members, columns], and how many each sample has is beside them
---- by the name with ".lengths" behind.
-function methods:predict(batch)
-  signature.value("predict", "the batch", batch, "table")
+--- predict; others: the batch may have other fields, too. The second result is to be kept until the first is there.
+function M.answers(self, batch, others)
   local inputs, outputs, kept = self:inputs(), self:outputs(), {}
   local fields, twice = fields_of(batch)
+  if not others then refuse_others(inputs, fields) end
   local values, samples, longest, offsets_of = values_of(inputs, fields, twice, kept)
   local answers, results, offsets = {}, ffi.new("float *[?]", #outputs), ffi.new("int64_t *[?]", #outputs)
   for i, o in ipairs(outputs) do
@@ -271,6 +283,15 @@ function methods:predict(batch)
     end
   end
   return answers, kept
+end
+
+--- Answers for a batch, a table of tensors and KeyedJaggedTensors whose names (of KeyedJaggedTensors: keys) are those
+--- of the inputs; a name that is none's is an error, but for the labels and the counts of a loader's batch. Returns a
+--- table of tensors [samples, columns] by the names of the outputs; outputs that are lists of samples are [all members,
+--- columns], and how many each sample has is beside them by the name with ".lengths" behind.
+function methods:predict(batch)
+  signature.value("predict", "the batch", batch, "table")
+  return (M.answers(self, batch))
 end
 
 signature.check("export.", M,
