@@ -20,7 +20,8 @@ enum { SLOTS = 256 };
 static struct slot {
     atomic_uintptr_t begin; /* 0: nothing is here */
     atomic_uintptr_t end;
-    atomic_bool taken, cut;
+    atomic_bool taken;
+    atomic_uintptr_t missing; /* a page that could not be read: its distance from `begin`, and 1 */
 } slots[SLOTS];
 
 static struct sigaction before; /* what SIGBUS did before */
@@ -49,7 +50,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         void *from = (void *)(at & ~(page - 1));
         if (mmap(from, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
             break;
-        atomic_store(&slots[i].cut, true);
+        atomic_store(&slots[i].missing, (uintptr_t)from - begin + 1);
         errno = kept;
         return;
     }
@@ -72,7 +73,7 @@ static int32_t watch(const char *data, int64_t bytes)
     for (int32_t i = 0; i < SLOTS; i++) {
         bool free = false;
         if (!atomic_compare_exchange_strong(&slots[i].taken, &free, true)) continue;
-        atomic_store(&slots[i].cut, false);
+        atomic_store(&slots[i].missing, 0);
         atomic_store(&slots[i].end, (uintptr_t)data + (uintptr_t)bytes);
         atomic_store(&slots[i].begin, (uintptr_t)data);
         return i;
@@ -160,7 +161,9 @@ void peri__mapped_close(peri__mapped *m)
     *m = (peri__mapped){.fd = -1, .slot = -1};
 }
 
-bool peri__mapped_cut(const peri__mapped *m)
+int64_t peri__mapped_missing(const peri__mapped *m)
 {
-    return m->slot >= 0 && atomic_load_explicit(&slots[m->slot].cut, memory_order_relaxed);
+    return m->slot < 0 ? -1 : (int64_t)atomic_load_explicit(&slots[m->slot].missing, memory_order_relaxed) - 1;
 }
+
+bool peri__mapped_cut(const peri__mapped *m) { return peri__mapped_missing(m) >= 0; }

@@ -24,24 +24,39 @@ struct peri_model_follower {
     half halves[2];
     int32_t now, flags; /* now: the half that answers; flags: how the file is opened */
     char *prefix, *path, digest[33]; /* digest: of the file */
+    /* The checkpoint that could not be read when it was last tried; for how many looks it is left alone, and how many
+     * of them are left. */
+    char unread[PERI_CHECKPOINT_DIGEST + 1];
+    int64_t looks, left;
 };
+
+enum { MOST_LOOKS = 64 }; /* for which a checkpoint that cannot be read is left alone */
 
 /** Whether the half has met a page of the file that could not be read: there are zeros in its place. */
 static bool lost(const half *h) { return peri__mapped_cut(&h->model->file); }
 
-/** Give the half, whose model nobody else has, the file as it was exported. */
+static peri_status unreadable(const peri_model *m)
+{
+    return peri__fail(PERI_EIO, "peri_model_follower_poll: '%.200s' cannot be read, at byte %lld", m->path,
+                      (long long)peri__mapped_missing(&m->file));
+}
+
+/** Give the half, whose model nobody else has, the file as it was exported. The page that was missing is read first:
+ *  while it is, no checkpoint need be. */
 static peri_status open_again(const peri_model_follower *f, half *h)
 {
     peri_model *m;
+    const int64_t missing = peri__mapped_missing(&h->model->file);
     PERI_TRY(peri__model_open(h->model->path, f->flags, true, &m));
-    const bool same = strcmp(m->digest, f->digest) == 0;
-    if (!same)
-        (void)peri__fail(PERI_EIO, "peri_model_follower_poll: '%.200s' could not be read, and is another file by now",
-                         m->path);
-    peri_model_release(same ? h->model : m);
-    if (!same) return PERI_EIO;
-    *h = (half){.model = m};
-    return PERI_OK;
+    peri_status status = PERI_OK;
+    if (strcmp(m->digest, f->digest) != 0)
+        status = peri__fail(PERI_EIO,
+                            "peri_model_follower_poll: '%.200s' could not be read, and is another file by now", m->path);
+    if (status >= 0 && missing >= 0) (void)*(const volatile char *)(m->file.data + missing);
+    if (status >= 0 && peri__mapped_cut(&m->file)) status = unreadable(m);
+    peri_model_release(status >= 0 ? h->model : m);
+    if (status >= 0) *h = (half){.model = m};
+    return status;
 }
 
 peri_status peri_model_follower_new(const char *path, const char *folder, const char *name, int32_t flags,
@@ -110,8 +125,7 @@ static peri_status bring(peri_model_follower *f, half *h, peri_checkpoint *c, bo
     const int64_t level = level_of(c, h);
     peri_status status = peri_checkpoint_verify_since(c, level);
     if (status >= 0) status = peri__model_update(h->model, c, level, f->prefix, &begun);
-    if (status >= 0 && lost(h))
-        status = peri__fail(PERI_EIO, "peri_model_follower_poll: '%.200s' cannot be read", h->model->path);
+    if (status >= 0 && lost(h)) status = unreadable(h->model);
     *damaged = status == PERI_EFORMAT || status == PERI_EMISMATCH;
     if (status < 0) {
         if (begun) *h->digest = *h->same_as = 0;
@@ -150,6 +164,14 @@ static peri_status change_places(peri_model_follower *f, peri_model **out)
     return PERI_OK;
 }
 
+/** A checkpoint could not be read: it is tried again at the next look, then after 2, 4, ... */
+static void leave_alone(peri_model_follower *f, const char *digest)
+{
+    f->looks = strcmp(f->unread, digest) == 0 ? peri__min(2 * f->looks, MOST_LOOKS) : 1;
+    f->left = f->looks;
+    snprintf(f->unread, sizeof f->unread, "%s", digest);
+}
+
 peri_status peri_model_follower_poll(peri_model_follower *f, peri_model **out)
 {
     PERI_NEED(f);
@@ -168,6 +190,7 @@ peri_status peri_model_follower_poll(peri_model_follower *f, peri_model **out)
         return change_places(f, out);
     }
     if (status != PERI_OK) return status;
+    if (strcmp(f->unread, peri_checkpoint_digest(c)) == 0 && --f->left > 0) return PERI_PENDING;
     char *path = peri__strdup(peri_checkpoint_level(c, 0));
     if (!path) return PERI_ENOMEM;
     status = bring(f, next, c, &damaged);
@@ -175,10 +198,12 @@ peri_status peri_model_follower_poll(peri_model_follower *f, peri_model **out)
         char why[PERI_MESSAGE_MAX];
         snprintf(why, sizeof why, "%s", peri_error_message());
         peri__free(path);
+        if (status == PERI_EIO && !lost(next)) leave_alone(f, peri_checkpoint_digest(c));
         if (damaged) peri_checkpoint_follower_refuse(f->run);
         return peri__fail(status, "%s", why);
     }
     (void)peri_checkpoint_follower_take(f->run); /* it was offered, so it is taken */
+    *f->unread = 0;
     peri__free(f->path);
     f->path = path;
     return change_places(f, out);

@@ -56,7 +56,9 @@ typedef struct peri__mapping {
 } peri__mapping;
 peri_status peri__mapped_open(const char *path, peri__mapping how, peri__mapped *out);
 void peri__mapped_close(peri__mapped *m);
-/** Whether a part of it was missing when somebody read it. */
+/** Where a page begins that was missing when somebody read it; -1: none was. */
+int64_t peri__mapped_missing(const peri__mapped *m);
+/** Whether a page of it was missing. */
 bool peri__mapped_cut(const peri__mapped *m);
 
 /* -- the header ---------------------------------------------------------------------------------------------------- */

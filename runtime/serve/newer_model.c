@@ -27,6 +27,8 @@ typedef struct identity {
 /** For how many looks a file that is damaged is left alone: first, and at most. What a file system of a network shows
  *  wrong at first becomes good by itself. */
 enum { FIRST_LOOKS = 8, MOST_LOOKS = 512 };
+/** The same for one that cannot be read, which may pass at any time. */
+enum { FIRST_UNREAD = 1, MOST_UNREAD = 8 };
 
 /** What may be amiss. */
 enum { FILE_NOTE, FOLDER_NOTE, RUN_NOTE, NOTES };
@@ -37,7 +39,7 @@ struct peri__follow {
     peri_model_follower *run; /* NULL: of no run */
     char name[256];           /* whatever a new file says */
     int64_t every_ns;
-    identity served, refused; /* refused: of the last file that was damaged */
+    identity served, refused; /* refused: of the last file that was damaged, or could not be read */
     int64_t looks, left;      /* for how many looks that one is left alone, and how many of them are left */
     char notes[NOTES][PERI_MESSAGE_MAX], said[PERI_MESSAGE_MAX]; /* "": nothing */
     pthread_t thread;
@@ -138,8 +140,11 @@ static void take_file(peri__follow *f, const identity *now)
     }
     amiss(f, FILE_NOTE, peri_error_message());
     peri_model_follower_release(run);
-    if (status != PERI_EFORMAT && status != PERI_EUNSUPPORTED) return;
-    f->looks = alike(now, &f->refused) ? peri__min(2 * f->looks, MOST_LOOKS) : FIRST_LOOKS;
+    const bool unread = status == PERI_EIO;
+    if (status != PERI_EFORMAT && status != PERI_EUNSUPPORTED && !unread) return;
+    f->looks = alike(now, &f->refused) ? peri__min(2 * f->looks, unread ? MOST_UNREAD : MOST_LOOKS)
+               : unread                ? FIRST_UNREAD
+                                       : FIRST_LOOKS;
     f->left = f->looks;
     f->refused = *now;
 }
