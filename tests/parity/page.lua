@@ -8,15 +8,21 @@ local PIPELINES = "torchrec.distributed.train_pipeline" -- what its modules defi
 local intro = [[
 # Names of TorchRec, and what takes their place
 
-Every public class and function of `torchrec.distributed`, `torchrec.modules`, `torchrec.sparse` and `torchrec.metrics` of %s
-is on this page, by name (the list: `tests/parity/torchrec.txt`). Behind each name stands where it is: "in `peri.dist`" has the same name there
-("here" in the table below); a name or a file by itself does the same under that name, or inside ("elsewhere"); "not built" does not exist. "No
-need": without Python or PyTorch it has no meaning, or nothing is lost without it.
+This page is for you if you come from TorchRec and look for a name. It has every public class and function of `torchrec.distributed`,
+`torchrec.modules`, `torchrec.sparse` and `torchrec.metrics` of %s. Search the page for the name; what stands behind it is one of four answers:
 
-`make parity` makes the page. For each name `tests/parity/*.lua` have the spec that tries it, too; `spec/names_spec.lua` fails when a name of
-that list has no answer here, or when a symbol or a spec that is named does not exist. `peri` is `require "perilune"`; names that begin with
-`peri_` are C functions. A class of the same name takes TorchRec's arguments by their names as far as they mean something here; one that it does not
-know is an error that lists what is allowed.
+| behind the name | what it means | counted below as |
+|---|---|---|
+| "in `peri.dist`" | the same name is there | here |
+| a name or a file by itself | does the same under that name, or inside of that file | elsewhere |
+| **not built** | does not exist here | not built |
+| no need | has no meaning without Python or PyTorch, or nothing is lost without it | no need |
+
+`peri` is `require "perilune"`; names that begin with `peri_` are C functions. A class of the same name takes TorchRec's arguments by their names, as
+far as they mean something here; an argument that it does not know is an error that lists what is allowed.
+
+(`make parity` makes the page, of the list `tests/parity/torchrec.txt` and of the answers `tests/parity/*.lua`, which name the spec that tries each, too.
+`spec/names_spec.lua` fails when a name has no answer, or when a symbol or a spec that is named does not exist.)
 
 ]]
 
