@@ -34,6 +34,7 @@ typedef struct batch {
                                     made of them */
     peri__journey *journeys[2];  /* by direction, and lane of the module: theirs */
     /* Backward: */
+    peri_work *gradients;        /* their journeys, if some have two hops (see hop_on); NULL: none */
     int32_t back;                /* parts whose gradient is back, and done with */
     struct replica {             /* by set, of fused replicas: */
         peri_tensor *flat;       /* their gradient, which is being added up over the ranks */
@@ -107,6 +108,7 @@ static void rows_drop(batch *b, int32_t direction)
 static void batch_fini(peri__trip *trip)
 {
     batch *b = (batch *)trip;
+    peri_work_release(b->gradients);
     for (int32_t way = 0; way < 2; way++) rows_drop(b, way);
     for (int32_t g = 0; g < b->ebc->n_sets; g++) {
         peri_tensor_release(b->replicas[g].flat);
@@ -188,6 +190,59 @@ static peri_status rows_test(batch *b, int32_t part, int32_t direction)
     return all;
 }
 
+/** The work of gradients on their way over two hops. A backward pass waits for the modules one by one. The operation
+ *  that it waits for may stand behind the second hop of another module, whose turn to be waited for comes later:
+ *  operations of a channel are posted in the order in which gradients set out. As a work, a journey is moved on by
+ *  whoever waits. */
+typedef struct gradients {
+    peri_work base;
+    batch *batch; /* a reference; NULL: it has ended */
+} gradients;
+
+static void gradients_fini(peri_work *work)
+{
+    gradients *g = (gradients *)work;
+    if (g->batch) peri__trip_release(&g->batch->trip);
+    g->batch = NULL;
+}
+
+static peri_status gradients_step(peri_work *work)
+{
+    gradients *g = (gradients *)work;
+    peri_group *group = g->batch->ebc->group;
+    peri_status status = rows_test(g->batch, PERI__PARTS, PERI__TO_OWNERS);
+    if (status == PERI_PENDING) return status;
+    gradients_fini(work);
+    return status < 0 ? peri__group_fail(group, status) : status;
+}
+
+static const peri__work_vtab gradients_vtab = {
+    .name = "gradients of rows", .step = gradients_step, .fini = gradients_fini};
+
+/** Let gradients that have set out hop on while the pass waits for something else. */
+static peri_status hop_on(batch *b)
+{
+    bool hops = false;
+    for (int32_t i = 0; i < b->ebc->n_lanes; i++) hops = hops || b->ebc->ways[b->ebc->lanes[i]].n > 1;
+    if (!hops) return PERI_OK;
+    PERI_TRY(peri__work_new(sizeof(gradients), &gradients_vtab, b->ebc->group, b->ebc->device, &b->gradients));
+    ((gradients *)b->gradients)->batch = b;
+    peri__refs_add(&b->trip.refs);
+    return PERI_OK;
+}
+
+/** As rows_test, of gradients. */
+static peri_status gradients_test(batch *b, int32_t part)
+{
+    if (!b->gradients) return rows_test(b, part, PERI__TO_OWNERS);
+    peri_status status = peri_work_test(b->gradients);
+    if (status != PERI_PENDING || part + 1 == b->ebc->parts) return status;
+    peri__parts_begin(b->ebc->group);
+    status = rows_test(b, part, PERI__TO_OWNERS);
+    peri__parts_end(b->ebc->group);
+    return status;
+}
+
 /* -- backward: the gradient is back -------------------------------------------------------------------------------- */
 
 /** Update a set's shards or, for @flat (new, also when this fails; else NULL), make the dense gradient of its tables. A
@@ -247,7 +302,7 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
     (void)leave;
     batch *b = (batch *)trip;
     for (; b->back < b->ebc->parts; b->back++) {
-        peri_status status = rows_test(b, b->back, PERI__TO_OWNERS);
+        peri_status status = gradients_test(b, b->back);
         if (status == PERI_OK && b->back == 0) status = replicas_test(b);
         if (status != PERI_OK) return status;
         PERI_TRY(part_done(b, b->back, grad_in));
@@ -362,6 +417,7 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
     peri_status status = bind_gradients(b, grad_out);
     if (status >= 0) status = b->ebc->kind->spread(&b->rows[PERI__TO_OWNERS]);
     for (int32_t part = 0; part < b->ebc->parts && status >= 0; part++) status = rows_start(b, part, PERI__TO_OWNERS);
+    if (status >= 0) status = hop_on(b);
     if (status >= 0 && b->weights_dist && b->weights_dist->at_home) /* made of the rows that came home */
         status = peri__pooled_weights(&b->rows[PERI__TO_HOMES], b->rows[PERI__TO_OWNERS].ends[0],
                                       &b->weights_dist->replicas);

@@ -182,3 +182,41 @@ for _, device in ipairs { "cpu", "opaque" } do
     end)
   end
 end
+
+--- Three collections that are cut within nodes and called in one order; what they return is used in another.
+local Several = nn.Module:extend "Several"
+function Several:init(order)
+  self.order, self.parts = order, {}
+  for i = 1, 3 do self.parts[i] = collection("f" .. i) end
+end
+function Several:forward(kjts)
+  local rows, all = {}, {}
+  for i = 1, 3 do rows[i] = self.parts[i](kjts[i]) end
+  for _, i in ipairs(self.order) do all[i] = rows[i]:values():square():sum() end
+  return all[1] + all[2] + all[3]
+end
+
+describe("collections cut within nodes", function()
+  it("may be used in any order, whatever the order that they were called in", function()
+    local entries, want = {}, nil
+    for i = 1, 3 do
+      entries["parts." .. i - 1] = { ["f" .. i] = i == 2 and plan.grid_shard { 1 } or plan.table_row_wise(i % 2) }
+    end
+    for _, order in ipairs { { 1, 2, 3 }, { 1, 3, 2 }, { 2, 1, 3 }, { 2, 3, 1 }, { 3, 1, 2 }, { 3, 2, 1 } } do
+      local learned = sim.run(4, function(rank, world)
+        nn.manual_seed(5)
+        local model = peri.DistributedModelParallel { module = Several(order), group = world, plan = entries }
+        for _ = 1, 2 do
+          model:backward(model { batch(rank, "cpu", "f1"), batch(rank, "cpu", "f2"), batch(rank, "cpu", "f3") })
+        end
+        local lists = {}
+        for name, tensor in peri.util.ordered(peri.shard.gather_state_dict(model:state_dict())) do
+          lists[name] = tensor:to_list()
+        end
+        return lists
+      end, { local_size = 2, timeout = 20 })
+      want = want or learned
+      assert.same(want, learned)
+    end
+  end)
+end)
