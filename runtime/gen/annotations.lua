@@ -138,6 +138,46 @@ end
 
 -- -- C headers --------------------------------------------------------------------------------------------------------
 
+local WIDTH = 96 -- characters of a line of code that pages show without a bar to scroll
+
+--- Words in lines of at most WIDTH characters, the first behind `before`, the others set in by `column`.
+local function filled(before, column, words)
+  local lines, line = {}, before
+  for word in words:gmatch "%S+" do
+    if line:match "%S$" and #line + 1 + #word > WIDTH then lines[#lines + 1], line = line, (" "):rep(column) end
+    line = line:match "%S$" and line .. " " .. word or line .. word
+  end
+  lines[#lines + 1] = line
+  return lines
+end
+
+--- Lines of code or of a table as a page shows them. A line has its words behind the last gap of two spaces or more,
+--- and lines that are set in as far go on with them; where one of these is too wide, they are filled anew. Words that begin
+--- beyond the middle of the page go under what stands before them.
+local function in_width(block)
+  local out, i = {}, 1
+  while i <= #block do
+    local before, words = block[i]:match "^(.*  )(%S.*)$"
+    if not before then before, words = block[i]:match "^( *)(.*)$" end
+    local last, wide = i, #block[i] > WIDTH
+    while before:match "%S" and last < #block and #block[last + 1]:match "^ *" == #before do
+      last = last + 1
+      words, wide = words .. " " .. block[last]:match "^ *(.*)$", wide or #block[last] > WIDTH
+    end
+    local column = #before
+    if wide and before:match "%S" and column > WIDTH / 2 then
+      out[#out + 1] = before:match "^(.-) *$"
+      before = before:match "^ *" .. "    "
+      column = #before
+    end
+    for _, line in ipairs(wide and filled(before, column, words) or { unpack(block, i, last) }) do
+      out[#out + 1] = line
+    end
+    i = last + 1
+  end
+  return out
+end
+
 --- What stands in a comment, without its frame. Lines that are set in by three spaces or more, outside of a list, are
 --- code or a table: they come as a Markdown block, set in by four, between empty lines.
 local function uncomment(text)
@@ -146,7 +186,8 @@ local function uncomment(text)
   local function close()
     if #block == 0 then return end
     if out[#out] ~= "" then out[#out + 1] = "" end
-    for _, line in ipairs(block) do out[#out + 1] = "    " .. line:sub(least + 1) end
+    for i, line in ipairs(block) do block[i] = line:sub(least + 1) end
+    for _, line in ipairs(in_width(block)) do out[#out + 1] = "    " .. line end
     out[#out + 1], block = "", {}
   end
   for line in (text .. "\n"):gmatch "(.-)\n" do

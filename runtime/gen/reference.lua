@@ -90,12 +90,14 @@ function M.call(entry, types)
   return entry.name .. inner
 end
 
---- The first sentence of a description, in one line. A full stop in code (`q . k`) ends none.
+--- The first sentence of a description, in one line. A full stop in code (`q . k`), in brackets or of "et al."
+--- ends none.
 function M.brief(entry)
   local first = (entry.description:match "^(.-)\n\n" or entry.description):gsub("\n", " ")
   for at in (first .. " "):gmatch "[%.%?]() " do
     local sentence = first:sub(1, at - 1)
-    if select(2, sentence:gsub("`", "")) % 2 == 0 then return sentence end
+    local open = sentence:gsub("%b()", ""):match "%(" or sentence:match "et al%.$" and at <= #first
+    if select(2, sentence:gsub("`", "")) % 2 == 0 and not open then return sentence end
   end
   return first
 end

@@ -19,9 +19,15 @@
  * raised itself), and in peri_error_message the text with the script's file and line; peri_lua_error has the whole
  * text.
  *
- *   local M = {}                                     peri_lua_value in = {.kind = PERI_LUA_TENSOR, .tensor = x}, out;
- *   function M.score(x) return (x * x):sum() end     peri_lua_load(lua, "model.lua", NULL, 0, &model);
- *   return M                                         peri_lua_call(model, "score", &in, 1, &out, 1);
+ * A script model.lua, and how a program calls it:
+ *
+ *   local M = {}
+ *   function M.score(x) return (x * x):sum() end
+ *   return M
+ *
+ *   peri_lua_value in = {.kind = PERI_LUA_TENSOR, .tensor = x}, out;
+ *   peri_lua_load(lua, "model.lua", NULL, 0, &model);
+ *   peri_lua_call(model, "score", &in, 1, &out, 1);
  */
 #ifndef PERILUNE_LUA_H
 #define PERILUNE_LUA_H

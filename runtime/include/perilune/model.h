@@ -213,8 +213,8 @@ PERI_API peri_status peri_model_predict_lists(peri_model_context *context, int64
  *
  *     peri_model_follower_new("model.peri", "checkpoints", NULL, 0, &f);
  *     ... every 100 ms, in one thread ...
- *     if (peri_model_follower_poll(f, &model) == PERI_OK) {     contexts of other threads go over to `model` when they
- *     please
+ *     if (peri_model_follower_poll(f, &model) == PERI_OK) {
+ *         ... contexts of other threads go over to `model` when they please ...
  *     }
  *
  * There are two models, of which one answers while the other is changed: a model that somebody has a reference to never

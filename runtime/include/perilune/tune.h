@@ -33,7 +33,7 @@ typedef struct peri_tune_info {
     const char *ways[PERI_TUNE_WAYS]; /* allowed words; NULL behind the last */
     int64_t ns[PERI_TUNE_WAYS];     /* of each: time of one measured pass, nanoseconds; 0: not measured */
     double noise;                   /* of this process's measurement: of the pairs of passes of the default that
-                                       followed each other, three * of four differed by less than this share; 0: not
+                                       followed each other, three of four differed by less than this share; 0: not
                                        measured */
     int32_t way, usual;             /* places in `ways` of the one in use and of the default */
     int32_t source;                 /* PERI_TUNE_* */
