@@ -152,8 +152,8 @@ local function filled(before, column, words)
 end
 
 --- Lines of code or of a table as a page shows them. A line has its words behind the last gap of two spaces or more,
---- and lines that are set in as far go on with them; where one of these is too wide, they are filled anew. Words that begin
---- beyond the middle of the page go under what stands before them.
+--- and lines that are set in as far go on with them; where one of these is too wide, they are filled anew. Words that
+--- begin beyond the middle of the page go under what stands before them.
 local function in_width(block)
   local out, i = {}, 1
   while i <= #block do

@@ -51,7 +51,8 @@ static peri_status open_again(const peri_model_follower *f, half *h)
     peri_status status = PERI_OK;
     if (strcmp(m->digest, f->digest) != 0)
         status = peri__fail(PERI_EIO,
-                            "peri_model_follower_poll: '%.200s' could not be read, and is another file by now", m->path);
+                            "peri_model_follower_poll: '%.200s' could not be read, and is another file by now",
+                            m->path);
     if (status >= 0 && missing >= 0) (void)*(const volatile char *)(m->file.data + missing);
     if (status >= 0 && peri__mapped_cut(&m->file)) status = unreadable(m);
     peri_model_release(status >= 0 ? h->model : m);

@@ -36,8 +36,8 @@ function export.save(model, path, options) end
 
 ---Open a model file. What it has are `describe()`, `inputs()`, `outputs()`, `tables()`, `verify()`, `check_unchanged()`
 ---and `predict(batch)`: a table of tensors by the names of the outputs. Of an output that is a list of each sample the
----tensor has all members, and `NAME.lengths` how many each sample has. A name of the batch (or a key of its features) that
----the model has no input for is an error, but for the labels and the counts of a loader's batch.
+---tensor has all members, and `NAME.lengths` how many each sample has. A name of the batch (or a key of its features)
+---that the model has no input for is an error, but for the labels and the counts of a loader's batch.
 ---
 ---Errors: no such file; one that is no model file, is damaged, or is not whole; one of a later version.
 ---@param path string The file.
