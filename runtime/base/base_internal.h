@@ -102,6 +102,16 @@ void *peri__alloc_zero(size_t size);
 void *peri__realloc(void *p, size_t size);
 /** Release; NULL is fine. Never touches errno or the error record. */
 void peri__free(void *p);
+/** Of a variable: what it points to is freed where its scope ends.
+ *
+ *      PERI__SCRATCH int64_t *counts = peri__alloc(...); */
+#define PERI__SCRATCH __attribute__((cleanup(peri__scratch_end)))
+static inline void peri__scratch_end(void *variable)
+{
+    void *p;
+    memcpy(&p, variable, sizeof p);
+    peri__free(p);
+}
 /** A copy of a text, or NULL. */
 char *peri__strdup(const char *text);
 /** Make the folders above @path that are missing; @itself: and @path. Failures show when something is made in them,

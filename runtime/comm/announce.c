@@ -150,18 +150,16 @@ static peri_status post_words(peri__announce *a)
 
 static peri_status post_ahead(peri__announce *a)
 {
-    int64_t *counts = peri__alloc(sizeof *counts * (size_t)a->group->size);
+    PERI__SCRATCH int64_t *counts = peri__alloc(sizeof *counts * (size_t)a->group->size);
     for (int32_t r = 0; r < a->group->size && counts; r++) counts[r] = (int64_t)a->n * HEAD_WORDS;
     if (!counts) return PERI_ENOMEM;
     a->phase = AHEAD;
-    peri_status status = post(a, (peri_coll_op){.kind = PERI_COLL_ALL_GATHER,
-                                                .dtype = PERI_I64,
-                                                .send = a->heads,
-                                                .recv = a->heads + a->n * HEAD_WORDS,
-                                                .send_counts = counts,
-                                                .recv_counts = counts});
-    peri__free(counts);
-    return status;
+    return post(a, (peri_coll_op){.kind = PERI_COLL_ALL_GATHER,
+                                  .dtype = PERI_I64,
+                                  .send = a->heads,
+                                  .recv = a->heads + a->n * HEAD_WORDS,
+                                  .send_counts = counts,
+                                  .recv_counts = counts});
 }
 
 /** The words in front of @part from rank @r, as the operation of this phase brought them. */

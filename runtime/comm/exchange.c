@@ -56,17 +56,17 @@ static bool places_columns(const flow *f)
     return peri__stage_places(f->group->comm, f->device);
 }
 
-/** Where the result of a way forth that needs no decoding belongs, if it can arrive there: a->to (new) and a->runs. */
-static peri_status place(const flow *f, peri__transfer_args *a)
+/** Where the result of a way forth that needs no decoding belongs, if it can arrive there: *to (new) and a->runs. */
+static peri_status place(const flow *f, peri__transfer_args *a, peri_tensor **to)
 {
     int64_t matrix[2] = {f->rows, f->columns};
-    if (f->layout == PERI_LAYOUT_FLAT) return peri_tensor_new(f->device, f->dtype, f->ndim, f->shape, &a->to);
+    if (f->layout == PERI_LAYOUT_FLAT) return peri_tensor_new(f->device, f->dtype, f->ndim, f->shape, to);
     if (f->layout != PERI_LAYOUT_COLUMNS || !places_columns(f)) return PERI_OK;
     a->runs = f->runs;
     a->n_runs = f->group->size;
     a->lines = f->rows;
     a->step = f->columns;
-    return peri_tensor_new(f->device, f->dtype, 2, matrix, &a->to);
+    return peri_tensor_new(f->device, f->dtype, 2, matrix, to);
 }
 
 /** What travels there, or (@back) back: the gradient, which is divided where it arrives. */
@@ -87,11 +87,11 @@ static peri__transfer_args args_of(const flow *f, bool back)
 static peri_status send_forth(const flow *f, peri_tensor *src, peri__transfer *t, bool *laid_out)
 {
     peri__transfer_args a = args_of(f, false);
-    peri_status status = a.codec ? PERI_OK : place(f, &a);
-    *laid_out = a.to != NULL;
-    if (status >= 0) status = peri__transfer_post(f->group, src, &a, t);
-    peri_tensor_release(a.to);
-    return status;
+    PERI__HELD peri_tensor *to = NULL;
+    if (!a.codec) PERI_TRY(place(f, &a, &to));
+    a.to = to;
+    *laid_out = to != NULL;
+    return peri__transfer_post(f->group, src, &a, t);
 }
 
 /* -- flows --------------------------------------------------------------------------------------------------------- */
@@ -215,7 +215,7 @@ static peri_status move_columns(const flow *f, const peri_tensor *from, const pe
 {
     const int64_t n = f->group->size, width = peri_dtype_size(f->dtype), past = peri__tune(PERI__TUNE_copy_past),
                   grain = PERI_ELEMENT_GRAIN / (f->columns / n + 1) + 1;
-    peri_tensor *runs;
+    PERI__HELD peri_tensor *runs = NULL;
     PERI_TRY(peri__upload_i64(f->device, (const int64_t *)(f->runs + (back ? n : 0)),
                               n * (int64_t)(sizeof *f->runs / sizeof(int64_t)), &runs));
     peri_k_route_place_args args = {.dst = peri__data(to),
@@ -226,9 +226,7 @@ static peri_status move_columns(const flow *f, const peri_tensor *from, const pe
                                     .step = back ? 0 : f->columns,
                                     .from_step = back ? f->columns : 0,
                                     .past = past > 0 && 2 * f->rows * f->columns * width >= past};
-    peri_status status = PERI_LAUNCH(f->device, route_place, &args, n * f->rows, grain);
-    peri_tensor_release(runs);
-    return status;
+    return PERI_LAUNCH(f->device, route_place, &args, n * f->rows, grain);
 }
 
 /** Make the results of @flat, the numbers that have arrived: itself, a matrix of columns side by side, or a list of
@@ -245,32 +243,28 @@ static peri_status lay_out(const flow *f, peri_tensor *flat, peri_tensor **out)
     return PERI_OK;
 }
 
-/** Lay the gradients of the results out in one new tensor, *flat, in the order in which they travel back: the adjoint
+/** Lay the gradients of the results out in one new tensor, *out, in the order in which they travel back: the adjoint
  *  of lay_out. A result without a gradient (NULL) has zeros there. */
-static peri_status gather_gradient(const flow *f, peri_tensor *const *grad, peri_tensor **flat)
+static peri_status gather_gradient(const flow *f, peri_tensor *const *grad, peri_tensor **out)
 {
     int64_t n = f->kind == PERI_FLOW_REDUCE_SCATTER ? f->out[f->group->rank] : peri__sum(f->in, f->group->size), at = 0;
     bool any = false;
+    PERI__HELD peri_tensor *flat = NULL, *matrix = NULL;
     for (int32_t i = 0; i < results_of(f); i++) any = any || grad[i];
-    if (!any) return peri_tensor_full(f->device, f->dtype, 1, &n, 0, flat);
-    if (f->layout == PERI_LAYOUT_FLAT) return peri__contiguous_of(grad[0], flat);
-    PERI_TRY(peri_tensor_new(f->device, f->dtype, 1, &n, flat));
-    peri_status status = PERI_OK;
+    if (!any) return peri_tensor_full(f->device, f->dtype, 1, &n, 0, out);
+    if (f->layout == PERI_LAYOUT_FLAT) return peri__contiguous_of(grad[0], out);
+    PERI_TRY(peri_tensor_new(f->device, f->dtype, 1, &n, &flat));
     if (f->layout == PERI_LAYOUT_COLUMNS) {
-        peri_tensor *matrix = NULL;
-        status = peri__contiguous_of(grad[0], &matrix);
-        if (status >= 0) status = move_columns(f, matrix, *flat, true);
-        peri_tensor_release(matrix);
+        PERI_TRY(peri__contiguous_of(grad[0], &matrix));
+        PERI_TRY(move_columns(f, matrix, flat, true));
     }
-    for (int32_t i = 0; i < results_of(f) && f->layout == PERI_LAYOUT_LIST && status >= 0; i++) {
-        peri_tensor *part;
-        status = chunk(f, *flat, i, &at, &part);
-        if (status < 0) break;
-        status = grad[i] ? peri_tensor_copy(part, grad[i]) : peri_tensor_fill(part, 0);
-        peri_tensor_release(part);
+    for (int32_t i = 0; i < results_of(f) && f->layout == PERI_LAYOUT_LIST; i++) {
+        PERI__HELD peri_tensor *part = NULL;
+        PERI_TRY(chunk(f, flat, i, &at, &part));
+        PERI_TRY(grad[i] ? peri_tensor_copy(part, grad[i]) : peri_tensor_fill(part, 0));
     }
-    if (status < 0) peri_tensor_release(*flat);
-    return status;
+    *out = peri__give(&flat);
+    return PERI_OK;
 }
 
 /* -- backward ------------------------------------------------------------------------------------------------------ */
@@ -278,13 +272,11 @@ static peri_status gather_gradient(const flow *f, peri_tensor *const *grad, peri
 static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
     flow *f = (flow *)trip;
-    peri_tensor *flat;
+    PERI__HELD peri_tensor *flat = NULL;
     PERI_TRY(peri__group_check(f->function, f->group));
     PERI_TRY(gather_gradient(f, grad_out, &flat));
     const peri__transfer_args a = args_of(f, true);
-    peri_status status = peri__transfer_post(f->group, flat, &a, &f->back);
-    peri_tensor_release(flat);
-    return status;
+    return peri__transfer_post(f->group, flat, &a, &f->back);
 }
 
 static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
@@ -293,10 +285,8 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
     flow *f = (flow *)trip;
     peri_status status = peri__transfer_test(&f->back);
     if (status != PERI_OK) return status;
-    peri_tensor *numbers = peri__transfer_take(&f->back);
-    status = peri__tensor_view(numbers, f->input_ndim, f->input_shape, NULL, numbers->offset, &grad_in[0]);
-    peri_tensor_release(numbers);
-    return status;
+    PERI__HELD peri_tensor *numbers = peri__transfer_take(&f->back);
+    return peri__tensor_view(numbers, f->input_ndim, f->input_shape, NULL, numbers->offset, &grad_in[0]);
 }
 
 static const peri__trip_vtab flow_vtab = {
@@ -311,13 +301,12 @@ static peri_status exchange_step(peri_work *work)
     if (w->input) return PERI_OK;
     peri_status status = peri__transfer_test(&w->forth);
     if (status != PERI_OK) return status;
-    peri_tensor *flat = peri__transfer_take(&w->forth);
+    PERI__HELD peri_tensor *flat = peri__transfer_take(&w->forth);
     if (w->laid_out) {
-        w->results[0] = flat;
+        w->results[0] = peri__give(&flat);
         return PERI_OK;
     }
     status = lay_out(f, flat, w->results);
-    peri_tensor_release(flat);
     return status < 0 ? peri__group_fail(f->group, status) : status;
 }
 
@@ -349,11 +338,9 @@ static peri_status start(exchange_work *w, peri_tensor *input)
         return PERI_OK;
     }
     if (recording(f)) PERI_TRY(peri__trip_leaves(&f->trip, &input, 1, &w->leave));
-    peri_tensor *flat;
+    PERI__HELD peri_tensor *flat = NULL;
     PERI_TRY(peri__contiguous_of(input, &flat));
-    peri_status status = send_forth(f, flat, &w->forth, &w->laid_out);
-    peri_tensor_release(flat);
-    return status;
+    return send_forth(f, flat, &w->forth, &w->laid_out);
 }
 
 peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__flow_args *args, peri_work **out)
@@ -398,16 +385,12 @@ peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out)
         return peri__fail(PERI_EINVAL, "%s: the exchange is not complete; wait for it", name);
     if (w->used) return peri__fail(PERI_EINVAL, "%s: this result was already taken", name);
     if (w->input) {
-        out[0] = w->input;
-        w->input = NULL;
+        out[0] = peri__give(&w->input);
         w->used = true;
         return PERI_OK;
     }
     if (w->leave) PERI_TRY(peri__trip_arrives(&w->flow->trip, &w->leave, w->results, results_of(w->flow)));
     w->used = true;
-    for (int32_t i = 0; i < results_of(w->flow); i++) {
-        out[i] = w->results[i];
-        w->results[i] = NULL;
-    }
+    for (int32_t i = 0; i < results_of(w->flow); i++) out[i] = peri__give(&w->results[i]);
     return PERI_OK;
 }

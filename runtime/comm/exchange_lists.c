@@ -143,15 +143,14 @@ static peri_status move(const plan *p, const side *s, peri_tensor *const *parts,
 {
     int64_t at = 0;
     for (int32_t i = 0; i < p->group->size; at += s->counts[i++]) {
-        peri_tensor *t = parts[i], *there;
+        peri_tensor *t = parts[i];
+        PERI__HELD peri_tensor *there = NULL;
         if (!s->counts[i] || (!t && !to_flat)) continue;
         PERI_TRY(peri__tensor_view(flat, t ? t->ndim : 1, t ? t->shape : &s->counts[i], NULL, flat->offset + at,
                                    &there));
-        peri_status status = !t        ? peri__tensor_zero(there)
-                             : to_flat ? peri_tensor_copy(there, t)
-                                       : peri_tensor_copy(t, there);
-        peri_tensor_release(there);
-        PERI_TRY(status);
+        PERI_TRY(!t        ? peri__tensor_zero(there)
+                 : to_flat ? peri_tensor_copy(there, t)
+                           : peri_tensor_copy(t, there));
     }
     return PERI_OK;
 }

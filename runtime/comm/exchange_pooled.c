@@ -116,20 +116,16 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
                           (long long)columns, g->rank, (long long)dims[g->rank]);
     int64_t rows = inputs[0]->shape[0];
     a.alike = peri__hash_mix(a.alike, (uint64_t)rows);
-    peri_tensor *joined = inputs[0];
+    PERI__HELD peri_tensor *joined = NULL;
     if (n > 1) PERI_TRY(peri_op_cat(inputs, n, 1, &joined));
-    else peri_tensor_retain(joined);
-    peri_status status = peri__flow_counts(g, &a.out, &a.in);
-    if (status >= 0) {
-        a.rows = even_part(rows, g->size, g->rank);
-        for (int32_t i = 0; i < g->size; i++) {
-            a.out[i] = even_part(rows, g->size, i) * columns;
-            a.in[i] = a.rows * dims[i];
-        }
-        status = peri__flow_post(g, joined, &a, out);
+    else peri_tensor_retain(joined = inputs[0]);
+    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
+    a.rows = even_part(rows, g->size, g->rank);
+    for (int32_t i = 0; i < g->size; i++) {
+        a.out[i] = even_part(rows, g->size, i) * columns;
+        a.in[i] = a.rows * dims[i];
     }
-    peri_tensor_release(joined);
-    return status;
+    return peri__flow_post(g, joined, &a, out);
 }
 
 /* -- reduce-scatter, all-gather ------------------------------------------------------------------------------------ */
@@ -170,15 +166,12 @@ peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *cons
     static const char f[] = "peri_exchange_reduce_scatter_pooled";
     PERI_TRY(peri__group_check(f, g));
     for (int32_t i = 0; i < g->size; i++) PERI_TRY(check_scatter(f, g, inputs[i]));
-    peri_tensor *joined;
+    PERI__HELD peri_tensor *joined = NULL;
     PERI_TRY(peri_op_cat(inputs, g->size, 0, &joined));
-    int64_t *rows = peri__alloc(sizeof *rows * (size_t)g->size);
-    peri_status status = rows ? PERI_OK : PERI_ENOMEM;
-    for (int32_t i = 0; i < g->size && rows; i++) rows[i] = inputs[i]->shape[0];
-    if (status >= 0) status = scatter(f, g, joined, rows, options, out);
-    peri__free(rows);
-    peri_tensor_release(joined);
-    return status;
+    PERI__SCRATCH int64_t *rows = peri__alloc(sizeof *rows * (size_t)g->size);
+    if (!rows) return PERI_ENOMEM;
+    for (int32_t i = 0; i < g->size; i++) rows[i] = inputs[i]->shape[0];
+    return scatter(f, g, joined, rows, options, out);
 }
 
 peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor *input,
@@ -216,14 +209,12 @@ peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, per
     if (n_features < 0) return peri__fail(PERI_EINVAL, "%s: %d features", f, n_features);
     PERI_TRY(peri__check_counts(f, "batch_size_per_rank_per_feature", batch, (int64_t)g->size * n_features, &hash));
     PERI_TRY(peri__check_counts(f, "embedding_dims", dims, n_features, &hash));
-    int64_t *parts = peri__alloc_zero(sizeof *parts * (size_t)g->size);
+    PERI__SCRATCH int64_t *parts = peri__alloc_zero(sizeof *parts * (size_t)g->size);
     if (!parts) return PERI_ENOMEM;
     for (int32_t i = 0; i < g->size; i++)
         for (int32_t k = 0; k < n_features; k++) parts[i] += batch[(int64_t)i * n_features + k] * dims[k];
-    peri_status status = check_rows(f, "batch sizes and dims", input, peri__sum(parts, g->size));
-    if (status >= 0) status = scatter(f, g, input, parts, options, out);
-    peri__free(parts);
-    return status;
+    PERI_TRY(check_rows(f, "batch sizes and dims", input, peri__sum(parts, g->size)));
+    return scatter(f, g, input, parts, options, out);
 }
 
 peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_args *options,

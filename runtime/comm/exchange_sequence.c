@@ -27,6 +27,8 @@ static void order_release(order *o)
     peri__free(o);
 }
 
+static void order_end(order **held) { order_release(*held); }
+
 static void order_fini(peri__node *node)
 {
     order_release(node->state);
@@ -36,61 +38,48 @@ static void order_fini(peri__node *node)
 static peri_status order_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     order *o = node->state;
-    peri_tensor *flat, *grad;
+    PERI__HELD peri_tensor *flat = NULL, *grad = NULL;
     PERI_TRY(peri__contiguous_of(grad_out[0], &flat));
-    peri_status status = peri__tensor_like(flat, flat->ndim, flat->shape, &grad);
-    if (status >= 0) {
-        status = peri__recat_move(&o->recat, flat, grad, o->in, o->result, false);
-        if (status < 0) peri_tensor_release(grad);
-        else grad_in[0] = grad;
-    }
-    peri_tensor_release(flat);
-    return status;
+    PERI_TRY(peri__tensor_like(flat, flat->ndim, flat->shape, &grad));
+    PERI_TRY(peri__recat_move(&o->recat, flat, grad, o->in, o->result, false));
+    grad_in[0] = peri__give(&grad);
+    return PERI_OK;
 }
 
 static const peri__node_vtab order_vtab = {.name = "sequence order", .backward = order_backward, .fini = order_fini};
 
-/** stride_per_key_per_rank, whose ranks stand in the order of the kjt, as [ranks x keys]. */
+/** stride_per_key_per_rank, whose ranks stand in the order of the kjt, as [ranks x keys]; to be freed, also when this
+ *  fails. */
 static peri_status strides_by_rank(const peri_sequence_args *s, int32_t ranks, int64_t **out)
 {
     int64_t n = (int64_t)s->features * ranks;
-    int32_t *recat = peri__alloc(sizeof *recat * (size_t)peri__max(n, 1));
-    int64_t *strides = peri__alloc(sizeof *strides * (size_t)peri__max(n, 1));
-    peri_status status = recat && strides ? peri_kjt_recat(s->features, ranks, s->stagger, recat) : PERI_ENOMEM;
-    for (int64_t t = 0; t < n && status >= 0; t++) strides[recat[t]] = s->stride_per_key_per_rank[t];
-    peri__free(recat);
-    if (status < 0) peri__free(strides);
-    else *out = strides;
-    return status;
+    PERI__SCRATCH int32_t *recat = peri__alloc(sizeof *recat * (size_t)peri__max(n, 1));
+    int64_t *strides = *out = peri__alloc(sizeof *strides * (size_t)peri__max(n, 1));
+    if (!recat || !strides) return PERI_ENOMEM;
+    PERI_TRY(peri_kjt_recat(s->features, ranks, s->stagger, recat));
+    for (int64_t t = 0; t < n; t++) strides[recat[t]] = s->stride_per_key_per_rank[t];
+    return PERI_OK;
 }
 
-static peri_status order_new(const char *f, const peri_group *g, peri_tensor *input, const peri_sequence_args *s,
-                             order **out)
+/** On failure @o is still to be released. */
+static peri_status order_init(order *o, const char *f, const peri_group *g, peri_tensor *input,
+                              const peri_sequence_args *s)
 {
-    int64_t *strides = NULL, bags = 0;
+    PERI__SCRATCH int64_t *strides = NULL;
     peri__bags b = {0};
-    order *o = peri__alloc_zero(sizeof *o);
-    peri_status status = o ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0 && s->stride_per_key_per_rank) status = strides_by_rank(s, g->size, &strides);
-    if (status >= 0)
-        status = peri__recat_init(&o->recat, peri__device(input), s->features, g->size, s->stagger,
-                                  s->batch_size_per_rank, strides);
-    peri__free(strides);
-    if (status >= 0) {
-        bags = o->recat.bags[o->recat.segments];
-        if (s->lengths->shape[0] != bags)
-            status = peri__fail(PERI_EINVAL, "%s: %lld lengths, the batch sizes of %d features take %lld", f,
-                                (long long)s->lengths->shape[0], s->features, (long long)bags);
-    }
-    if (status >= 0 && !o->recat.in_order) {
-        /* Offsets of lengths that nobody has checked are clamped to the rows of the input. */
-        status = peri__bags_init(f, &b, s->lengths, NULL, input);
-        if (status >= 0) status = peri__bags_offsets(&b);
-        if (status >= 0) status = peri__recat_offsets(&o->recat, b.offsets, &o->in, &o->result);
-        peri__bags_fini(&b);
-    }
-    if (status < 0) order_release(o);
-    else *out = o;
+    if (s->stride_per_key_per_rank) PERI_TRY(strides_by_rank(s, g->size, &strides));
+    PERI_TRY(peri__recat_init(&o->recat, peri__device(input), s->features, g->size, s->stagger, s->batch_size_per_rank,
+                              strides));
+    const int64_t bags = o->recat.bags[o->recat.segments];
+    if (s->lengths->shape[0] != bags)
+        return peri__fail(PERI_EINVAL, "%s: %lld lengths, the batch sizes of %d features take %lld", f,
+                          (long long)s->lengths->shape[0], s->features, (long long)bags);
+    if (o->recat.in_order) return PERI_OK;
+    /* Offsets of lengths that nobody has checked are clamped to the rows of the input. */
+    peri_status status = peri__bags_init(f, &b, s->lengths, NULL, input);
+    if (status >= 0) status = peri__bags_offsets(&b);
+    if (status >= 0) status = peri__recat_offsets(&o->recat, b.offsets, &o->in, &o->result);
+    peri__bags_fini(&b);
     return status;
 }
 
@@ -98,33 +87,27 @@ static peri_status order_new(const char *f, const peri_group *g, peri_tensor *in
 static peri_status by_rank(const char *f, const peri_group *g, peri_tensor *input, const peri_sequence_args *s,
                            peri_tensor **out)
 {
-    order *o;
-    peri_tensor *flat = NULL, *moved = NULL;
+    __attribute__((cleanup(order_end))) order *o = peri__alloc_zero(sizeof *o);
+    PERI__HELD peri_tensor *flat = NULL, *moved = NULL;
     peri__node *node = NULL;
-    PERI_TRY(order_new(f, g, input, s, &o));
+    if (!o) return PERI_ENOMEM;
+    PERI_TRY(order_init(o, f, g, input, s));
     if (o->recat.in_order) {
-        order_release(o);
         peri_tensor_retain(input);
         *out = input;
         return PERI_OK;
     }
-    peri_status status;
-    PERI_TRY_GOTO(peri__contiguous_of(input, &flat), out);
+    PERI_TRY(peri__contiguous_of(input, &flat));
     /* Rows that the lengths do not speak of travel as zeros. */
-    PERI_TRY_GOTO(peri_tensor_full(peri__device(flat), flat->dtype, flat->ndim, flat->shape, 0, &moved), out);
-    PERI_TRY_GOTO(peri__recat_move(&o->recat, flat, moved, o->in, o->result, true), out);
-    PERI_TRY_GOTO(peri__attach(&order_vtab, &input, 1, &moved, 1, &node), out);
+    PERI_TRY(peri_tensor_full(peri__device(flat), flat->dtype, flat->ndim, flat->shape, 0, &moved));
+    PERI_TRY(peri__recat_move(&o->recat, flat, moved, o->in, o->result, true));
+    PERI_TRY(peri__attach(&order_vtab, &input, 1, &moved, 1, &node));
     if (node) {
         node->state = o;
         o = NULL;
     }
-    *out = moved;
-    moved = NULL;
-out:
-    peri_tensor_release(flat);
-    peri_tensor_release(moved);
-    order_release(o);
-    return status;
+    *out = peri__give(&moved);
+    return PERI_OK;
 }
 
 /* -- the exchange -------------------------------------------------------------------------------------------------- */
@@ -170,18 +153,14 @@ peri_status peri_exchange_alltoall_sequence(peri_group *g, peri_tensor *input, c
     shape[1] = input->shape[1];
     a.shape = shape;
     a.alike = (uint64_t)shape[1];
-    peri_tensor *ordered = NULL;
+    PERI__HELD peri_tensor *ordered = NULL;
     PERI_TRY(by_rank(f, g, input, s, &ordered));
-    peri_status status = peri__flow_counts(g, &a.out, &a.in);
-    if (status >= 0) {
-        for (int32_t i = 0; i < g->size; i++) {
-            a.out[i] = s->output_splits[i] * shape[1];
-            a.in[i] = s->input_splits[i] * shape[1];
-        }
-        status = peri__flow_post(g, ordered, &a, out);
+    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
+    for (int32_t i = 0; i < g->size; i++) {
+        a.out[i] = s->output_splits[i] * shape[1];
+        a.in[i] = s->input_splits[i] * shape[1];
     }
-    peri_tensor_release(ordered);
-    return status;
+    return peri__flow_post(g, ordered, &a, out);
 }
 
 /* -- from the order of buckets to that of ids ---------------------------------------------------------------------- */
@@ -189,26 +168,22 @@ peri_status peri_exchange_alltoall_sequence(peri_group *g, peri_tensor *input, c
 /** dst[i] = src[index[i]], row by row; @index i64 on the device. */
 static peri_status pick(const peri_tensor *src, const int64_t *index, peri_tensor **out)
 {
-    peri_tensor *picked;
+    PERI__HELD peri_tensor *picked = NULL;
     PERI_TRY(peri__tensor_like(src, src->ndim, src->shape, &picked));
     const int64_t width = peri__row_bytes(src);
     peri_k_jagged_copy_args args = {.dst = peri__data(picked), .src = peri__data(src), .permute = index, .width = width,
                                     .segments = src->shape[0], .out_step = 1, .in_step = 1, .permute_dtype = PERI_I64};
-    peri_status status = PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? src->shape[0] : 0,
-                                     peri__row_grain(width));
-    if (status < 0) peri_tensor_release(picked);
-    else *out = picked;
-    return status;
+    PERI_TRY(PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? src->shape[0] : 0, peri__row_grain(width)));
+    *out = peri__give(&picked);
+    return PERI_OK;
 }
 
 /** saved[0]: the permutation and its inverse. */
 static peri_status unbucketize_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    peri_tensor *flat;
+    PERI__HELD peri_tensor *flat = NULL;
     PERI_TRY(peri__contiguous_of(grad_out[0], &flat));
-    peri_status status = pick(flat, (const int64_t *)peri__data(node->saved[0]) + flat->shape[0], &grad_in[0]);
-    peri_tensor_release(flat);
-    return status;
+    return pick(flat, (const int64_t *)peri__data(node->saved[0]) + flat->shape[0], &grad_in[0]);
 }
 
 static const peri__node_vtab unbucketize_vtab = {.name = "unbucketize", .backward = unbucketize_backward};
@@ -216,22 +191,19 @@ static const peri__node_vtab unbucketize_vtab = {.name = "unbucketize", .backwar
 /** Both directions of the permutation on the device. */
 static peri_status both_ways(const char *f, peri_tensor *permutation, int64_t n, peri_tensor **table)
 {
-    peri_tensor *wide = NULL;
-    int64_t *both = peri__alloc(sizeof *both * (size_t)(2 * n + 1));
-    peri_status status = both ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = peri_tensor_to(permutation, PERI_I64, NULL, &wide);
-    if (status >= 0) status = peri_tensor_read(wide, both, 8 * n);
-    for (int64_t i = 0; i < n && status >= 0; i++) both[n + i] = -1;
-    for (int64_t i = 0; i < n && status >= 0; i++) {
+    PERI__HELD peri_tensor *wide = NULL;
+    PERI__SCRATCH int64_t *both = peri__alloc(sizeof *both * (size_t)(2 * n + 1));
+    if (!both) return PERI_ENOMEM;
+    PERI_TRY(peri_tensor_to(permutation, PERI_I64, NULL, &wide));
+    PERI_TRY(peri_tensor_read(wide, both, 8 * n));
+    for (int64_t i = 0; i < n; i++) both[n + i] = -1;
+    for (int64_t i = 0; i < n; i++) {
         if (both[i] < 0 || both[i] >= n || both[n + both[i]] >= 0)
-            status = peri__fail(PERI_EINVAL, "%s: permutation[%lld] is %lld, allowed: each of 0..%lld once", f,
-                                (long long)i, (long long)both[i], (long long)n - 1);
-        else both[n + both[i]] = i;
+            return peri__fail(PERI_EINVAL, "%s: permutation[%lld] is %lld, allowed: each of 0..%lld once", f,
+                              (long long)i, (long long)both[i], (long long)n - 1);
+        both[n + both[i]] = i;
     }
-    if (status >= 0) status = peri__upload_i64(peri__device(permutation), both, 2 * n, table);
-    peri_tensor_release(wide);
-    peri__free(both);
-    return status;
+    return peri__upload_i64(peri__device(permutation), both, 2 * n, table);
 }
 
 peri_status peri_exchange_unbucketize(peri_tensor *rows, peri_tensor *permutation, peri_tensor **out)
@@ -247,19 +219,13 @@ peri_status peri_exchange_unbucketize(peri_tensor *rows, peri_tensor *permutatio
     if (rows->ndim < 1 || rows->shape[0] != permutation->shape[0])
         return peri__fail(PERI_EINVAL, "%s: a permutation of %lld for rows of %s", f, (long long)permutation->shape[0],
                           peri__tensor_text(rows, text, sizeof text));
-    peri_tensor *table = NULL, *flat = NULL, *result = NULL;
+    PERI__HELD peri_tensor *table = NULL, *flat = NULL, *result = NULL;
     peri__node *node = NULL;
-    peri_status status;
-    PERI_TRY_GOTO(both_ways(f, permutation, rows->shape[0], &table), out);
-    PERI_TRY_GOTO(peri__contiguous_of(rows, &flat), out);
-    PERI_TRY_GOTO(pick(flat, peri__data(table), &result), out);
-    PERI_TRY_GOTO(peri__attach(&unbucketize_vtab, &rows, 1, &result, 1, &node), out);
+    PERI_TRY(both_ways(f, permutation, rows->shape[0], &table));
+    PERI_TRY(peri__contiguous_of(rows, &flat));
+    PERI_TRY(pick(flat, peri__data(table), &result));
+    PERI_TRY(peri__attach(&unbucketize_vtab, &rows, 1, &result, 1, &node));
     if (node) peri__node_save(node, 0, table);
-    *out = result;
-    result = NULL;
-out:
-    peri_tensor_release(table);
-    peri_tensor_release(flat);
-    peri_tensor_release(result);
-    return status;
+    *out = peri__give(&result);
+    return PERI_OK;
 }

@@ -133,14 +133,14 @@ peri_status peri_group_intra_node(peri_group *parent, peri_group **out)
     PERI_NEED(out);
     const peri__comm *comm = parent->comm;
     char name[PERI_GROUP_NAME];
-    int32_t n = 0, *ranks = peri__alloc(sizeof *ranks * (size_t)parent->size), node = comm->node[comm->rank];
+    const int32_t node = comm->node[comm->rank];
+    int32_t n = 0;
+    PERI__SCRATCH int32_t *ranks = peri__alloc(sizeof *ranks * (size_t)parent->size);
     if (!ranks) return PERI_ENOMEM;
     for (int32_t i = 0; i < parent->size; i++)
         if (comm->node[parent->ranks[i]] == node) ranks[n++] = i;
     snprintf(name, sizeof name, "%.24s/node %d", parent->name, node);
-    peri_status status = peri_group_new(parent, ranks, n, name, out);
-    peri__free(ranks);
-    return status;
+    return peri_group_new(parent, ranks, n, name, out);
 }
 
 peri_status peri__group_node(peri_group *group, peri_group **out)
@@ -164,8 +164,8 @@ peri_status peri_group_cross_node(peri_group *parent, peri_group **out)
     PERI_TRY(peri__group_check("peri_group_cross_node", parent));
     const peri__comm *comm = parent->comm;
     char name[PERI_GROUP_NAME];
-    peri_status status = PERI_OK;
-    int32_t n = 0, *ranks = peri__alloc(sizeof *ranks * (size_t)parent->size);
+    int32_t n = 0;
+    PERI__SCRATCH int32_t *ranks = peri__alloc(sizeof *ranks * (size_t)parent->size);
     if (!ranks) return PERI_ENOMEM;
     for (int32_t i = 0; i < parent->size; i++) {
         int32_t node = comm->node[parent->ranks[i]], place = 0, count = 0;
@@ -174,20 +174,15 @@ peri_status peri_group_cross_node(peri_group *parent, peri_group **out)
             place += k < i;
             count++;
         }
-        if (count != parent->local_size) {
-            status = peri__fail(PERI_EINVAL,
-                                "peri_group_cross_node: node %d holds %d ranks of group '%s' and node %d holds %d, "
-                                "allowed: equal numbers",
-                                comm->node[comm->rank], parent->local_size, parent->name, node, count);
-            goto out;
-        }
+        if (count != parent->local_size)
+            return peri__fail(PERI_EINVAL,
+                              "peri_group_cross_node: node %d holds %d ranks of group '%s' and node %d holds %d, "
+                              "allowed: equal numbers",
+                              comm->node[comm->rank], parent->local_size, parent->name, node, count);
         if (place == parent->local_rank) ranks[n++] = i;
     }
     snprintf(name, sizeof name, "%.24s/cross %d", parent->name, parent->local_rank);
-    status = peri_group_new(parent, ranks, n, name, out);
-out:
-    peri__free(ranks);
-    return status;
+    return peri_group_new(parent, ranks, n, name, out);
 }
 
 void peri_group_retain(peri_group *group) { if (group) peri__refs_add(&group->refs); }

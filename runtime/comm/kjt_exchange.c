@@ -84,7 +84,7 @@ static peri_status differ(void *sizes_, int32_t other, const char *texts, const 
 static peri_status post_sizes(sizes *s)
 {
     peri_group *g = s->base.group;
-    int64_t *out = peri__alloc_zero(sizeof *out * (size_t)g->size);
+    PERI__SCRATCH int64_t *out = peri__alloc_zero(sizeof *out * (size_t)g->size);
     peri__announce_part all = {.agreement = {.ctx = s, .differ = differ}, .out = out};
     if (!out) return PERI_ENOMEM;
     for (int32_t i = 0; i < s->n; i++) {
@@ -92,9 +92,7 @@ static peri_status post_sizes(sizes *s)
         for (int32_t r = 0; r < g->size; r++) out[r] += words_of(&s->items[i], r);
     }
     all.in = out[g->rank];
-    peri_status status = peri__announce_new(name, g, &all, 1, &s->numbers, all.agreement.hash, &s->announce);
-    peri__free(out);
-    PERI_TRY(status);
+    PERI_TRY(peri__announce_new(name, g, &all, 1, &s->numbers, all.agreement.hash, &s->announce));
     for (int32_t r = 0; r < g->size; r++) {
         int64_t *at = peri__announce_to(s->announce, 0, r);
         for (int32_t i = 0; i < s->n; i++) at = announce(&s->items[i], r, at);
@@ -108,19 +106,17 @@ static peri_status read_sizes(sizes *s)
     peri_group *g = s->base.group;
     int64_t most = 0, before = 0;
     for (int32_t i = 0; i < s->n; i++) most = peri__max(most, words_of(&s->items[i], g->rank));
-    int64_t *words = peri__alloc(sizeof *words * (size_t)(g->size * most));
+    PERI__SCRATCH int64_t *words = peri__alloc(sizeof *words * (size_t)(g->size * most));
     if (!words) return PERI_ENOMEM;
-    peri_status status = PERI_OK;
-    for (int32_t i = 0; i < s->n && status >= 0; i++) {
+    for (int32_t i = 0; i < s->n; i++) {
         item *t = &s->items[i];
         int64_t width = words_of(t, g->rank);
         for (int32_t r = 0; r < g->size; r++)
             memcpy(words + r * width, peri__announce_from(s->announce, 0, r) + before, sizeof *words * (size_t)width);
-        status = peri__kjt_layout_new(t->keys, g->size, g->rank, t->stagger, t->kjt->ranks > 0, words, &t->layout);
+        PERI_TRY(peri__kjt_layout_new(t->keys, g->size, g->rank, t->stagger, t->kjt->ranks > 0, words, &t->layout));
         before += width;
     }
-    peri__free(words);
-    return status;
+    return PERI_OK;
 }
 
 /** Whether lengths and offsets of all kjts are known to be well formed; PERI_PENDING: the device still checks some.
@@ -210,7 +206,8 @@ static peri_status post_part(tensors *w, const item *t, int part, const int64_t 
     const peri__kjt_layout *l = t->layout;
     const bool ids = part != PERI_PART_LENGTHS;
     const int64_t sent = peri__sum(out, g->size);
-    peri_tensor *whole = t->tensors[part], *send = NULL;
+    peri_tensor *whole = t->tensors[part];
+    PERI__HELD peri_tensor *send = NULL, *to = NULL;
     peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL,
                              .channel = PERI_CHANNEL_IDS,
                              .sequence = sequence_of(w, part),
@@ -221,17 +218,15 @@ static peri_status post_part(tensors *w, const item *t, int part, const int64_t 
         skip = g->rank == 0 ? peri__numel(whole) - sent : 0;
         w->own_first[ids] = g->rank == 0 ? 0 : sent;
     }
-    peri_status status = peri__tensor_view(whole, 1, &sent, NULL, whole->offset + skip, &send);
-    if (status >= 0 && w->placed) {
-        status = peri_tensor_new(peri__device(whole), whole->dtype, 1, ids ? &l->total_ids : &l->total_rows, &a.to);
+    PERI_TRY(peri__tensor_view(whole, 1, &sent, NULL, whole->offset + skip, &send));
+    if (w->placed) {
+        PERI_TRY(peri_tensor_new(peri__device(whole), whole->dtype, 1, ids ? &l->total_ids : &l->total_rows, &to));
         peri__kjt_layout_runs(l, ids, -1, runs);
+        a.to = to;
         a.runs = runs;
         a.n_runs = (int64_t)l->keys->count * l->ranks;
     }
-    if (status >= 0) status = peri__transfer_post(w->base.group, send, &a, &w->parts[part]);
-    peri_tensor_release(send);
-    peri_tensor_release(a.to);
-    return status;
+    return peri__transfer_post(w->base.group, send, &a, &w->parts[part]);
 }
 
 static peri_status post_tensors(tensors *w)
@@ -240,14 +235,13 @@ static peri_status post_tensors(tensors *w)
     peri_group *g = w->base.group;
     const peri_kjt *k = t->kjt;
     int64_t all = (int64_t)t->layout->keys->count * g->size;
-    peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)all + sizeof(int64_t) * 2 * (size_t)g->size);
+    PERI__SCRATCH peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)all + sizeof(int64_t) * 2 * (size_t)g->size);
     int64_t *counts = (int64_t *)(runs + all), *in = counts + g->size;
     if (!runs) return PERI_ENOMEM;
     w->placed = peri__stage_places(g->comm, peri__kjt_device(t->kjt));
     bool apart = !w->placed && (g->rank == 0 || g->rank == g->size - 1);
     w->own_first[0] = w->own_first[1] = apart ? 0 : -1;
-    peri_status status = PERI_OK;
-    for (int part = 0; part < PERI_PARTS && status >= 0; part++) {
+    for (int part = 0; part < PERI_PARTS; part++) {
         bool lengths = part == PERI_PART_LENGTHS;
         const int64_t *at = lengths ? k->lengths_offset_per_key : k->offset_per_key;
         if (!t->tensors[part]) {
@@ -259,10 +253,9 @@ static peri_status post_tensors(tensors *w)
             counts[r] = left_out ? 0 : at[t->first_key[r + 1]] - at[t->first_key[r]];
             in[r] = left_out ? 0 : lengths ? t->layout->rank_rows[r] : t->layout->rank_ids[r];
         }
-        status = post_part(w, t, part, counts, in, runs);
+        PERI_TRY(post_part(w, t, part, counts, in, runs));
     }
-    peri__free(runs);
-    return status;
+    return PERI_OK;
 }
 
 static peri_status tensors_advance(tensors *w)

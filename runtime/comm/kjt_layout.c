@@ -101,13 +101,10 @@ static peri_status upload_runs(const peri__kjt_layout *l, peri_device *device, c
                                peri_tensor **out)
 {
     const int64_t all = (int64_t)l->keys->count * l->ranks;
-    peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)(2 * all + 1));
+    PERI__SCRATCH peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)(2 * all + 1));
     if (!runs) return PERI_ENOMEM;
     for (int part = 0; part < 2; part++) peri__kjt_layout_runs(l, part, own_first[part], runs + part * all);
-    peri_status status =
-        peri__upload_i64(device, (const int64_t *)runs, 2 * all * (int64_t)(sizeof *runs / sizeof(int64_t)), out);
-    peri__free(runs);
-    return status;
+    return peri__upload_i64(device, (const int64_t *)runs, 2 * all * (int64_t)(sizeof *runs / sizeof(int64_t)), out);
 }
 
 static peri_status place(const peri__kjt_layout *l, const peri_tensor *received, const peri_tensor *own,
@@ -146,36 +143,27 @@ peri_status peri__kjt_layout_build(const peri__kjt_layout *l, peri_tensor *const
                                    const int64_t own_first[2], bool placed, peri_kjt **out)
 {
     peri__kjt_parts p = {.keys = l->keys, .ranks = l->variable ? l->ranks : 0, .longest = -1};
-    peri_tensor *runs = NULL, *parts[PERI_PARTS] = {0};
+    PERI__HELD peri_tensor *runs = NULL, *lengths = NULL, *values = NULL, *weights = NULL;
+    peri_tensor **const parts[PERI_PARTS] = {&lengths, &values, &weights};
     peri_kjt *k = NULL;
-    peri_status status;
-    if (!placed) PERI_TRY_GOTO(upload_runs(l, peri__device(received[PERI_PART_LENGTHS]), own_first, &runs), out);
+    if (!placed) PERI_TRY(upload_runs(l, peri__device(received[PERI_PART_LENGTHS]), own_first, &runs));
     for (int i = 0; i < PERI_PARTS; i++) {
         if (!received[i]) continue;
-        if (!placed) {
-            PERI_TRY_GOTO(place(l, received[i], own[i], runs, i != PERI_PART_LENGTHS, &parts[i]), out);
-            continue;
-        }
-        parts[i] = received[i];
-        peri_tensor_retain(parts[i]);
+        if (placed) peri_tensor_retain(*parts[i] = received[i]);
+        else PERI_TRY(place(l, received[i], own[i], runs, i != PERI_PART_LENGTHS, parts[i]));
     }
-    p.lengths = parts[PERI_PART_LENGTHS];
-    p.values = parts[PERI_PART_VALUES];
-    p.weights = parts[PERI_PART_WEIGHTS];
+    p.lengths = lengths;
+    p.values = values;
+    p.weights = weights;
     p.stride_per_key_per_rank = l->variable ? l->per_key_rank : NULL;
     p.stride = l->variable ? peri__kjt_most_rows(l->per_key_rank, l->keys->count, l->ranks)
                            : peri__sum(l->stride, l->ranks);
-    PERI_TRY_GOTO(peri__kjt_adopt(&p, &k), out);
-    PERI_TRY_GOTO(peri_kjt_sync_post(k), out);
-    if (peri_device_host_access(peri__kjt_device(k))) {
-        PERI_TRY_GOTO(peri_kjt_sync(k), out);
-        PERI_TRY_GOTO(compare(l, k), out);
-    }
-    *out = k;
-    k = NULL;
-out:
-    peri_kjt_release(k);
-    peri_tensor_release(runs);
-    for (int i = 0; i < PERI_PARTS; i++) peri_tensor_release(parts[i]);
+    PERI_TRY(peri__kjt_adopt(&p, &k));
+    const bool seen = peri_device_host_access(peri__kjt_device(k));
+    peri_status status = peri_kjt_sync_post(k);
+    if (status >= 0 && seen) status = peri_kjt_sync(k);
+    if (status >= 0 && seen) status = compare(l, k);
+    if (status < 0) peri_kjt_release(k);
+    else *out = k;
     return status < 0 ? status : PERI_OK;
 }

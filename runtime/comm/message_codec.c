@@ -254,13 +254,12 @@ peri_status peri_codec_encode(peri_codec_context *context, peri_tensor *x, peri_
     PERI_NEED(context);
     PERI_NEED(x);
     PERI_NEED(out);
-    peri_tensor *wire;
+    PERI__HELD peri_tensor *wire = NULL;
     PERI_TRY(check_message("peri_codec_encode", x, PERI_F32, context->numbers));
     PERI_TRY(peri_tensor_new(peri__device(x), peri_codec_wire_dtype(context->codec), 1, &context->wire, &wire));
-    peri_status status = code(context, "peri_codec_encode", x, wire, true);
-    if (status < 0) peri_tensor_release(wire);
-    else *out = wire;
-    return status;
+    PERI_TRY(code(context, "peri_codec_encode", x, wire, true));
+    *out = peri__give(&wire);
+    return PERI_OK;
 }
 
 peri_status peri_codec_decode(peri_codec_context *context, peri_tensor *wire, peri_tensor **out)
@@ -268,11 +267,10 @@ peri_status peri_codec_decode(peri_codec_context *context, peri_tensor *wire, pe
     PERI_NEED(context);
     PERI_NEED(wire);
     PERI_NEED(out);
-    peri_tensor *x;
+    PERI__HELD peri_tensor *x = NULL;
     PERI_TRY(check_message("peri_codec_decode", wire, peri_codec_wire_dtype(context->codec), context->wire));
     PERI_TRY(peri_tensor_new(peri__device(wire), PERI_F32, 1, &context->numbers, &x));
-    peri_status status = code(context, "peri_codec_decode", x, wire, false);
-    if (status < 0) peri_tensor_release(x);
-    else *out = x;
-    return status;
+    PERI_TRY(code(context, "peri_codec_decode", x, wire, false));
+    *out = peri__give(&x);
+    return PERI_OK;
 }

@@ -56,16 +56,13 @@ static peri_status check_sum(peri_tensor *const *parts, int32_t n)
 static peri_status sum(peri_tensor *const *parts, int32_t n, peri_tensor **out)
 {
     PERI_TRY(check_sum(parts, n));
-    peri_tensor *total = parts[0];
+    PERI__HELD peri_tensor *total = parts[0];
     peri_tensor_retain(total);
     for (int32_t i = 1; i < n; i++) {
-        peri_tensor *next;
-        peri_status status = peri_op_add(total, parts[i], &next);
-        peri_tensor_release(total);
-        PERI_TRY(status);
-        total = next;
+        PERI__HELD peri_tensor *before = peri__give(&total);
+        PERI_TRY(peri_op_add(before, parts[i], &total));
     }
-    *out = total;
+    *out = peri__give(&total);
     return PERI_OK;
 }
 

@@ -74,7 +74,7 @@ static peri_status elements(const char *function, const char *what, const peri_g
 static peri_status post_pair(peri_group *group, peri_coll_op *op, peri_tensor *output, peri_tensor *input,
                              peri_work **out)
 {
-    peri_tensor *flat;
+    PERI__HELD peri_tensor *flat = NULL;
     bool before = peri__grad_swap(false);
     peri_status status = peri_tensor_contiguous(input, &flat);
     peri__grad_swap(before);
@@ -82,9 +82,7 @@ static peri_status post_pair(peri_group *group, peri_coll_op *op, peri_tensor *o
     op->channel = group->channel;
     op->dtype = output->dtype;
     peri__changed(output);
-    status = peri__coll_post(group, op, flat, output, out);
-    peri_tensor_release(flat);
-    return status;
+    return peri__coll_post(group, op, flat, output, out);
 }
 
 /** Room for two count arrays: on the stack for usual groups. */
@@ -101,10 +99,13 @@ static peri_status counts_init(counts *c, int32_t size)
     return c->send ? PERI_OK : PERI_ENOMEM;
 }
 
-static void counts_fini(counts *c)
+static void counts_end(counts *c)
 {
     if (c->send != c->fixed) peri__free(c->send);
 }
+
+/** Two count arrays, until their scope ends. They are made at once. */
+#define COUNTS __attribute__((cleanup(counts_end))) counts
 
 /* -- operations without splits ------------------------------------------------------------------------------------- */
 
@@ -178,15 +179,13 @@ static peri_status equal_op(const char *function, int32_t kind, peri_group *grou
                               peri__tensor_text(input, text, sizeof text), group->size);
         count = peri__numel(input) / group->size;
     }
-    counts c;
+    COUNTS c;
     PERI_TRY(counts_init(&c, group->size));
     for (int32_t i = 0; i < group->size; i++) c.send[i] = c.recv[i] = count;
     peri_coll_op op = {.kind = kind, .reduce = reduce, .tag = tag, .send_counts = c.send, .recv_counts = c.recv};
     if (kind == PERI_COLL_ALL_TO_ALL) op.count = count; /* equal parts: the ranks must agree on it */
     if (kind == PERI_COLL_REDUCE_SCATTER) op.recv_counts = NULL;
-    peri_status status = post_pair(group, &op, output, input, out);
-    counts_fini(&c);
-    return status;
+    return post_pair(group, &op, output, input, out);
 }
 
 peri_status peri_coll_all_gather(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag,
@@ -227,17 +226,13 @@ peri_status peri_coll_all_gather_v(peri_group *group, peri_tensor *output, peri_
 {
     static const char function[] = "peri_coll_all_gather_v";
     PERI_TRY(check_pair(function, group, output, input, true));
-    counts c;
+    COUNTS c;
     PERI_TRY(counts_init(&c, group->size));
-    peri_status status;
-    PERI_TRY_GOTO(elements(function, "output", group, rows, output, c.recv), out);
-    PERI_TRY_GOTO(check_own_rows(function, group, "input", input, rows[group->rank]), out);
+    PERI_TRY(elements(function, "output", group, rows, output, c.recv));
+    PERI_TRY(check_own_rows(function, group, "input", input, rows[group->rank]));
     c.send[0] = c.recv[group->rank];
     peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER, .tag = tag, .send_counts = c.send, .recv_counts = c.recv};
-    status = post_pair(group, &op, output, input, out);
-out:
-    counts_fini(&c);
-    return status;
+    return post_pair(group, &op, output, input, out);
 }
 
 peri_status peri_coll_reduce_scatter_v(peri_group *group, peri_tensor *output, peri_tensor *input, const int64_t *rows,
@@ -246,16 +241,12 @@ peri_status peri_coll_reduce_scatter_v(peri_group *group, peri_tensor *output, p
     static const char function[] = "peri_coll_reduce_scatter_v";
     PERI_TRY(check_pair(function, group, output, input, true));
     PERI_TRY(check_reduce(function, input, reduce));
-    counts c;
+    COUNTS c;
     PERI_TRY(counts_init(&c, group->size));
-    peri_status status;
-    PERI_TRY_GOTO(elements(function, "input", group, rows, input, c.send), out);
-    PERI_TRY_GOTO(check_own_rows(function, group, "output", output, rows[group->rank]), out);
+    PERI_TRY(elements(function, "input", group, rows, input, c.send));
+    PERI_TRY(check_own_rows(function, group, "output", output, rows[group->rank]));
     peri_coll_op op = {.kind = PERI_COLL_REDUCE_SCATTER, .reduce = reduce, .tag = tag, .send_counts = c.send};
-    status = post_pair(group, &op, output, input, out);
-out:
-    counts_fini(&c);
-    return status;
+    return post_pair(group, &op, output, input, out);
 }
 
 peri_status peri_coll_all_to_all_v(peri_group *group, peri_tensor *output, peri_tensor *input, const int64_t *recv_rows,
@@ -263,14 +254,10 @@ peri_status peri_coll_all_to_all_v(peri_group *group, peri_tensor *output, peri_
 {
     static const char function[] = "peri_coll_all_to_all_v";
     PERI_TRY(check_pair(function, group, output, input, true));
-    counts c;
+    COUNTS c;
     PERI_TRY(counts_init(&c, group->size));
-    peri_status status;
-    PERI_TRY_GOTO(elements(function, "output", group, recv_rows, output, c.recv), out);
-    PERI_TRY_GOTO(elements(function, "input", group, send_rows, input, c.send), out);
+    PERI_TRY(elements(function, "output", group, recv_rows, output, c.recv));
+    PERI_TRY(elements(function, "input", group, send_rows, input, c.send));
     peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .tag = tag, .send_counts = c.send, .recv_counts = c.recv};
-    status = post_pair(group, &op, output, input, out);
-out:
-    counts_fini(&c);
-    return status;
+    return post_pair(group, &op, output, input, out);
 }

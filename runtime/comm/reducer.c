@@ -100,22 +100,19 @@ static peri_status make_room(peri_reducer *r, bucket *b)
 {
     int64_t elements = b->count, at = 0;
     for (int64_t i = 0; i < b->count; i++) elements += peri__numel(r->entries[b->first + i].leaf);
-    peri_tensor *flat, *marks;
+    PERI__HELD peri_tensor *flat = NULL;
+    peri_tensor *marks;
     PERI_TRY(peri__tensor_like(r->entries[b->first].leaf, 1, &elements, &flat));
-    peri_status status = peri__tensor_view(flat, 1, &b->count, NULL, elements - b->count, &marks);
-    if (status < 0) {
-        peri_tensor_release(flat);
-        return status;
-    }
+    PERI_TRY(peri__tensor_view(flat, 1, &b->count, NULL, elements - b->count, &marks));
     peri_tensor_release(b->flat);
     peri_tensor_release(b->marks);
-    b->flat = flat;
+    b->flat = peri__give(&flat);
     b->marks = marks;
     PERI_TRY(peri_tensor_fill(marks, 1));
     for (int64_t i = 0; i < b->count; i++) {
         entry *e = &r->entries[b->first + i];
         peri_tensor *view;
-        PERI_TRY(peri__tensor_view(flat, e->leaf->ndim, e->leaf->shape, NULL, at, &view));
+        PERI_TRY(peri__tensor_view(b->flat, e->leaf->ndim, e->leaf->shape, NULL, at, &view));
         peri_tensor_release(e->view);
         e->view = view;
         e->unmarked = false;
@@ -176,12 +173,10 @@ static peri_status mark(const peri_reducer *r, bucket *b)
     const int64_t one = 1, first = peri__numel(b->flat) - b->count;
     for (int64_t i = 0; i < b->count; i++) {
         entry *e = &r->entries[b->first + i];
-        peri_tensor *its;
+        PERI__HELD peri_tensor *its = NULL;
         if (e->unmarked != e->given) continue;
         PERI_TRY(peri__tensor_view(b->flat, 1, &one, NULL, first + i, &its));
-        peri_status status = peri_tensor_fill(its, e->given);
-        peri_tensor_release(its);
-        PERI_TRY(status);
+        PERI_TRY(peri_tensor_fill(its, e->given));
         e->unmarked = !e->given;
     }
     return PERI_OK;
@@ -366,12 +361,10 @@ static peri_status make_bucket(peri_reducer *r, int64_t begin, int64_t end)
 
 static peri_status make_group(peri_group *parent, peri_group **out)
 {
-    int32_t *ranks = peri__alloc(sizeof *ranks * (size_t)parent->size);
+    PERI__SCRATCH int32_t *ranks = peri__alloc(sizeof *ranks * (size_t)parent->size);
     if (!ranks) return PERI_ENOMEM;
     for (int32_t i = 0; i < parent->size; i++) ranks[i] = i;
-    peri_status status = peri_group_new(parent, ranks, parent->size, "reducer", out);
-    peri__free(ranks);
-    return status;
+    return peri_group_new(parent, ranks, parent->size, "reducer", out);
 }
 
 static peri_reducer *of_ending(peri__ending *ending)
@@ -509,16 +502,15 @@ static peri_status ask_others(peri_reducer *r, bucket *b)
     if (all) return PERI_OK;
     static const char zero[8];
     const int64_t size = peri_dtype_size(b->marks->dtype);
-    char *sums = peri__alloc((size_t)(b->count * size));
+    PERI__SCRATCH char *sums = peri__alloc((size_t)(b->count * size));
     if (!sums) return PERI_ENOMEM;
-    peri_status status = peri_tensor_read(b->marks, sums, b->count * size);
-    for (int64_t i = 0; status >= 0 && i < b->count; i++) {
+    PERI_TRY(peri_tensor_read(b->marks, sums, b->count * size));
+    for (int64_t i = 0; i < b->count; i++) {
         entry *e = &r->entries[b->first + i];
         e->given = memcmp(sums + i * size, zero, (size_t)size) != 0;
         e->unmarked = !e->given;
     }
-    peri__free(sums);
-    return status;
+    return PERI_OK;
 }
 
 /** The gradients become their parts of the bucket, divided by the number of ranks. */

@@ -86,57 +86,44 @@ static peri_coll_op op_of(const peri__transfer_args *a, int32_t kind, int32_t dt
                           .recv_counts = a->in};
 }
 
-static peri_status post_encoded(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
+static peri_status post_codes(peri_group *group, peri_tensor *src, const peri__transfer_args *a,
+                              peri_codec_context *encoding, peri__transfer *t)
 {
-    peri_codec_context *encoding = NULL;
-    peri_tensor *wire = NULL;
-    peri_status status;
+    PERI__HELD peri_tensor *wire = NULL;
     bool summed = a->kind == PERI_COLL_REDUCE_SCATTER;
-    PERI_TRY_GOTO(contexts_of(group, a, &encoding, &t->decoding), out);
-    PERI_TRY_GOTO(peri_codec_encode(encoding, src, &wire), out);
+    PERI_TRY(peri_codec_encode(encoding, src, &wire));
     t->parts = summed ? group->size : 1;
     peri_coll_op op = op_of(a, summed ? PERI_COLL_ALL_TO_ALL : a->kind, wire->dtype);
     op.send_counts = peri_codec_context_wire_splits(encoding);
     op.recv_counts = peri_codec_context_wire_splits(t->decoding);
     int64_t n = peri__sum(op.recv_counts, group->size);
-    PERI_TRY_GOTO(peri_tensor_new(peri__device(src), wire->dtype, 1, &n, &t->wire), out);
-    status = peri__coll_post(group, &op, wire, t->wire, &t->work);
-out:
+    PERI_TRY(peri_tensor_new(peri__device(src), wire->dtype, 1, &n, &t->wire));
+    return peri__coll_post(group, &op, wire, t->wire, &t->work);
+}
+
+static peri_status post_encoded(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
+{
+    peri_codec_context *encoding = NULL;
+    peri_status status = contexts_of(group, a, &encoding, &t->decoding);
+    if (status >= 0) status = post_codes(group, src, a, encoding, t);
     peri_codec_context_release(encoding);
-    peri_tensor_release(wire);
     return status;
 }
 
 /** What arrived, as numbers. */
 static peri_status decode(peri__transfer *t)
 {
-    peri_tensor *all = NULL, *view = NULL, *sum = NULL, *flat = NULL;
-    peri_status status;
-    if (t->parts == 1 && t->numbers) {
-        status = peri__codec_decode_to(t->decoding, t->wire, t->numbers);
-    } else if (t->parts == 1) {
-        status = peri_codec_decode(t->decoding, t->wire, &t->numbers);
-    } else {
-        PERI_TRY_GOTO(peri_codec_decode(t->decoding, t->wire, &all), out);
-        int64_t shape[2] = {t->parts, peri__numel(all) / t->parts};
-        PERI_TRY_GOTO(peri__tensor_view(all, 2, shape, NULL, all->offset, &view), out);
-        PERI_TRY_GOTO(peri__reduce(view, 1, 1, &sum), out);
-        PERI_TRY_GOTO(peri__tensor_view(sum, 1, &shape[1], NULL, sum->offset, &flat), out);
-        if (t->numbers) {
-            status = peri_tensor_copy(t->numbers, flat);
-        } else {
-            t->numbers = flat;
-            flat = NULL;
-        }
-    }
-out:
-    peri_tensor_release(all);
-    peri_tensor_release(view);
-    peri_tensor_release(sum);
-    peri_tensor_release(flat);
-    peri_tensor_release(t->wire);
-    t->wire = NULL;
-    return status;
+    PERI__HELD peri_tensor *wire = peri__give(&t->wire), *all = NULL, *view = NULL, *sum = NULL, *flat = NULL;
+    if (t->parts == 1 && t->numbers) return peri__codec_decode_to(t->decoding, wire, t->numbers);
+    if (t->parts == 1) return peri_codec_decode(t->decoding, wire, &t->numbers);
+    PERI_TRY(peri_codec_decode(t->decoding, wire, &all));
+    int64_t shape[2] = {t->parts, peri__numel(all) / t->parts};
+    PERI_TRY(peri__tensor_view(all, 2, shape, NULL, all->offset, &view));
+    PERI_TRY(peri__reduce(view, 1, 1, &sum));
+    PERI_TRY(peri__tensor_view(sum, 1, &shape[1], NULL, sum->offset, &flat));
+    if (t->numbers) return peri_tensor_copy(t->numbers, flat);
+    t->numbers = peri__give(&flat);
+    return PERI_OK;
 }
 
 /* -- transfers ----------------------------------------------------------------------------------------------------- */
@@ -213,8 +200,7 @@ peri_status peri__transfer_test(peri__transfer *t)
 
 peri_tensor *peri__transfer_take(peri__transfer *t)
 {
-    peri_tensor *numbers = t->numbers;
-    t->numbers = NULL;
+    peri_tensor *numbers = peri__give(&t->numbers);
     peri__transfer_fini(t);
     return numbers;
 }

@@ -69,7 +69,7 @@ static peri_status differ(void *verdict, int32_t other, const char *texts, const
 
 peri_status peri__verdict_post(peri__verdict *v)
 {
-    int64_t *none = peri__alloc_zero(sizeof *none * (size_t)v->group->size);
+    PERI__SCRATCH int64_t *none = peri__alloc_zero(sizeof *none * (size_t)v->group->size);
     if (!none) return PERI_ENOMEM;
     const peri__announce_part part = {.agreement = {.hash = v->words.status < 0 ? (uint64_t)v->group->rank + 1 : 0,
                                                     .bytes = (int64_t)sizeof v->words,
@@ -77,9 +77,8 @@ peri_status peri__verdict_post(peri__verdict *v)
                                                     .text = text_of,
                                                     .differ = differ},
                                       .out = none};
-    peri_status status = peri__announce_new("peri_coll", v->group, &part, 1, &v->numbers, 0, &v->announce);
-    peri__free(none);
-    return status < 0 ? status : peri__announce_post(v->announce);
+    PERI_TRY(peri__announce_new("peri_coll", v->group, &part, 1, &v->numbers, 0, &v->announce));
+    return peri__announce_post(v->announce);
 }
 
 peri_status peri__verdict_test(peri__verdict *v) { return peri__announce_test(v->announce); }

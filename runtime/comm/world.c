@@ -172,11 +172,12 @@ static peri_status choose_device(peri_group *world, const char *name, char *why,
     const int32_t n = comm->size;
     peri_group *vote = NULL; /* of its own, so that it takes no numbers of the world */
     peri_work *work = NULL;
-    int32_t *ranks = peri__alloc(sizeof *ranks * (size_t)n);
-    int64_t *counts = peri__alloc(sizeof *counts * (size_t)n);
-    ballot own, *all = peri__alloc(sizeof *all * (size_t)n);
-    peri_status status = ranks && counts && all ? PERI_OK : PERI_ENOMEM;
-    if (status < 0) goto out;
+    PERI__SCRATCH int32_t *ranks = peri__alloc(sizeof *ranks * (size_t)n);
+    PERI__SCRATCH int64_t *counts = peri__alloc(sizeof *counts * (size_t)n);
+    PERI__SCRATCH ballot *all = peri__alloc(sizeof *all * (size_t)n);
+    ballot own;
+    peri_status status;
+    if (!ranks || !counts || !all) return PERI_ENOMEM;
     fill(comm, name, world->ctx, &own);
     for (int32_t i = 0; i < n; i++) {
         ranks[i] = i;
@@ -194,9 +195,6 @@ static peri_status choose_device(peri_group *world, const char *name, char *why,
 out:
     peri_work_release(work);
     peri_group_release(vote);
-    peri__free(ranks);
-    peri__free(counts);
-    peri__free(all);
     return status;
 }
 

@@ -120,17 +120,16 @@ static peri_status make_room(const peri_sharded *e, peri__batch_layout *l, peri_
 /** Block lists of all sets: their replicas over the input, their shards over what was received. */
 static peri_status make_blocks(const peri_sharded *e, peri__batch_layout *l)
 {
-    peri__next_block *next = peri__alloc_zero((sizeof *next + sizeof(int64_t)) * (size_t)e->n_sets);
+    PERI__SCRATCH peri__next_block *next = peri__alloc_zero((sizeof *next + sizeof(int64_t)) * (size_t)e->n_sets);
     if (!next) return PERI_ENOMEM;
-    peri_status status = make_room(e, l, next, (int64_t *)(next + e->n_sets));
-    if (status >= 0) status = peri__owner_blocks(l->owner, l->home, next);
-    if (status >= 0) add_replicas(e, l->home, next);
-    peri__free(next);
-    for (int32_t g = 0; g < e->n_sets && status >= 0; g++) {
-        status = peri__tbe_blocks_check(e->sets[g].tbe, l->blocks[g]); /* other ranks' numbers are not believed */
-        if (status >= 0) status = peri__tbe_blocks_made(e->sets[g].tbe, l->blocks[g]);
+    PERI_TRY(make_room(e, l, next, (int64_t *)(next + e->n_sets)));
+    PERI_TRY(peri__owner_blocks(l->owner, l->home, next));
+    add_replicas(e, l->home, next);
+    for (int32_t g = 0; g < e->n_sets; g++) {
+        PERI_TRY(peri__tbe_blocks_check(e->sets[g].tbe, l->blocks[g])); /* other ranks' numbers are not believed */
+        PERI_TRY(peri__tbe_blocks_made(e->sets[g].tbe, l->blocks[g]));
     }
-    return status;
+    return PERI_OK;
 }
 
 /** The numbers that the ways carry, and what their codecs make of them. */

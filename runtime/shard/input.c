@@ -160,10 +160,9 @@ static peri_status check_inverse(const peri__input_dist *d, const peri_tensor *i
 static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
 {
     peri_sharded *e = d->ebc;
-    peri_tensor *weights = NULL, *inverse = NULL;
+    PERI__HELD peri_tensor *weights = NULL, *inverse = NULL, *rows = NULL;
     PERI_TRY(peri_kjt_weights(kjt, &weights));
     bool want = weights && weights->requires_grad;
-    peri_tensor_release(weights);
     if (want && e->frozen && peri_grad_enabled())
         return peri__fail(
             PERI_EINVAL,
@@ -195,12 +194,9 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
     words[WORD_STAMP] = (int64_t)e->found.stamp;
     if (!variable) return PERI_OK;
     PERI_TRY(peri_kjt_inverse_indices(kjt, &inverse));
-    peri_tensor *rows = NULL;
-    peri_status status = peri__contiguous_of(inverse, &rows);
-    if (status >= 0) status = peri_tensor_to(rows, PERI_I64, NULL, &d->inverse);
-    peri_tensor_release(rows);
-    peri_tensor_release(inverse);
-    return status < 0 ? status : check_inverse(d, d->inverse);
+    PERI_TRY(peri__contiguous_of(inverse, &rows));
+    PERI_TRY(peri_tensor_to(rows, PERI_I64, NULL, &d->inverse));
+    return check_inverse(d, d->inverse);
 }
 
 /** The work of one input; nothing of it is numbered yet. */
@@ -233,15 +229,13 @@ static peri_status set_out(peri_work *const *works, int32_t n, bool *gone, peri_
 /** All of them, group by group; then each goes as far as it can. */
 static peri_status begin(peri_work *const *works, int32_t n)
 {
-    peri__routing **list = peri__alloc_zero((sizeof *list + sizeof(bool)) * (size_t)n);
+    PERI__SCRATCH peri__routing **list = peri__alloc_zero((sizeof *list + sizeof(bool)) * (size_t)n);
     if (!list) return PERI_ENOMEM;
     bool *gone = (bool *)(list + n);
-    peri_status status = PERI_OK;
-    for (int32_t i = 0; i < n && status >= 0; i++)
-        if (!gone[i]) status = set_out(works + i, n - i, gone + i, list);
-    peri__free(list);
-    for (int32_t i = 0; i < n && status >= 0; i++) status = peri_work_test(works[i]);
-    return status < 0 ? status : PERI_OK;
+    for (int32_t i = 0; i < n; i++)
+        if (!gone[i]) PERI_TRY(set_out(works + i, n - i, gone + i, list));
+    for (int32_t i = 0; i < n; i++) PERI_TRY(peri_work_test(works[i]));
+    return PERI_OK;
 }
 
 peri_status peri_sharded_input_dists(const peri_sharded_input *inputs, int32_t n, peri_work **out)

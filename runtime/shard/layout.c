@@ -65,11 +65,9 @@ static peri_status place_lookups(peri__home *h)
     h->at = peri__alloc(sizeof *h->at * (size_t)peri__max(1, r->rank_lookup[world]));
     h->travelling = peri__alloc(sizeof *h->travelling * (size_t)peri__max(1, r->n_pieces));
     h->covered = UINT32_MAX;
-    int32_t *next = peri__alloc(sizeof *next * (size_t)world); /* by rank: its first lookup that has no place yet */
-    if (!h->at || !h->travelling || !next) {
-        peri__free(next);
-        return PERI_ENOMEM;
-    }
+    /* by rank: its first lookup that has no place yet */
+    PERI__SCRATCH int32_t *next = peri__alloc(sizeof *next * (size_t)world);
+    if (!h->at || !h->travelling || !next) return PERI_ENOMEM;
     memcpy(next, r->rank_lookup, sizeof *next * (size_t)world);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) {
         const int64_t begin = h->received_out;
@@ -81,7 +79,6 @@ static peri_status place_lookups(peri__home *h)
         }
         h->lane_out[lane] = h->received_out - begin;
     }
-    peri__free(next);
     return PERI_OK;
 }
 
@@ -406,7 +403,8 @@ peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_
 peri_status peri__owner_blocks(const peri__owner *o, const peri__home *home, peri__next_block *next)
 {
     const int64_t world = o->e->world_size, strands = peri__strands_of(o->e->routes, o->e->rank);
-    int64_t *first = peri__alloc(sizeof *first * (size_t)(2 * strands + world)), *sums = first + 2 * strands;
+    PERI__SCRATCH int64_t *first = peri__alloc(sizeof *first * (size_t)(2 * strands + world));
+    int64_t *sums = first + 2 * strands;
     if (!first) return PERI_ENOMEM;
     source_place x = {.first = first, .first_id = first + strands, .at = {home->own_out + home->replica_out}};
     for (int32_t lane = 1; lane < PERI__LANES; lane++) x.at[lane] = x.at[lane - 1] + o->lane_out[lane - 1];
@@ -416,7 +414,6 @@ peri_status peri__owner_blocks(const peri__owner *o, const peri__home *home, per
         if (o->lane_out[PERI__NODE_LANE]) x.at[PERI__NODE_LANE] = sums[x.source];
         add_blocks(o, &x, next);
     }
-    peri__free(first);
     return PERI_OK;
 }
 

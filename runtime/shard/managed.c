@@ -233,31 +233,33 @@ static peri_status ask(const peri_sharded *e, const peri__managed *m, peri_tenso
 /** Rows that start again at the lookup of @batch. */
 static peri_status wait_rows(peri__managed *m, int64_t batch)
 {
-    peri_tensor *rows;
+    PERI__HELD peri_tensor *rows = NULL;
     PERI_TRY(peri_collision_evicted(m->map, &rows));
     if (!rows) return PERI_OK;
-    if (peri__grow((void **)&m->waiting, &m->room, m->n_waiting + 1, sizeof *m->waiting) < 0) {
-        peri_tensor_release(rows);
-        return PERI_ENOMEM;
-    }
-    m->waiting[m->n_waiting++] = (waiting){.rows = rows, .batch = batch};
+    PERI_TRY(peri__grow((void **)&m->waiting, &m->room, m->n_waiting + 1, sizeof *m->waiting));
+    m->waiting[m->n_waiting++] = (waiting){.rows = peri__give(&rows), .batch = batch};
+    return PERI_OK;
+}
+
+/** The numbers @host[n] on the device; @out new. */
+static peri_status tensor_of(const peri_sharded *e, const int64_t *host, int64_t n, peri_tensor **out)
+{
+    PERI__HELD peri_tensor *t = NULL;
+    PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &t));
+    PERI_TRY(peri_tensor_write(t, host, n * (int64_t)sizeof *host));
+    *out = peri__give(&t);
     return PERI_OK;
 }
 
 /** rows + @by, of the device, but for those that are none; @out new. Waits. */
 static peri_status shifted(const peri_sharded *e, peri_tensor *rows, int64_t by, peri_tensor **out)
 {
-    int64_t n = peri__numel(rows), *host = peri__alloc(sizeof *host * (size_t)peri__max(1, n));
+    const int64_t n = peri__numel(rows);
+    PERI__SCRATCH int64_t *host = peri__alloc(sizeof *host * (size_t)peri__max(1, n));
     if (!host) return PERI_ENOMEM;
-    peri_status status = peri_tensor_read(rows, host, n * (int64_t)sizeof *host);
+    PERI_TRY(peri_tensor_read(rows, host, n * (int64_t)sizeof *host));
     for (int64_t i = 0; i < n; i++) host[i] += host[i] < 0 ? 0 : by;
-    if (status >= 0) status = peri_tensor_new(e->device, PERI_I64, 1, &n, out);
-    if (status >= 0) {
-        status = peri_tensor_write(*out, host, n * (int64_t)sizeof *host);
-        if (status < 0) peri_tensor_release(*out);
-    }
-    peri__free(host);
-    return status;
+    return tensor_of(e, host, n, out);
 }
 
 /** Rows in the place of raw ids, in what was received and, if somebody asks for them, in what goes home. */
@@ -266,29 +268,24 @@ static peri_status replace(peri__input_dist *d)
     peri_sharded *e = d->ebc;
     peri__routing *r = &d->routing;
     peri__arrival *a = d->arrival;
-    peri_tensor *raw = r->received[PERI__IDS], *fresh;
+    peri_tensor *raw = r->received[PERI__IDS];
+    PERI__HELD peri_tensor *fresh = NULL;
     int64_t n = peri__numel(raw);
     PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &fresh));
-    peri_status status = peri_tensor_copy(fresh, raw);
-    if (status >= 0 && e->returns_rows && !a->sent) status = peri_tensor_new(e->device, PERI_I64, 1, &n, &a->sent);
-    for (int32_t i = 0; i < e->n_managed && status >= 0; i++) {
+    PERI_TRY(peri_tensor_copy(fresh, raw));
+    if (e->returns_rows && !a->sent) PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &a->sent));
+    for (int32_t i = 0; i < e->n_managed; i++) {
         const peri__managed *m = &e->managed[i];
-        for (int32_t f = 0; f < m->n_features && m->map && status >= 0; f++) {
-            peri_tensor *whole;
-            status = move_strand(e, r, m->strand[f], fresh, a->lists[m->first + f], true);
-            if (status < 0 || !a->sent) continue;
-            status = shifted(e, a->lists[m->first + f], m->first_row, &whole);
-            if (status < 0) break;
-            status = move_strand(e, r, m->strand[f], a->sent, whole, true);
-            peri_tensor_release(whole);
+        for (int32_t f = 0; f < m->n_features && m->map; f++) {
+            PERI__HELD peri_tensor *whole = NULL;
+            PERI_TRY(move_strand(e, r, m->strand[f], fresh, a->lists[m->first + f], true));
+            if (!a->sent) continue;
+            PERI_TRY(shifted(e, a->lists[m->first + f], m->first_row, &whole));
+            PERI_TRY(move_strand(e, r, m->strand[f], a->sent, whole, true));
         }
     }
-    if (status < 0) {
-        peri_tensor_release(fresh);
-        return status;
-    }
     peri_tensor_release(raw);
-    r->received[PERI__IDS] = fresh;
+    r->received[PERI__IDS] = peri__give(&fresh);
     return PERI_OK;
 }
 
@@ -384,20 +381,15 @@ peri_status peri__managed_post(peri__input_dist *d)
 
 peri_status peri__arrival_test(peri__arrival *a) { return a ? peri__transfer_test(&a->back) : PERI_OK; }
 
-/** Numbers of an i64 or i32 tensor on the host, as i64; to be freed. */
+/** Numbers of an i64 or i32 tensor on the host, as i64; to be freed, also when this fails. */
 static peri_status numbers_of(peri_tensor *t, int64_t **out)
 {
-    peri_tensor *wide = NULL;
+    PERI__HELD peri_tensor *wide = NULL;
     int64_t n = peri__numel(t);
     *out = peri__alloc(sizeof **out * (size_t)peri__max(1, n));
-    peri_status status = *out ? peri_tensor_to(t, PERI_I64, NULL, &wide) : PERI_ENOMEM;
-    if (status >= 0) status = peri_tensor_read(wide, *out, n * (int64_t)sizeof **out);
-    peri_tensor_release(wide);
-    if (status < 0) {
-        peri__free(*out);
-        *out = NULL;
-    }
-    return status;
+    if (!*out) return PERI_ENOMEM;
+    PERI_TRY(peri_tensor_to(t, PERI_I64, NULL, &wide));
+    return peri_tensor_read(wide, *out, n * (int64_t)sizeof **out);
 }
 
 peri_status peri__managed_rows(const peri__input_dist *d, peri_tensor **out)
@@ -405,12 +397,11 @@ peri_status peri__managed_rows(const peri__input_dist *d, peri_tensor **out)
     const peri_sharded *e = d->ebc;
     const peri__routing *r = &d->routing;
     const peri__outbound *h = r->outbound;
-    int64_t *ids = NULL, *places = NULL, *rows = NULL, *offsets = NULL, n = peri__numel(r->values);
-    peri_status status;
-    PERI_TRY_GOTO(numbers_of(r->values, &ids), out);
-    PERI_TRY_GOTO(numbers_of(r->places, &places), out);
-    PERI_TRY_GOTO(numbers_of(r->offsets_in, &offsets), out);
-    PERI_TRY_GOTO(numbers_of(e->world_size > 1 ? d->arrival->back.numbers : d->arrival->sent, &rows), out);
+    PERI__SCRATCH int64_t *ids = NULL, *places = NULL, *rows = NULL, *offsets = NULL;
+    PERI_TRY(numbers_of(r->values, &ids));
+    PERI_TRY(numbers_of(r->places, &places));
+    PERI_TRY(numbers_of(r->offsets_in, &offsets));
+    PERI_TRY(numbers_of(e->world_size > 1 ? d->arrival->back.numbers : d->arrival->sent, &rows));
     for (int32_t i = 0; i < e->routes->n_partitions; i++) {
         const peri__partition *p = &e->routes->partitions[i];
         if (!p->raw) continue;
@@ -421,15 +412,7 @@ peri_status peri__managed_rows(const peri__input_dist *d, peri_tensor **out)
             ids[k] = place < 0 ? -1 : rows[place];
         }
     }
-    PERI_TRY_GOTO(peri_tensor_new(e->device, PERI_I64, 1, &n, out), out);
-    status = peri_tensor_write(*out, ids, n * (int64_t)sizeof *ids);
-    if (status < 0) peri_tensor_release(*out);
-out:
-    peri__free(ids);
-    peri__free(places);
-    peri__free(offsets);
-    peri__free(rows);
-    return status;
+    return tensor_of(e, ids, peri__numel(r->values), out);
 }
 
 peri_status peri__managed_time_set(peri_sharded *e, int32_t i, int64_t now)

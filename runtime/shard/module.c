@@ -287,7 +287,8 @@ static peri_status choose_parts(peri_sharded *e, const peri_sharded_config *c)
     const bool can[2] = {divisible(e, 0), divisible(e, PERI__SUMMED_LANE)};
     if (e->nodes.n > 1) e->parts = (int32_t)peri__tune(PERI__TUNE_row_parts);
     if (e->parts == 1) return PERI_OK;
-    int64_t *all = peri__alloc_zero(sizeof *all * 2 * (size_t)e->world_size), *before = all + e->world_size;
+    PERI__SCRATCH int64_t *all = peri__alloc_zero(sizeof *all * 2 * (size_t)e->world_size);
+    int64_t *before = all + e->world_size;
     if (!all) return PERI_ENOMEM;
     for (int counted = 0; counted < 2; counted++)
         for (int32_t t = 0; t < e->n_tables; t++) {
@@ -306,7 +307,6 @@ static peri_status choose_parts(peri_sharded *e, const peri_sharded_config *c)
                 if (table->shards[s].rows > 0)
                     (counted ? before : all)[table->shards[s].rank] += table->shards[s].cols * table->n_features;
         }
-    peri__free(all);
     return PERI_OK;
 }
 
@@ -568,30 +568,19 @@ static peri_status table_take(peri_sharded_table *t, const char *f, peri_cache_c
 peri_status peri_sharded_new(const peri_sharded_config *given, peri_sharded **out)
 {
     peri_sharded_config c;
-    void *tables = NULL, *optimizers = NULL;
-    peri_cache_config *caches = NULL;
-    peri_sharded_collision *collisions = NULL;
+    PERI__SCRATCH void *tables = NULL, *optimizers = NULL;
     PERI_NEED(out);
     PERI_TRY(peri__struct_take(&c, sizeof c, given, __func__, "peri_sharded_config"));
-    peri_status status;
-    PERI_TRY_GOTO(peri__structs_take(c.tables, c.n_tables, sizeof *c.tables, __func__, "peri_sharded_table", &tables),
-                  out);
-    PERI_TRY_GOTO(peri__structs_take(c.optimizers, c.n_optimizers, sizeof *c.optimizers, __func__,
-                                     "peri_tbe_optimizer_config", &optimizers),
-                  out);
+    PERI_TRY(peri__structs_take(c.tables, c.n_tables, sizeof *c.tables, __func__, "peri_sharded_table", &tables));
+    PERI_TRY(peri__structs_take(c.optimizers, c.n_optimizers, sizeof *c.optimizers, __func__,
+                                "peri_tbe_optimizer_config", &optimizers));
     c.tables = tables;
     c.optimizers = optimizers;
     const size_t n = tables ? (size_t)c.n_tables : 0;
-    caches = peri__alloc(sizeof *caches * (n + 1));
-    collisions = peri__alloc(sizeof *collisions * (n + 1));
-    PERI_TRY_GOTO(caches && collisions ? PERI_OK : PERI_ENOMEM, out);
+    PERI__SCRATCH peri_cache_config *caches = peri__alloc(sizeof *caches * (n + 1));
+    PERI__SCRATCH peri_sharded_collision *collisions = peri__alloc(sizeof *collisions * (n + 1));
+    if (!caches || !collisions) return PERI_ENOMEM;
     for (size_t i = 0; i < n; i++)
-        PERI_TRY_GOTO(table_take((peri_sharded_table *)tables + i, __func__, &caches[i], &collisions[i]), out);
-    status = sharded_new(&c, out);
-out:
-    peri__free(tables);
-    peri__free(optimizers);
-    peri__free(caches);
-    peri__free(collisions);
-    return status;
+        PERI_TRY(table_take((peri_sharded_table *)tables + i, __func__, &caches[i], &collisions[i]));
+    return sharded_new(&c, out);
 }

@@ -25,12 +25,10 @@ peri_status peri__nodes_init(peri__nodes *x, const int32_t *node, int32_t world_
 peri_status peri__nodes_of_group(peri__nodes *x, const peri_group *group)
 {
     const int32_t world = peri_group_size(group);
-    int32_t *node = peri__alloc(sizeof *node * (size_t)world);
+    PERI__SCRATCH int32_t *node = peri__alloc(sizeof *node * (size_t)world);
     if (!node) return PERI_ENOMEM;
     for (int32_t i = 0; i < world; i++) node[i] = peri_group_node(group, i);
-    peri_status status = peri__nodes_init(x, node, world);
-    peri__free(node);
-    return status;
+    return peri__nodes_init(x, node, world);
 }
 
 void peri__nodes_fini(peri__nodes *x)

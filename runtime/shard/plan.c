@@ -264,15 +264,12 @@ peri_status peri_plan_parse(const char *name, const char *text, int64_t bytes, p
     char what[200], key[80];
     bool version = false, modules = false;
     snprintf(what, sizeof what, "plan '%.120s'", name);
-    reader *r = peri__alloc_zero(sizeof *r);
+    PERI__SCRATCH reader *r = peri__alloc_zero(sizeof *r);
     peri_plan *p = peri__alloc_zero(sizeof *p);
-    char *copy = peri__alloc(strlen(name) + 1);
-    if (!r || !p || !copy) {
-        void *const all[] = {r, p, copy};
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri__free(all[i]);
+    if (!r || !p || !(p->name = peri__strdup(name))) {
+        peri__free(p);
         return PERI_ENOMEM;
     }
-    p->name = memcpy(copy, name, strlen(name) + 1);
     peri__refs_init(&p->refs);
     peri__object_count(1);
     r->plan = p;
@@ -287,7 +284,6 @@ peri_status peri_plan_parse(const char *name, const char *text, int64_t bytes, p
     }
     if (!version || !modules) peri__json_fail(&r->j, "perilune_plan or modules is missing: it is no plan");
     peri_status status = r->status < 0 ? r->status : peri__json_close(&r->j);
-    peri__free(r);
     if (status >= 0) status = sorted(p);
     if (status < 0) peri_plan_release(p);
     else *out = p;
@@ -301,7 +297,7 @@ peri_status peri_plan_read(const char *path, peri_plan **out)
     FILE *file = fopen(path, "rb");
     if (!file)
         return peri__fail(errno == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "plan '%.200s': %s", path, strerror(errno));
-    char *text = NULL;
+    PERI__SCRATCH char *text = NULL;
     int64_t bytes = 0, room = 0;
     peri_status status = PERI_OK;
     for (size_t n = 1; n > 0 && status >= 0; bytes += (int64_t)n) {
@@ -312,9 +308,7 @@ peri_status peri_plan_read(const char *path, peri_plan **out)
     }
     if (status >= 0 && ferror(file)) status = peri__fail(PERI_EIO, "plan '%.200s': %s", path, strerror(errno));
     fclose(file);
-    if (status >= 0) status = peri_plan_parse(path, text, bytes, out);
-    peri__free(text);
-    return status;
+    return status < 0 ? status : peri_plan_parse(path, text, bytes, out);
 }
 
 /* -- tables -------------------------------------------------------------------------------------------------------- */
@@ -325,24 +319,21 @@ static entry *find(peri_plan *plan, const char *module, const char *table)
     return plan->n ? bsearch(&wanted, plan->entries, (size_t)plan->n, sizeof wanted, by_names) : NULL;
 }
 
-/** *ranks[*n]: all ranks of the entry's hosts, which count @nodes. */
+/** *ranks[*n]: all ranks of the entry's hosts, which count @nodes; to be freed, also when this fails. */
 static peri_status ranks_of_hosts(const entry *e, const peri__nodes *nodes, int32_t **ranks, int32_t *n)
 {
     const int32_t world = nodes->first[nodes->n];
-    int32_t *list = peri__alloc(sizeof *list * (size_t)peri__max(1, e->n_hosts * world));
+    int32_t *list = *ranks = peri__alloc(sizeof *list * (size_t)peri__max(1, e->n_hosts * world));
     if (!list) return PERI_ENOMEM;
     *n = 0;
     for (int64_t h = 0; h < e->n_hosts; h++) {
         const int32_t host = e->hosts[h];
-        if (host >= nodes->n) {
-            peri__free(list);
+        if (host >= nodes->n)
             return peri__fail(PERI_EINVAL, "table '%.200s': there is no host %d among those of the group", e->table,
                               host);
-        }
         memcpy(list + *n, nodes->ranks + nodes->first[host], sizeof *list * (size_t)peri__node_size(nodes, host));
         *n += peri__node_size(nodes, host);
     }
-    *ranks = list;
     return PERI_OK;
 }
 

@@ -233,38 +233,36 @@ static peri_status bag_gradients(const peri__rows *rows, peri_tensor *grad, peri
 {
     const peri_sharded *e = rows->e;
     const peri__home *h = rows->layout->home;
-    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 1, &h->bag_out, out));
+    PERI__HELD peri_tensor *bags = NULL;
+    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 1, &h->bag_out, &bags));
     peri_k_route_spread_args args = {.grad = peri__data(grad),
                                      .stride = e->cols,
                                      .rows = h->rows,
-                                     .own = peri__data(*out),
+                                     .own = peri__data(bags),
                                      .outputs = peri__upload_at(&h->up, h->bag_outputs),
                                      .pieces = peri__upload_at(&h->up, h->bag_pieces),
                                      .bags = peri__upload_at(&h->up, h->bag_numbers),
                                      .inverse = peri__data(rows->input->inverse),
                                      .n_outputs = h->n_pools};
-    peri_status status = PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h));
-    if (status < 0) peri_tensor_release(*out);
-    return status;
+    PERI_TRY(PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h)));
+    *out = peri__give(&bags);
+    return PERI_OK;
 }
 
 peri_status peri__pooled_weights(const peri__rows *rows, peri_tensor *grad, peri_tensor **out)
 {
     const peri_sharded *e = rows->e;
     const peri__home *h = rows->layout->home;
-    peri_tensor *bags = NULL;
+    PERI__HELD peri_tensor *bags = NULL, *weights = NULL;
     int64_t n = peri__numel(rows->input->routing.values);
     if (h->variable) PERI_TRY(bag_gradients(rows, grad, &bags));
-    peri_status status = peri_tensor_full(e->device, PERI_F32, 1, &n, 0, out);
-    if (status >= 0) {
-        peri_k_route_pool_args args = pool_args(rows);
-        args.grad = peri__data(bags ? bags : grad);
-        args.grad_weights = peri__data(*out);
-        status = PERI_LAUNCH(e->device, route_pool_weights, &args, h->most_bags, 64);
-        if (status < 0) peri_tensor_release(*out);
-    }
-    peri_tensor_release(bags);
-    return status;
+    PERI_TRY(peri_tensor_full(e->device, PERI_F32, 1, &n, 0, &weights));
+    peri_k_route_pool_args args = pool_args(rows);
+    args.grad = peri__data(bags ? bags : grad);
+    args.grad_weights = peri__data(weights);
+    PERI_TRY(PERI_LAUNCH(e->device, route_pool_weights, &args, h->most_bags, 64));
+    *out = peri__give(&weights);
+    return PERI_OK;
 }
 
 const peri__kind peri__pooled = {.name = "EmbeddingBagCollection",

@@ -95,26 +95,22 @@ static peri_status count(peri__routing *r)
     const peri__outbound *h = r->outbound;
     const int64_t places = o->routes->n_strands + 1, blocks = peri__ceil_div(h->bags, PERI_ROUTE_BLOCK);
     int64_t words = places + blocks * PERI_ROUTE_REPORTS * (int64_t)(sizeof(peri_k_route_report) / sizeof(int64_t));
-    peri_tensor *findings = NULL;
-    peri_status status;
+    PERI__HELD peri_tensor *findings = NULL;
     PERI_TRY(new_1d(o->device, PERI_I64, words, &findings));
-    PERI_TRY_GOTO(peri__tensor_zero(findings), out);
-    PERI_TRY_GOTO(new_1d(o->device, PERI_I32, h->wire_bags, &r->send[PERI__LENGTHS]), out);
-    PERI_TRY_GOTO(new_1d(o->device, PERI_I64, h->wire_bags + 1, &r->cursor), out);
+    PERI_TRY(peri__tensor_zero(findings));
+    PERI_TRY(new_1d(o->device, PERI_I32, h->wire_bags, &r->send[PERI__LENGTHS]));
+    PERI_TRY(new_1d(o->device, PERI_I64, h->wire_bags + 1, &r->cursor));
     int64_t *totals = peri__data(findings);
     peri_k_route_count_args args = {.in = peri__routing_ids(r),
                                     .lengths = peri__data(r->send[PERI__LENGTHS]),
                                     .reports = (peri_k_route_report *)(totals + places)};
-    PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_count, &args, blocks, 1), out);
-    PERI_TRY_GOTO(peri__complete_sum(r->send[PERI__LENGTHS], -1, r->cursor), out);
+    PERI_TRY(PERI_LAUNCH(o->device, route_count, &args, blocks, 1));
+    PERI_TRY(peri__complete_sum(r->send[PERI__LENGTHS], -1, r->cursor));
     peri_k_route_totals_args gather = {
         .totals = totals, .positions = peri__data(r->cursor), .at = peri__upload_at(&h->up, h->at)};
-    PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_totals, &gather, places, 1 << 12), out);
-    PERI_TRY_GOTO(peri__report_take(o->device, words, &r->report), out);
-    status = peri__report_post(r->report, totals, words);
-out:
-    peri_tensor_release(findings);
-    return status;
+    PERI_TRY(PERI_LAUNCH(o->device, route_totals, &gather, places, 1 << 12));
+    PERI_TRY(peri__report_take(o->device, words, &r->report));
+    return peri__report_post(r->report, totals, words);
 }
 
 /** Room for the places of ids: one for each id of each partition that is routed. @first: them, on the device. */
@@ -122,7 +118,6 @@ static peri_status make_places(peri__routing *r, peri_tensor **first)
 {
     peri__router *o = r->router;
     const int64_t *ids;
-    *first = NULL;
     if (!r->args.keep_places && !r->args.by_id) return PERI_OK;
     PERI_TRY(peri__router_find(o, peri_kjt_keys(r->args.kjt)));
     PERI_TRY(peri_kjt_length_per_key(r->args.kjt, &ids));
@@ -142,13 +137,12 @@ static peri_status pack(peri__routing *r)
     const peri__router *o = r->router;
     const peri__outbound *h = r->outbound;
     int64_t n = r->rank_ids[o->routes->world_size];
-    peri_tensor *first;
+    PERI__HELD peri_tensor *first = NULL;
     PERI_TRY(make_places(r, &first));
-    peri_status status;
-    PERI_TRY_GOTO(new_1d(o->device, o->wire_i32 ? PERI_I32 : PERI_I64, n, &r->send[PERI__IDS]), out);
-    if (r->weights) PERI_TRY_GOTO(new_1d(o->device, PERI_F32, n, &r->send[PERI__WEIGHTS]), out);
+    PERI_TRY(new_1d(o->device, o->wire_i32 ? PERI_I32 : PERI_I64, n, &r->send[PERI__IDS]));
+    if (r->weights) PERI_TRY(new_1d(o->device, PERI_F32, n, &r->send[PERI__WEIGHTS]));
     if (r->args.keep_origins && peri__numel(r->values) <= INT32_MAX)
-        PERI_TRY_GOTO(new_1d(o->device, PERI_I32, n, &r->origins), out);
+        PERI_TRY(new_1d(o->device, PERI_I32, n, &r->origins));
     peri_k_route_pack_args args = {.in = peri__routing_ids(r),
                                    .weights = r->weights ? peri__data(r->weights) : NULL,
                                    .cursor = peri__data(r->cursor),
@@ -158,7 +152,7 @@ static peri_status pack(peri__routing *r)
                                    .place_first = first ? peri__data(first) : NULL,
                                    .origins = r->origins ? peri__data(r->origins) : NULL,
                                    .out_i32 = o->wire_i32};
-    PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_pack, &args, h->bags, 512), out);
+    PERI_TRY(PERI_LAUNCH(o->device, route_pack, &args, h->bags, 512));
     if (r->args.keep_lengths) {
         r->wire_lengths = r->send[PERI__LENGTHS];
         peri_tensor_retain(r->wire_lengths);
@@ -167,12 +161,9 @@ static peri_status pack(peri__routing *r)
         peri_tensor_release(r->send[PERI__LENGTHS]);
         r->send[PERI__LENGTHS] = NULL;
     }
-    if (!r->args.by_bag) goto out;
-    PERI_TRY_GOTO(new_1d(o->device, PERI_F32, h->wire_bags, &r->send[PERI__BY_BAG]), out);
-    status = r->args.by_bag(r, r->send[PERI__BY_BAG]);
-out:
-    peri_tensor_release(first);
-    return status;
+    if (!r->args.by_bag) return PERI_OK;
+    PERI_TRY(new_1d(o->device, PERI_F32, h->wire_bags, &r->send[PERI__BY_BAG]));
+    return r->args.by_bag(r, r->send[PERI__BY_BAG]);
 }
 
 /* -- announcements ------------------------------------------------------------------------------------------------- */
@@ -397,16 +388,14 @@ void peri__routing_fini(peri__routing *r)
 /** The input's tensors as the kernels take them: contiguous, offsets i64. */
 static peri_status take_input(peri__routing *r)
 {
-    peri_tensor *offsets = NULL;
+    PERI__HELD peri_tensor *offsets = NULL;
     PERI_TRY(peri_kjt_values(r->args.kjt, &r->values));
     PERI_TRY(peri_kjt_weights(r->args.kjt, &r->weights));
     if (r->weights && (r->weights->dtype != PERI_F32 || r->weights->ndim != 1))
         return peri__fail(PERI_EINVAL, "%s: the weights are %s of %d dimensions, allowed: f32, one for each id",
                           r->router->function, peri_dtype_name(r->weights->dtype), r->weights->ndim);
     PERI_TRY(peri_kjt_offsets(r->args.kjt, &offsets));
-    peri_status status = peri_tensor_to(offsets, PERI_I64, NULL, &r->offsets_in);
-    peri_tensor_release(offsets);
-    return status;
+    return peri_tensor_to(offsets, PERI_I64, NULL, &r->offsets_in);
 }
 
 peri_status peri__routing_start(peri__routing *r, peri__router *o, const peri__routing_args *args)
@@ -457,11 +446,11 @@ peri_status peri__routings_set_out(peri__routing *const *r, int32_t n)
 {
     peri_group *g = r[0]->router->group;
     if (g->size == 1) return PERI_OK;
-    peri__announce_part *parts = peri__alloc(((sizeof *parts) + sizeof(int64_t) * (size_t)g->size) * (size_t)n);
+    PERI__SCRATCH peri__announce_part *parts =
+        peri__alloc((sizeof *parts + sizeof(int64_t) * (size_t)g->size) * (size_t)n);
     if (!parts) return PERI_ENOMEM;
-    peri_status status = new_announcement(r, n, parts, (int64_t *)(parts + n));
-    for (int32_t i = 0; i < n && status >= 0; i++)
-        status = peri__group_reserve(g, PERI_CHANNEL_IDS, PERI__PAYLOADS, &r[i]->payload);
-    peri__free(parts);
-    return status;
+    PERI_TRY(new_announcement(r, n, parts, (int64_t *)(parts + n)));
+    for (int32_t i = 0; i < n; i++)
+        PERI_TRY(peri__group_reserve(g, PERI_CHANNEL_IDS, PERI__PAYLOADS, &r[i]->payload));
+    return PERI_OK;
 }

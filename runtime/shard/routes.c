@@ -170,13 +170,13 @@ static int32_t key_of(const peri__routes *r, const peri__lookup *lookup)
 static peri_status sort_lookups(peri__routes *r, int32_t n_lookups, peri__lookup *out)
 {
     const int32_t keys = r->world_size * PERI__LANES;
-    int32_t *next = peri__alloc_zero(sizeof *next * (size_t)(keys + 1)); /* by rank and lane: where its next one goes */
+    /* by rank and lane: where its next one goes */
+    PERI__SCRATCH int32_t *next = peri__alloc_zero(sizeof *next * (size_t)(keys + 1));
     if (!next) return PERI_ENOMEM;
     for (int32_t i = 0; i < n_lookups; i++) next[key_of(r, &r->lookups[i]) + 1]++;
     for (int32_t k = 0; k < keys; k++) next[k + 1] += next[k];
     for (int32_t rank = 0; rank <= r->world_size; rank++) r->rank_lookup[rank] = next[rank * PERI__LANES];
     for (int32_t i = 0; i < n_lookups; i++) out[next[key_of(r, &r->lookups[i])]++] = r->lookups[i];
-    peri__free(next);
     return PERI_OK;
 }
 

@@ -79,13 +79,12 @@ static peri_status make_blocks(const peri__rows *r, int32_t g, spots *s, peri_tb
 {
     const peri_tbe_blocks *from = r->layout->blocks[g];
     *out = NULL;
-    s->list = peri__alloc(sizeof *s->list * (size_t)peri__max(1, from->n));
-    if (!s->list) return PERI_ENOMEM;
+    PERI__SCRATCH peri__spot *list = peri__alloc(sizeof *list * (size_t)peri__max(1, from->n));
+    if (!list) return PERI_ENOMEM;
+    s->list = list;
     find_spots(r, g, s);
     const bool can = !s->unknown && (peri__immediate(r->e->device) || (r->n_ends == 1 && !s->mixed));
-    peri_status status = can ? peri__tbe_blocks_moved(r->e->sets[g].tbe, from, s->list, out) : PERI_OK;
-    peri__free(s->list);
-    return status;
+    return can ? peri__tbe_blocks_moved(r->e->sets[g].tbe, from, list, out) : PERI_OK;
 }
 
 /** The same, kept: blocks of one end are good for all batches of the layout, if buffer and end lie as far apart where

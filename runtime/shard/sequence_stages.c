@@ -127,7 +127,7 @@ static peri_status spread_apart(const peri__rows *rows, const peri_k_rows *outpu
 {
     const peri_sharded *e = rows->e;
     const peri__home *h = rows->layout->home;
-    peri_k_rows *moved = peri__alloc(sizeof *moved * (size_t)peri__max(n, 1));
+    PERI__SCRATCH peri_k_rows *moved = peri__alloc(sizeof *moved * (size_t)peri__max(n, 1));
     if (!moved) return PERI_ENOMEM;
     memcpy(moved, outputs, sizeof *moved * (size_t)n);
     for (int32_t o = 0; o < n; o++) {
@@ -136,9 +136,7 @@ static peri_status spread_apart(const peri__rows *rows, const peri_k_rows *outpu
             peri__rows_address(rows->ends[end->result]) - peri__rows_address(rows->ends[0]) - end->row * e->cols;
     }
     const peri_k_route_rows_args args = rows_args(rows, moved, n);
-    peri_status status = n ? PERI_LAUNCH(e->device, route_rows_back, &args, h->rows, GRAIN) : PERI_OK;
-    peri__free(moved);
-    return status;
+    return n ? PERI_LAUNCH(e->device, route_rows_back, &args, h->rows, GRAIN) : PERI_OK;
 }
 
 static peri_status spread(const peri__rows *rows)

@@ -63,13 +63,9 @@ static peri_shard shard_of(const peri_sharded *e, const peri__table_set *g, int3
  *  mean. */
 static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri__table_set *g)
 {
-    peri_table_config *tables = peri__alloc_zero(sizeof *tables * (size_t)g->n_tables);
-    peri_cache_config *caches = peri__alloc_zero(sizeof *caches * (size_t)g->n_tables);
-    if (!tables || !caches) {
-        peri__free(tables);
-        peri__free(caches);
-        return PERI_ENOMEM;
-    }
+    PERI__SCRATCH peri_table_config *tables = peri__alloc_zero(sizeof *tables * (size_t)g->n_tables);
+    PERI__SCRATCH peri_cache_config *caches = peri__alloc_zero(sizeof *caches * (size_t)g->n_tables);
+    if (!tables || !caches) return PERI_ENOMEM;
     for (int32_t i = 0; i < g->n_tables; i++) {
         const peri_sharded_table *from = &c->tables[g->module_table[i]];
         peri_shard shard = shard_of(e, g, i);
@@ -100,11 +96,8 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
                               .caches = g->cached ? caches : NULL,
                               .mapped = g->mapped};
     if (g->optimizer >= 0) config.optimizer = &c->optimizers[g->optimizer];
-    peri_status status = peri_tbe_new(&config, &g->tbe);
-    if (status >= 0) g->tbe->halvings = e->tables[g->module_table[0]].halvings; /* of all of them */
-    peri__free(tables);
-    peri__free(caches);
-    PERI_TRY(status);
+    PERI_TRY(peri_tbe_new(&config, &g->tbe));
+    g->tbe->halvings = e->tables[g->module_table[0]].halvings; /* of all of them */
     if (!g->dense) return PERI_OK;
     g->leaves = peri__alloc_zero(sizeof *g->leaves * (size_t)g->n_tables);
     if (!g->leaves) return PERI_ENOMEM;

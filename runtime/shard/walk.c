@@ -163,16 +163,12 @@ static peri_status rows_start(batch *b, int32_t part, int32_t direction)
     for (int32_t i = 0; i < b->ebc->n_lanes; i++) {
         const int32_t lane = b->ebc->lanes[i];
         const peri__transfer_direct *functions = peri__travel_lane(r, lane);
-        peri_tensor *ends[2] = {NULL, NULL};
+        PERI__HELD peri_tensor *own = NULL, *away = NULL;
         if (peri__lane_part(lane) != part) continue;
-        peri_status status = lane_of(r, lane, false, &ends[0]);
-        if (status >= 0 && !functions) status = lane_of(r, lane, true, &ends[1]);
-        if (status >= 0)
-            status = peri__journey_start(&b->journeys[direction][i], &b->ebc->ways[lane], r->layout->legs[lane],
-                                         direction, ends[r->back], ends[!r->back], functions);
-        peri_tensor_release(ends[0]);
-        peri_tensor_release(ends[1]);
-        PERI_TRY(status);
+        PERI_TRY(lane_of(r, lane, false, &own));
+        if (!functions) PERI_TRY(lane_of(r, lane, true, &away));
+        PERI_TRY(peri__journey_start(&b->journeys[direction][i], &b->ebc->ways[lane], r->layout->legs[lane], direction,
+                                     r->back ? away : own, r->back ? own : away, functions));
     }
     return PERI_OK;
 }
@@ -261,12 +257,11 @@ static peri_status use_gradient(const batch *b, int32_t g, peri_tensor **flat)
 static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor **grad_in, int32_t first)
 {
     peri__table_set *set = &b->ebc->sets[g];
-    peri_tensor *flat = NULL;
-    peri_status status = use_gradient(b, g, &flat);
-    for (int32_t i = 0; i < set->n_tables && status >= 0; i++)
-        status = peri_tbe_gradient_table(set->tbe, flat, i, &grad_in[first + i]);
-    peri_tensor_release(flat);
-    return status;
+    PERI__HELD peri_tensor *flat = NULL;
+    PERI_TRY(use_gradient(b, g, &flat));
+    for (int32_t i = 0; i < set->n_tables; i++)
+        PERI_TRY(peri_tbe_gradient_table(set->tbe, flat, i, &grad_in[first + i]));
+    return PERI_OK;
 }
 
 static peri_status replicas_test(batch *b)
@@ -354,24 +349,19 @@ static peri_status join_gradients(const batch *b, peri_tensor *const *grad, peri
 {
     const peri_sharded *e = b->ebc;
     int64_t at = 0, shape[2] = {b->input->layouts[PERI__TO_OWNERS]->home->rows, e->cols};
+    PERI__HELD peri_tensor *all = NULL;
     if (e->n_results == 1 && grad[0]) {
-        peri_tensor *flat;
-        PERI_TRY(peri_tensor_contiguous(grad[0], &flat));
-        peri_status status = peri_tensor_to(flat, PERI_F32, NULL, out);
-        peri_tensor_release(flat);
-        return status;
+        PERI_TRY(peri_tensor_contiguous(grad[0], &all));
+        return peri_tensor_to(all, PERI_F32, NULL, out);
     }
-    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, shape, out));
-    peri_status status = PERI_OK;
-    for (int32_t i = 0; i < e->n_results && status >= 0; i++) {
-        peri_tensor *part;
-        status = result_of(b, *out, i, &at, &part);
-        if (status < 0) break;
-        status = grad[i] ? peri_tensor_copy(part, grad[i]) : peri_tensor_fill(part, 0);
-        peri_tensor_release(part);
+    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, shape, &all));
+    for (int32_t i = 0; i < e->n_results; i++) {
+        PERI__HELD peri_tensor *part = NULL;
+        PERI_TRY(result_of(b, all, i, &at, &part));
+        PERI_TRY(grad[i] ? peri_tensor_copy(part, grad[i]) : peri_tensor_fill(part, 0));
     }
-    if (status < 0) peri_tensor_release(*out);
-    return status;
+    *out = peri__give(&all);
+    return PERI_OK;
 }
 
 /** Whether the gradients of the results can be read where they lie: to join them is to read and write all of them once
@@ -398,15 +388,13 @@ static bool in_window(const batch *b, const peri_tensor *grad)
 static peri_status bind_gradients(batch *b, peri_tensor *const *grad_out)
 {
     peri__rows *r = &b->rows[PERI__TO_OWNERS];
-    peri_tensor *joined = NULL;
+    PERI__HELD peri_tensor *joined = NULL;
     PERI_TRY(peri__rows_open(r, b->input, PERI__TO_OWNERS));
     r->apart = in_parts(b, grad_out);
     const bool there = r->apart || in_window(b, grad_out[0]);
     if (!there) PERI_TRY(join_gradients(b, grad_out, &joined));
-    peri_status status = joined && b->input->repeats ? peri__repeats_add_up(b->input->repeats, joined) : PERI_OK;
-    if (status >= 0) status = peri__rows_bind(r, there ? grad_out : &joined, r->apart ? b->ebc->n_results : 1);
-    peri_tensor_release(joined);
-    return status;
+    if (joined && b->input->repeats) PERI_TRY(peri__repeats_add_up(b->input->repeats, joined));
+    return peri__rows_bind(r, there ? grad_out : &joined, r->apart ? b->ebc->n_results : 1);
 }
 
 /** @grad_out: gradients of the module's results. */
@@ -437,20 +425,17 @@ static const peri__trip_vtab batch_vtab = {PERI__TRIP_NODES("sharded lookup", "s
 static peri_status record_lookup(batch *b, peri__node **leave)
 {
     peri_sharded *e = b->ebc;
-    peri_tensor *token = NULL;
+    PERI__HELD peri_tensor *token = NULL;
     int32_t n = 1;
     for (int32_t g = 0; g < e->n_sets; g++) n += e->sets[g].dense ? e->sets[g].n_tables : 0;
-    peri_tensor **leaves = peri__alloc(sizeof *leaves * (size_t)n);
+    PERI__SCRATCH peri_tensor **leaves = peri__alloc(sizeof *leaves * (size_t)n);
     if (!leaves) return PERI_ENOMEM;
     n = 0;
     for (int32_t g = 0; g < e->n_sets; g++)
         for (int32_t i = 0; e->sets[g].dense && i < e->sets[g].n_tables; i++) leaves[n++] = e->sets[g].leaves[i];
-    peri_status status = b->weights_dist ? peri__weights_dist_record(b->weights_dist, &token) : PERI_OK;
+    if (b->weights_dist) PERI_TRY(peri__weights_dist_record(b->weights_dist, &token));
     leaves[n++] = token;
-    if (status >= 0) status = peri__trip_leaves(&b->trip, leaves, n, leave);
-    peri_tensor_release(token);
-    peri__free(leaves);
-    return status;
+    return peri__trip_leaves(&b->trip, leaves, n, leave);
 }
 
 static peri_status output_step(peri_work *work)
@@ -479,11 +464,9 @@ static const peri__work_vtab output_vtab = {.name = "output_dist", .step = outpu
 /** Zeros where this rank has nothing to add to its node's sums. */
 static peri_status clear_sums(const batch *b)
 {
-    peri_tensor *lane;
+    PERI__HELD peri_tensor *lane = NULL;
     PERI_TRY(lane_of(&b->rows[PERI__TO_HOMES], PERI__NODE_LANE, false, &lane));
-    peri_status status = peri__tensor_zero(lane);
-    peri_tensor_release(lane);
-    return status;
+    return peri__tensor_zero(lane);
 }
 
 /** This rank cannot look up: PERI_OK if the others will hear of it. */
@@ -531,11 +514,9 @@ static peri_status bind_results(batch *b)
         (e->routes->n_replicas || (!e->exact && !e->two_rules)))
         PERI_TRY(peri__repeats_new(h, b->input->inverse, &b->input->repeats));
     const int64_t shape[] = {h->joined_rows + (b->input->repeats ? 1 : 0), e->cols};
-    peri_tensor *results;
+    PERI__HELD peri_tensor *results = NULL;
     PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, shape, &results));
-    peri_status status = peri__rows_bind(&b->rows[PERI__TO_HOMES], &results, 1);
-    peri_tensor_release(results);
-    return status;
+    return peri__rows_bind(&b->rows[PERI__TO_HOMES], &results, 1);
 }
 
 static peri_status look_up(output_dist *o)
@@ -611,12 +592,11 @@ static peri_status explain(batch *b, peri__buffer *text)
     peri__explain(text, &b->rows[PERI__TO_HOMES]);
     rows_drop(b, PERI__TO_HOMES);
     if (e->frozen) return PERI_OK;
-    peri_tensor **none = peri__alloc_zero(sizeof *none * (size_t)e->n_results);
+    PERI__SCRATCH peri_tensor **none = peri__alloc_zero(sizeof *none * (size_t)e->n_results);
     if (!none) return PERI_ENOMEM;
-    peri_status status = bind_gradients(b, none);
-    if (status >= 0) peri__explain(text, &b->rows[PERI__TO_OWNERS]);
-    peri__free(none);
-    return status;
+    PERI_TRY(bind_gradients(b, none));
+    peri__explain(text, &b->rows[PERI__TO_OWNERS]);
+    return PERI_OK;
 }
 
 peri_status peri_sharded_explain(peri_sharded *e, peri_work *dist, char **out)
@@ -699,19 +679,17 @@ static peri_status collect_results(const output_dist *o, peri_tensor **out, int3
     const batch *b = o->batch;
     const peri_sharded *e = b->ebc;
     const peri__home *h = b->input->layouts[PERI__TO_HOMES]->home;
-    peri_tensor *rows = b->rows[PERI__TO_HOMES].ends[0], *wide;
+    peri_tensor *rows = b->rows[PERI__TO_HOMES].ends[0];
     int64_t at = 0;
     PERI_TRY(e->kind->combine(&b->rows[PERI__TO_HOMES]));
-    peri_status status = PERI_OK;
-    for (int32_t i = 0; i < e->n_results && status >= 0; i++) {
+    for (; *made < e->n_results; ++*made) {
+        const int32_t i = *made;
         const peri_k_piece *whole = h->whole && h->whole[i].offset >= 0 ? &h->whole[i] : NULL;
-        status = whole ? whole_result(o, i, whole, &wide) : result_of(b, rows, i, &at, &wide);
-        if (status < 0) break;
-        status = peri_tensor_to(wide, e->output_dtype, NULL, &out[i]);
-        peri_tensor_release(wide);
-        *made += status >= 0;
+        PERI__HELD peri_tensor *wide = NULL;
+        PERI_TRY(whole ? whole_result(o, i, whole, &wide) : result_of(b, rows, i, &at, &wide));
+        PERI_TRY(peri_tensor_to(wide, e->output_dtype, NULL, &out[i]));
     }
-    return status;
+    return PERI_OK;
 }
 
 /** The same, recorded if the lookup is; or none. */

@@ -89,11 +89,10 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
     const peri__routing *r = &w->input->routing;
     const peri_tensor *back = e->world_size == 1 ? w->owner : w->back.numbers;
     int64_t n = r->outbound->wire_bags + 1;
-    peri_tensor *cursor;
+    PERI__HELD peri_tensor *cursor = NULL;
     PERI__OWN_FLOATS;
     if (w->at_home) {
-        *out = w->replicas;
-        w->replicas = NULL;
+        *out = peri__give(&w->replicas);
         return PERI_OK;
     }
     if (!w->replicas) PERI_TRY(zeros(w, true, &w->replicas));
@@ -103,12 +102,9 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
                                      .back = peri__data(back),
                                      .out = peri__data(w->replicas),
                                      .factor = (float)e->division};
-    peri_status status = peri__complete_sum(r->wire_lengths, -1, cursor);
-    if (status >= 0) status = PERI_LAUNCH(e->device, route_return, &args, peri__numel(r->offsets_in) - 1, 512);
-    peri_tensor_release(cursor);
-    if (status < 0) return status;
-    *out = w->replicas;
-    w->replicas = NULL;
+    PERI_TRY(peri__complete_sum(r->wire_lengths, -1, cursor));
+    PERI_TRY(PERI_LAUNCH(e->device, route_return, &args, peri__numel(r->offsets_in) - 1, 512));
+    *out = peri__give(&w->replicas);
     return PERI_OK;
 }
 
@@ -139,15 +135,11 @@ peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor **token
 {
     int64_t none = 0;
     peri__node *node;
-    peri_tensor *t;
+    PERI__HELD peri_tensor *t = NULL;
     PERI_TRY(peri_tensor_new(w->input->ebc->device, PERI_F32, 1, &none, &t));
-    peri_status status = peri__record(&weights_vtab, &w->input->routing.weights, 1, &t, 1, &node);
-    if (status < 0) {
-        peri_tensor_release(t);
-        return status;
-    }
+    PERI_TRY(peri__record(&weights_vtab, &w->input->routing.weights, 1, &t, 1, &node));
     peri__refs_add(&w->refs);
     node->state = w;
-    *token = t;
+    *token = peri__give(&t);
     return PERI_OK;
 }

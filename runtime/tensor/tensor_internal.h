@@ -252,6 +252,19 @@ static inline void peri__changed(const peri_tensor *t)
     if (watch) watch->before(watch->ctx, t);
 }
 
+/** Of a variable: the tensor that it holds then, if any, is released where its scope ends. Who gives the reference away
+ *  takes it with peri__give. What a call has failed to make must leave the variable NULL.
+ *
+ *      PERI__HELD peri_tensor *flat = NULL; */
+#define PERI__HELD __attribute__((cleanup(peri__held_end)))
+static inline void peri__held_end(peri_tensor **held) { peri_tensor_release(*held); }
+static inline peri_tensor *peri__give(peri_tensor **held)
+{
+    peri_tensor *t = *held;
+    *held = NULL;
+    return t;
+}
+
 /** peri_tensor_new, @mapped: in the host's memory, see peri__storage_new. */
 peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, bool mapped,
                                 peri_tensor **out);
