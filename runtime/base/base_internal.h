@@ -50,13 +50,21 @@ void peri__error_restore(const peri__error *kept);
         if (status < 0) goto label;                                                                                    \
     } while (0)
 
-/** Return from the enclosing public function with PERI_EINVAL if pointer @argument is NULL, or if a function of the
- *  program's calls it (border.h). */
-#define PERI_NEED(argument)                                                                                            \
+/** Return from the enclosing public function with PERI_EINVAL if one of these arguments, at most five pointers, is
+ *  NULL, or if a function of the program's calls it (border.h). */
+#define PERI_NEED(...)                                                                                                 \
     do {                                                                                                               \
         PERI__NOT_AT_BORDER;                                                                                           \
-        if (!(argument)) return peri__fail(PERI_EINVAL, "%s: %s is missing", __func__, #argument);                     \
+        PERI__NEED_FIFTH(__VA_ARGS__, PERI__NEED_5, PERI__NEED_4, PERI__NEED_3, PERI__NEED_2, PERI__NEED_1, )          \
+        (__VA_ARGS__);                                                                                                 \
     } while (0)
+#define PERI__NEED_FIFTH(a, b, c, d, e, chosen, ...) chosen
+#define PERI__NEED_1(a)                                                                                                \
+    if (!(a)) return peri__fail(PERI_EINVAL, "%s: %s is missing", __func__, #a)
+#define PERI__NEED_2(a, ...) PERI__NEED_1(a); PERI__NEED_1(__VA_ARGS__)
+#define PERI__NEED_3(a, ...) PERI__NEED_1(a); PERI__NEED_2(__VA_ARGS__)
+#define PERI__NEED_4(a, ...) PERI__NEED_1(a); PERI__NEED_3(__VA_ARGS__)
+#define PERI__NEED_5(a, ...) PERI__NEED_1(a); PERI__NEED_4(__VA_ARGS__)
 
 /** For a public function's argument @given, a pointer to a structure of @type that begins with its size: from here on a
  *  pointer to a copy that has all of today's members. */

@@ -375,8 +375,7 @@ int32_t peri_exchange_results(peri_work *exchange)
 
 peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out)
 {
-    PERI_NEED(exchange);
-    PERI_NEED(out);
+    PERI_NEED(exchange, out);
     static const char name[] = "peri_exchange_result";
     exchange_work *w = (exchange_work *)exchange;
     if (exchange->vtab != &exchange_vtab)

@@ -322,9 +322,7 @@ static peri_status check_lists(const char *f, peri_group *group, peri_tensor *co
 peri_status peri_coll_all_to_all_list(peri_group *group, peri_tensor *const *outputs, peri_tensor *const *inputs,
                                       bool recorded, uint64_t tag, peri_work **out)
 {
-    PERI_NEED(outputs);
-    PERI_NEED(inputs);
-    PERI_NEED(out);
+    PERI_NEED(outputs, inputs, out);
     PERI_TRY(check_lists("peri_coll_all_to_all_list", group, outputs, inputs, recorded));
     plan *p;
     PERI_TRY(plan_new(group, inputs[0], (const int32_t[2]){group->size, group->size}, NULL, 0, tag, &p));
@@ -361,11 +359,7 @@ static peri_status find_row(const char *f, const peri_group *group, const peri_t
 peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, const peri_tpu_all_to_all_args *args,
                                      peri_tensor **output, peri_work **out)
 {
-    PERI_NEED(group);
-    PERI_NEED(input);
-    PERI_NEED(args);
-    PERI_NEED(output);
-    PERI_NEED(out);
+    PERI_NEED(group, input, args, output, out);
     static const char f[] = "peri_coll_tpu_all_to_all";
     char text[128];
     peri__words words;

@@ -161,8 +161,7 @@ static peri_status check_scatter(const char *f, peri_group *g, const peri_tensor
 peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *const *inputs,
                                                 const peri_exchange_args *options, peri_work **out)
 {
-    PERI_NEED(inputs);
-    PERI_NEED(out);
+    PERI_NEED(inputs, out);
     static const char f[] = "peri_exchange_reduce_scatter_pooled";
     PERI_TRY(peri__group_check(f, g));
     for (int32_t i = 0; i < g->size; i++) PERI_TRY(check_scatter(f, g, inputs[i]));
@@ -220,9 +219,7 @@ peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, per
 peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_args *options,
                                                  peri_work **out)
 {
-    PERI_NEED(g);
-    PERI_NEED(input);
-    PERI_NEED(out);
+    PERI_NEED(g, input, out);
     static const char f[] = "peri_exchange_all_gather_base_pooled";
     peri__flow_args a = {.function = f,
                          .kind = PERI_FLOW_ALL_GATHER,

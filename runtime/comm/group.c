@@ -99,8 +99,7 @@ static peri_status next_tag(peri_group *parent, const int32_t *ranks, int32_t n,
 
 peri_status peri_group_new(peri_group *parent, const int32_t *ranks, int32_t n, const char *name, peri_group **out)
 {
-    PERI_NEED(ranks);
-    PERI_NEED(out);
+    PERI_NEED(ranks, out);
     if (!name || !*name) return peri__fail(PERI_EINVAL, "peri_group_new: a group needs a name");
     PERI_TRY(peri__group_check("peri_group_new", parent));
     PERI_TRY(check_ranks(parent, ranks, n, name));
@@ -129,8 +128,7 @@ peri_status peri_group_new(peri_group *parent, const int32_t *ranks, int32_t n, 
 
 peri_status peri_group_intra_node(peri_group *parent, peri_group **out)
 {
-    PERI_NEED(parent);
-    PERI_NEED(out);
+    PERI_NEED(parent, out);
     const peri__comm *comm = parent->comm;
     char name[PERI_GROUP_NAME];
     const int32_t node = comm->node[comm->rank];
@@ -159,8 +157,7 @@ peri_status peri__group_node(peri_group *group, peri_group **out)
 
 peri_status peri_group_cross_node(peri_group *parent, peri_group **out)
 {
-    PERI_NEED(parent);
-    PERI_NEED(out);
+    PERI_NEED(parent, out);
     PERI_TRY(peri__group_check("peri_group_cross_node", parent));
     const peri__comm *comm = parent->comm;
     char name[PERI_GROUP_NAME];

@@ -402,8 +402,7 @@ peri_status peri_exchange_kjts(peri_group *g, const peri_kjt_exchange_args *args
 
 peri_status peri_exchange_kjt_result(peri_work *exchange, peri_kjt **out)
 {
-    PERI_NEED(exchange);
-    PERI_NEED(out);
+    PERI_NEED(exchange, out);
     static const char f[] = "peri_exchange_kjt_result";
     tensors *w = (tensors *)exchange;
     if (exchange->vtab != &tensors_vtab) return peri__fail(PERI_EINVAL, "%s: this work is no exchange of a kjt", f);
@@ -418,8 +417,7 @@ peri_status peri_exchange_kjt_result(peri_work *exchange, peri_kjt **out)
 peri_status peri_exchange_kjt_splits(peri_work *exchange, int64_t *stride_per_rank, int64_t *input_splits,
                                      int64_t *output_splits)
 {
-    PERI_NEED(exchange);
-    PERI_NEED(output_splits);
+    PERI_NEED(exchange, output_splits);
     static const char f[] = "peri_exchange_kjt_splits";
     tensors *w = (tensors *)exchange;
     if (exchange->vtab != &tensors_vtab) return peri__fail(PERI_EINVAL, "%s: this work is no exchange of a kjt", f);

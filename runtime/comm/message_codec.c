@@ -127,8 +127,7 @@ int64_t peri_codec_size(const peri_codec *codec, int64_t elements)
 
 peri_status peri_codec_context_new(peri_codec *codec, const int64_t *splits, int32_t n, peri_codec_context **out)
 {
-    PERI_NEED(codec);
-    PERI_NEED(out);
+    PERI_NEED(codec, out);
     if (n > 0) PERI_NEED(splits);
     static const char f[] = "peri_codec_context_new";
     if (n < 0) return peri__fail(PERI_EINVAL, "%s: %d splits", f, n);
@@ -251,9 +250,7 @@ peri_status peri__codec_decode_to(peri_codec_context *context, peri_tensor *wire
 
 peri_status peri_codec_encode(peri_codec_context *context, peri_tensor *x, peri_tensor **out)
 {
-    PERI_NEED(context);
-    PERI_NEED(x);
-    PERI_NEED(out);
+    PERI_NEED(context, x, out);
     PERI__HELD peri_tensor *wire = NULL;
     PERI_TRY(check_message("peri_codec_encode", x, PERI_F32, context->numbers));
     PERI_TRY(peri_tensor_new(peri__device(x), peri_codec_wire_dtype(context->codec), 1, &context->wire, &wire));
@@ -264,9 +261,7 @@ peri_status peri_codec_encode(peri_codec_context *context, peri_tensor *x, peri_
 
 peri_status peri_codec_decode(peri_codec_context *context, peri_tensor *wire, peri_tensor **out)
 {
-    PERI_NEED(context);
-    PERI_NEED(wire);
-    PERI_NEED(out);
+    PERI_NEED(context, wire, out);
     PERI__HELD peri_tensor *x = NULL;
     PERI_TRY(check_message("peri_codec_decode", wire, peri_codec_wire_dtype(context->codec), context->wire));
     PERI_TRY(peri_tensor_new(peri__device(wire), PERI_F32, 1, &context->numbers, &x));

@@ -15,9 +15,7 @@ static const char *const one_to_all = "peri_exchange_kjt_one_to_all", *const all
 peri_status peri_exchange_kjt_one_to_all(peri_kjt *kjt, const int32_t *key_splits, peri_device *const *devices,
                                          int32_t n, peri_kjt **out)
 {
-    PERI_NEED(kjt);
-    PERI_NEED(key_splits);
-    PERI_NEED(out);
+    PERI_NEED(kjt, key_splits, out);
     if (n < 1) return peri__fail(PERI_EINVAL, "%s: %d devices, allowed: 1 and more", one_to_all, n);
     peri_kjt **parts = peri__alloc_zero(sizeof *parts * (size_t)n);
     if (!parts) return PERI_ENOMEM;
@@ -69,8 +67,7 @@ static peri_status sum(peri_tensor *const *parts, int32_t n, peri_tensor **out)
 peri_status peri_exchange_all_to_one(peri_tensor *const *parts, int32_t n, peri_device *device, int32_t merge,
                                      int32_t dim, peri_tensor **out)
 {
-    PERI_NEED(parts);
-    PERI_NEED(out);
+    PERI_NEED(parts, out);
     if (n < 1) return peri__fail(PERI_EINVAL, "%s: %d parts, allowed: 1 and more", all_to_one, n);
     if (merge < 0 || merge >= PERI_MERGE_COUNT)
         return peri__fail(PERI_EINVAL, "%s: merge %d, allowed: 0..%d (PERI_MERGE_*)", all_to_one, merge,

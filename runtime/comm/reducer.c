@@ -574,8 +574,7 @@ peri_status peri_reducer_finish(peri_reducer *r)
 
 peri_status peri_reducer_watch(peri_reducer *r, peri_tensor *t)
 {
-    PERI_NEED(r);
-    PERI_NEED(t);
+    PERI_NEED(r, t);
     if (!r->many || !t->node || t->node->ending == &r->ending) return PERI_OK;
     if (t->node->ending)
         return peri__fail(PERI_EINVAL, "peri_reducer_watch: another reducer watches the tensor's operation");

@@ -219,8 +219,7 @@ static void describe(peri__comm *comm, const char *device, bool chosen, const ch
 
 peri_status peri_comm_use_device(peri_group *world, const char *name)
 {
-    PERI_NEED(world);
-    PERI_NEED(name);
+    PERI_NEED(world, name);
     peri__comm *comm = world->comm;
     char why[256] = "";
     if (world->parent) return PERI_OK;

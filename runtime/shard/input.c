@@ -240,8 +240,7 @@ static peri_status begin(peri_work *const *works, int32_t n)
 
 peri_status peri_sharded_input_dists(const peri_sharded_input *inputs, int32_t n, peri_work **out)
 {
-    PERI_NEED(inputs);
-    PERI_NEED(out);
+    PERI_NEED(inputs, out);
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_sharded_input_dists: %d inputs, at least one is needed", n);
     int32_t made = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -264,7 +263,6 @@ peri_status peri_sharded_input_dists(const peri_sharded_input *inputs, int32_t n
 
 peri_status peri_sharded_input_dist(peri_sharded *e, peri_kjt *kjt, peri_work **out)
 {
-    PERI_NEED(e);
-    PERI_NEED(kjt);
+    PERI_NEED(e, kjt);
     return peri_sharded_input_dists(&(peri_sharded_input){.module = e, .kjt = kjt}, 1, out);
 }

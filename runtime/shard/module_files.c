@@ -92,16 +92,14 @@ peri_status peri__files_of_module(peri_sharded *e, const peri_sharded_config *c)
 
 peri_status peri_sharded_files_found(const peri_sharded *e, peri_flush_info *out)
 {
-    PERI_NEED(e);
-    PERI_NEED(out);
+    PERI_NEED(e, out);
     *out = e->found;
     return PERI_OK;
 }
 
 peri_status peri_sharded_flush_info(const peri_sharded *e, peri_flush_info *out)
 {
-    PERI_NEED(e);
-    PERI_NEED(out);
+    PERI_NEED(e, out);
     *out = (peri_flush_info){.path = ""};
     for (int32_t g = 0; g < e->n_sets; g++) {
         peri_flush_info info;

@@ -114,9 +114,7 @@ const char *peri__kernel_name(const peri_sharded_table *t)
 
 peri_status peri_option_value(const char *option, const char *name, int32_t *out)
 {
-    PERI_NEED(option);
-    PERI_NEED(name);
-    PERI_NEED(out);
+    PERI_NEED(option, name, out);
     char allowed[PERI_MESSAGE_MAX] = "";
     size_t used = 0;
     int32_t value;

@@ -258,9 +258,7 @@ static void read_modules(reader *r)
 
 peri_status peri_plan_parse(const char *name, const char *text, int64_t bytes, peri_plan **out)
 {
-    PERI_NEED(name);
-    PERI_NEED(text);
-    PERI_NEED(out);
+    PERI_NEED(name, text, out);
     char what[200], key[80];
     bool version = false, modules = false;
     snprintf(what, sizeof what, "plan '%.120s'", name);
@@ -292,8 +290,7 @@ peri_status peri_plan_parse(const char *name, const char *text, int64_t bytes, p
 
 peri_status peri_plan_read(const char *path, peri_plan **out)
 {
-    PERI_NEED(path);
-    PERI_NEED(out);
+    PERI_NEED(path, out);
     FILE *file = fopen(path, "rb");
     if (!file)
         return peri__fail(errno == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "plan '%.200s': %s", path, strerror(errno));
@@ -401,10 +398,7 @@ static void put_in(entry *e, peri_sharded_table *t, int32_t *host_ranks, int32_t
 peri_status peri_plan_apply(peri_plan *plan, const char *module, const peri_group *group, peri_sharded_table *tables,
                             int32_t n)
 {
-    PERI_NEED(plan);
-    PERI_NEED(module);
-    PERI_NEED(group);
-    PERI_NEED(tables);
+    PERI_NEED(plan, module, group, tables);
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_plan_apply: %d tables, allowed: 1 and more", n);
     int32_t **host_ranks = peri__alloc_zero(sizeof *host_ranks * (size_t)n),
             *counts = peri__alloc_zero(sizeof *counts * (size_t)n);

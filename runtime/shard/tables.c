@@ -170,8 +170,7 @@ int32_t peri_sharded_local_shards(const peri_sharded *e) { return e ? e->n_local
 
 peri_status peri_sharded_local_shard(peri_sharded *e, int32_t i, peri_local_shard *out)
 {
-    PERI_NEED(e);
-    PERI_NEED(out);
+    PERI_NEED(e, out);
     if (i < 0 || i >= e->n_local)
         return peri__fail(PERI_ERANGE, "peri_sharded_local_shard: piece %d, allowed: 0..%d", i, e->n_local - 1);
     *out = e->local[i];
@@ -195,8 +194,7 @@ peri_status peri_sharded_learning_rate_set(peri_sharded *e, int32_t optimizer, d
 
 peri_status peri_sharded_time_set(peri_sharded *e, const char *table, int64_t now)
 {
-    PERI_NEED(e);
-    PERI_NEED(table);
+    PERI_NEED(e, table);
     int32_t i = 0;
     while (i < e->n_managed && strcmp(e->table_names[peri__managed_time(e, i).table], table) != 0) i++;
     if (i == e->n_managed)

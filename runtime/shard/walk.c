@@ -564,8 +564,7 @@ static peri_status check_dist(const char *f, const peri_sharded *e, peri_work *d
 
 peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
 {
-    PERI_NEED(e);
-    PERI_NEED(dist);
+    PERI_NEED(e, dist);
     peri__input_dist *d;
     PERI_TRY(check_dist("peri_sharded_prefetch", e, dist, &d));
     if (e->stored) { /* also where this rank has none of the files: all ranks' maps are ahead, or none is */
@@ -601,9 +600,7 @@ static peri_status explain(batch *b, peri__buffer *text)
 
 peri_status peri_sharded_explain(peri_sharded *e, peri_work *dist, char **out)
 {
-    PERI_NEED(e);
-    PERI_NEED(dist);
-    PERI_NEED(out);
+    PERI_NEED(e, dist, out);
     peri__input_dist *d;
     batch *b;
     peri__buffer text = {0};
@@ -631,9 +628,7 @@ static bool keeps_input(const peri__input_dist *d)
 
 peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dist, peri_work **out)
 {
-    PERI_NEED(e);
-    PERI_NEED(dist);
-    PERI_NEED(out);
+    PERI_NEED(e, dist, out);
     static const char *const f = "peri_sharded_compute_and_output_dist";
     peri__input_dist *d;
     PERI_TRY(check_dist(f, e, dist, &d));
@@ -706,9 +701,7 @@ int32_t peri_sharded_results(const peri_sharded *e) { return e ? e->n_results : 
 
 peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor **out)
 {
-    PERI_NEED(e);
-    PERI_NEED(output);
-    PERI_NEED(out);
+    PERI_NEED(e, output, out);
     output_dist *o;
     PERI_TRY(check_output("peri_sharded_output", e, output, &o));
     if (o->used) return peri__fail(PERI_EINVAL, "peri_sharded_output: this output was already taken");
@@ -723,9 +716,7 @@ peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor 
 
 peri_status peri_sharded_rows(peri_sharded *e, peri_work *output, peri_tensor **out)
 {
-    PERI_NEED(e);
-    PERI_NEED(output);
-    PERI_NEED(out);
+    PERI_NEED(e, output, out);
     output_dist *o;
     PERI_TRY(check_output("peri_sharded_rows", e, output, &o));
     if (!o->asks)
