@@ -10,6 +10,7 @@
 
 #include <fenv.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 /** What a thread had before; `theirs` false: the same as the library's. */
 typedef struct peri__floats {
@@ -17,7 +18,7 @@ typedef struct peri__floats {
 #if defined(__x86_64__)
     unsigned control; /* MXCSR: all arithmetic of float and double */
 #elif defined(__aarch64__)
-    unsigned control; /* FPCR */
+    uint64_t control; /* FPCR */
 #else
     fenv_t env;
 #endif
@@ -39,16 +40,21 @@ static inline void peri__floats_back(const peri__floats *before)
     if (before->theirs) __builtin_ia32_ldmxcsr(before->control);
 }
 #elif defined(__aarch64__)
+/** Write FPCR. In assembly, for clang has no builtin function for it. No access to memory moves across. */
+static inline void peri__floats_set(uint64_t control) { __asm__ volatile("msr fpcr, %0" : : "r"(control) : "memory"); }
+
 static inline peri__floats peri__floats_own(void)
 {
-    const peri__floats before = {__builtin_aarch64_get_fpcr() != 0, __builtin_aarch64_get_fpcr()};
-    if (before.theirs) __builtin_aarch64_set_fpcr(0);
+    peri__floats before;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before.control));
+    before.theirs = before.control != 0;
+    if (before.theirs) peri__floats_set(0);
     return before;
 }
 
 static inline void peri__floats_back(const peri__floats *before)
 {
-    if (before->theirs) __builtin_aarch64_set_fpcr(before->control);
+    if (before->theirs) peri__floats_set(before->control);
 }
 #else
 static inline peri__floats peri__floats_own(void)
