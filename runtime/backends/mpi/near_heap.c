@@ -170,7 +170,7 @@ static void ask(int64_t from, int64_t to)
 /** A block beyond the last one, of which @bytes are wanted now; NULL: the file ends. */
 static block *grow(int64_t rounded, int64_t bytes)
 {
-    const int64_t spare = (int64_t)sysconf(_SC_AVPHYS_PAGES) * PAGE;
+    const int64_t spare = (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
     if (heap.bytes - heap.used < rounded) return NULL;
     for (int32_t c = 0; c < CLASSES && spare < rounded + memory_bytes() / SPARE_PART; c++)
         for (block *b = heap.free[c]; b; b = b->next) {
