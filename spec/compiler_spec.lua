@@ -18,6 +18,16 @@ describe("LuaJIT's compiler", function()
     assert.equal(compiler.wrong(jit.arch, jit.version) ~= "everything", (jit.status()))
   end)
 
+  it("rounds as the interpreter does: a sum of a product rounds twice, however often it is computed", function()
+    local function rest(a, b, c) return a * b + c end
+    local function rests()
+      local most = 0
+      for i = 1, 1000 do most = math.max(most, math.abs(rest(i / 7, i / 3, -(i / 7 * (i / 3))))) end
+      return most
+    end
+    for _ = 1, 5 do assert.equal(0, rests()) end
+  end)
+
   -- In a process of its own, where it is always the same: the compiler of March 2022 gives up the outer loop after some
   -- 40,000 rounds, and then ends it after one of five entries.
   it("traverses whole tables, loops inside loops too", function()

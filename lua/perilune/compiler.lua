@@ -5,6 +5,10 @@
 -- of means of losses and of evictions fail there, and pass without the compiler. Its faults were mended until November
 -- 2023; versions since August 2023 say when they are of: 2.1.1737090214 counts seconds.
 --
+-- On ARM, versions before 2025 also compile a product and a sum into one instruction that rounds once, while the
+-- interpreter rounds twice: what a line computes would depend on how often it has run, and could differ between ranks.
+-- Later versions have an option for that, "fma", which is off by itself; before, it is a part of "fuse".
+--
 -- On all processors that compiler makes wrong code for `pairs` and `next`, from September 2021, when it began to
 -- compile them, until April
 -- 2022. A loop over `pairs` inside another one that the compiler gave up ends early, without an error (LuaJIT's issue
@@ -53,6 +57,7 @@ end
 function M.settle()
   local wrong = M.wrong(jit.arch, jit.version)
   if wrong == "traversal" then _G.next, _G.pairs = interpreted, traverse end
+  if jit.arch == "arm64" and not pcall(jit.opt.start, "-fma") then jit.opt.start "-fuse" end
   if wrong ~= "everything" then return end
   jit.off()
   local rank = getenv "OMPI_COMM_WORLD_RANK" or getenv "PMI_RANK" or getenv "SLURM_PROCID" or "0"

@@ -43,8 +43,9 @@ check("processor", function(C)
   local isa = ffi.string(C.peri_cpu_isa())
   local flags = read("/proc/cpuinfo"):match "flags%s*:([^\n]*)" or ""
   if isa == "ref" then
-    return note(("kernels '%s': portable C"):format(isa), jit.arch == "x64" and not flags:find " avx2"
-      and "this processor has no AVX2; Perilune is several times slower here"
+    return note(("kernels '%s': portable C"):format(isa), jit.arch ~= "x64"
+      and "there are no vector kernels for this kind of processor; Perilune is several times slower here"
+      or not flags:find " avx2" and "this processor has no AVX2; Perilune is several times slower here"
       or "is PERI_CPU_ISA set? Unset it, and the fastest is chosen")
   end
   if isa ~= "avx512" and flags:find " avx512bw" and flags:find " avx512vl" then
