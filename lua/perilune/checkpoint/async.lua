@@ -168,9 +168,10 @@ end
 
 -- -- the end ----------------------------------------------------------------------------------------------------------
 
---- This rank can save no more: note why, which all ranks are told.
+--- This rank can save no more: note why, which all ranks are told. Without the script's line, which is that of whatever
+--- step the save came by in; wait() says its own.
 local function fail(self, err)
-  self._phase, self._failure = "agree", (errors.describe(err))
+  self._phase, self._failure = "agree", errors.said(err)
   if getmetatable(err) == errors.Error then self._code, self._name = err.code, err.name end
 end
 
