@@ -231,14 +231,22 @@ static void hand_over(peri_checkpoint_writer *w)
     w->current = (w->current + 1) % BUFFERS;
 }
 
-/** The next bytes of the file. @hash: they are hashed too. */
+/** Where the next bytes of the file go: the threads have written what was there. */
+static peri_status place(peri_checkpoint_writer *w, char **to)
+{
+    if (w->filled == 0 && w->jobs[w->current] >= 0) PERI_TRY(peri__io_wait(w->io, w->jobs[w->current]));
+    *to = w->buffers[w->current] + w->filled;
+    return PERI_OK;
+}
+
+/** The next bytes of the file. @data may lie in their place already. @hash: they are hashed too. */
 static peri_status append(peri_checkpoint_writer *w, const char *data, int64_t bytes, XXH3_state_t *hash)
 {
     while (bytes > 0) {
-        if (w->filled == 0 && w->jobs[w->current] >= 0) PERI_TRY(peri__io_wait(w->io, w->jobs[w->current]));
-        char *to = w->buffers[w->current] + w->filled;
+        char *to;
+        PERI_TRY(place(w, &to));
         const int64_t n = peri__min(peri__min(bytes, HASHED), PERI__IO_BLOCK - w->filled);
-        memcpy(to, data, (size_t)n);
+        if (to != data) memcpy(to, data, (size_t)n);
         if (hash) XXH3_64bits_update(hash, to, (size_t)n);
         w->filled += n;
         data += n;
@@ -443,6 +451,54 @@ peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *w, const peri_ten
     PERI_TRY(spend(w, pass_empty(w)));
     PERI_TRY(fits(w, "peri_checkpoint_writer_put", d.dtype, d.numel * peri_dtype_size(d.dtype)));
     return spend(w, each_block((peri_tensor *)elements, &d, &w->buffer, write_block, w));
+}
+
+/** The next rows of the current piece, of entry @e: those of the moment's part from @row on, as many as the buffer has
+ *  room for (where it has none, one). They are read into the buffer, where their elements may lie there; @size: the
+ *  sizes of the piece; how many of @rows are put is in size[0] then. */
+static peri_status put_rows(peri_checkpoint_writer *w, peri_moment *moment, int64_t index, int64_t row, int64_t rows,
+                            const peri__entry *e, int64_t *size)
+{
+    peri_device *cpu;
+    peri_tensor *t;
+    char *to;
+    const int64_t element = peri_dtype_size(e->dtype), row_bytes = peri__volume(e->ndim - 1, size + 1) * element;
+    if (!w->started) PERI_TRY(spend(w, start_piece(w)));
+    PERI_TRY(spend(w, place(w, &to)));
+    const int64_t room = peri__min(PERI__IO_BLOCK - w->filled, w->m.pieces[w->piece].bytes - w->done) / row_bytes;
+    const bool here = room > 0 && (uintptr_t)to % (uintptr_t)element == 0;
+    size[0] = peri__min(rows, peri__max(1, room));
+    PERI_TRY(peri_device_get("cpu", &cpu));
+    if (here) PERI_TRY(peri__tensor_host(cpu, e->dtype, e->ndim, size, to, NULL, NULL, &t));
+    else PERI_TRY(peri_tensor_new(cpu, e->dtype, e->ndim, size, &t));
+    peri_status status = peri_moment_read(moment, index, row, t);
+    if (status >= 0) status = put_bytes(w, peri__data(t), size[0] * row_bytes);
+    peri_tensor_release(t);
+    return spend(w, status); /* rows before these may have been put */
+}
+
+peri_status peri_checkpoint_writer_put_moment(peri_checkpoint_writer *w, peri_moment *moment, int64_t index,
+                                              int64_t row, int64_t rows)
+{
+    static const char function[] = "peri_checkpoint_writer_put_moment";
+    const peri__entry *e;
+    peri__region r;
+    PERI_NEED(w, moment);
+    PERI_TRY(usable(w, function));
+    if (rows < 0) return peri__fail(PERI_EINVAL, "%s: %lld rows, allowed: 0 or more", function, (long long)rows);
+    if (rows > 0) {
+        PERI_TRY(spend(w, pass_empty(w)));
+        PERI_TRY(fits(w, function, -1, 0));
+        (void)bytes_left(w, &e);
+        peri__piece_region(&w->m, e, &w->m.pieces[w->piece], &r);
+        if (e->ndim == 0 || r.rows)
+            return peri__fail(PERI_EINVAL, "%s: '%.200s' is no table whose rows are all written", function,
+                              peri__entry_name(&w->m, e));
+        PERI_TRY(fits(w, function, -1, rows * peri__volume(e->ndim - 1, r.size + 1) * peri_dtype_size(e->dtype)));
+    }
+    for (; rows > 0; row += r.size[0], rows -= r.size[0])
+        PERI_TRY(put_rows(w, moment, index, row, rows, e, r.size));
+    return peri_moment_pass(moment, index, row);
 }
 
 /** Hash the blocks that put_blocks brings. */

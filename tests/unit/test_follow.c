@@ -304,9 +304,9 @@ static void what_was_refused_comes_again(void **context)
 
 /* -- rows of tables ------------------------------------------------------------------------------------------------ */
 
-static peri_tbe *tables(void)
+static peri_tbe *table_of(int64_t rows)
 {
-    const peri_table_config table = {.size = sizeof table, .name = "a", .rows = ROWS, .cols = COLS};
+    const peri_table_config table = {.size = sizeof table, .name = "a", .rows = rows, .cols = COLS};
     peri_tbe_optimizer_config optimizer = {.size = sizeof optimizer};
     peri_tbe_config c = {
         .size = sizeof c, .device = cpu(), .n_tables = 1, .tables = &table, .dtype = PERI_F32, .seed = 5};
@@ -316,6 +316,8 @@ static peri_tbe *tables(void)
     assert_ok(peri_tbe_new(&c, &tbe));
     return tbe;
 }
+
+static peri_tbe *tables(void) { return table_of(ROWS); }
 
 static peri_tensor *list_of(const int64_t *rows, int64_t n)
 {
@@ -408,6 +410,97 @@ static void a_moment_stays(void **context)
     peri_tbe_release(tbe);
 }
 
+/** A writer of @bytes numbers "first", and of the rows of table "t", in files of @file_bytes. */
+static peri_checkpoint_writer *writer_of(const char *in, int64_t bytes, int64_t rows, int64_t file_bytes)
+{
+    peri_checkpoint_writer *w;
+    const peri_checkpoint_tensor first = {
+        .size = sizeof first, .name = "first", .dtype = PERI_U8, .ndim = 1, .shape = {bytes}};
+    const peri_checkpoint_tensor t = {
+        .size = sizeof t, .name = "t", .dtype = PERI_F32, .ndim = 2, .shape = {rows, COLS}};
+    const peri_checkpoint_region all = {.size = sizeof all, .extent = {bytes}},
+                                 table = {.size = sizeof table, .extent = {rows, COLS}};
+    assert_ok(peri_checkpoint_writer_new(in, "rank-0", file_bytes, &w));
+    assert_ok(peri_checkpoint_writer_add(w, &first, &all));
+    assert_ok(peri_checkpoint_writer_add(w, &t, &table));
+    assert_ok(peri_checkpoint_writer_put_bytes(w, "abc", bytes));
+    return w;
+}
+
+enum { MANY = 400000 };
+
+/** Write the rows of a moment's only part, some at a time, while rows of it change. */
+static void put_moment(peri_checkpoint_writer *w, peri_moment *m, peri_tbe *tbe)
+{
+    for (int64_t row = 0, n; row < MANY; row += n) {
+        const int64_t rows[2] = {draw(MANY / 2), MANY / 2 + draw(MANY / 2)};
+        peri_tensor *list = list_of(rows, 2), *values = full(2, 7);
+        assert_ok(peri_tbe_write_rows(tbe, 0, "weight", list, values));
+        peri_tensor_release(list);
+        peri_tensor_release(values);
+        n = 1 + draw(draw(4) ? 20000 : MANY);
+        if (n > MANY - row) n = MANY - row;
+        assert_ok(peri_checkpoint_writer_put_moment(w, m, 0, row, n));
+    }
+}
+
+/** Rows of a moment that are written are those that there were, wherever in the writer's buffers (4 MiB, in which no
+ *  whole number of these rows lies) and in its files they come to lie. */
+static void a_moment_is_written(void **context)
+{
+    static const struct {
+        int64_t before, file_bytes;
+    } cases[] = {{0, 0}, {3, 0} /* no number lies at an address of numbers then */, {0, 1000000}};
+    const int64_t bytes = (int64_t)sizeof(float) * MANY * COLS;
+    float *before = malloc((size_t)bytes), *got = malloc((size_t)bytes);
+    (void)context;
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        char path[128], digest[33];
+        const char *part;
+        int64_t index;
+        peri_tbe *tbe = table_of(MANY);
+        peri_tensor *weight, *loaded;
+        peri_moment *m;
+        peri_checkpoint_folder *f;
+        peri_checkpoint *c;
+        const peri_checkpoint_region all = {.size = sizeof all, .extent = {MANY, COLS}};
+        snprintf(path, sizeof path, "%s/moment-%zu", folder, k);
+        assert_ok(peri_tbe_state(tbe, 0, "weight", &weight));
+        assert_ok(peri_tensor_read(weight, before, bytes));
+        assert_ok(peri_moment_new(&m));
+        assert_ok(peri_moment_add(m, weight, &index));
+        assert_ok(peri_checkpoint_folder_new(path, &f));
+        const char *saving = peri_checkpoint_folder_path(f);
+        peri_checkpoint_writer *w = writer_of(saving, cases[k].before, MANY, cases[k].file_bytes);
+        assert_fails(peri_checkpoint_writer_put_moment(w, m, index, 0, -1), PERI_EINVAL, "-1 rows, allowed: 0 or more");
+        assert_fails(peri_checkpoint_writer_put_moment(w, m, index, 0, MANY + 1), PERI_EINVAL, "'t' has 2400000 left");
+        put_moment(w, m, tbe);
+        assert_fails(peri_checkpoint_writer_put_moment(w, m, index, MANY, 1), PERI_EINVAL, "all pieces");
+        assert_ok(peri_checkpoint_writer_finish(w));
+        assert_ok(peri_checkpoint_writer_part(w, &part));
+        assert_ok(peri_checkpoint_publish(saving, path, &part, 1, NULL, false, digest));
+        assert_ok(peri_checkpoint_open(path, &c));
+        assert_ok(peri_checkpoint_verify_since(c, 1));
+        assert_ok(peri_tensor_new(cpu(), PERI_F32, 2, all.extent, &loaded));
+        assert_ok(peri_checkpoint_read(c, 1, &all, loaded));
+        assert_ok(peri_tensor_read(loaded, got, bytes));
+        assert_memory_equal(got, before, (size_t)bytes);
+        peri_checkpoint_release(c);
+        peri_checkpoint_writer_release(w);
+        w = writer_of(folder, 1, MANY, 0);
+        for (int again = 0; again < 2; again++)
+            assert_fails(peri_checkpoint_writer_put_moment(w, m, index, 1, MANY), PERI_ERANGE, "of table 'a', allowed");
+        peri_checkpoint_writer_release(w);
+        peri_checkpoint_folder_release(f);
+        peri_moment_release(m);
+        peri_tensor_release(loaded);
+        peri_tensor_release(weight);
+        peri_tbe_release(tbe);
+    }
+    free(before);
+    free(got);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -417,6 +510,7 @@ int main(void)
         cmocka_unit_test(what_was_refused_comes_again),
         cmocka_unit_test(rows_are_written_and_told_of),
         cmocka_unit_test(a_moment_stays),
+        cmocka_unit_test(a_moment_is_written),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

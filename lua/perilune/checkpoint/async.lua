@@ -31,7 +31,7 @@ local moment_out, index_out = ffi.new "peri_moment *[1]", ffi.new "int64_t[1]"
 --- is calls whose code and data a step has driven out of the caches); the share of the time that it may take while the
 --- program does something else, where the save does not say another (`pace`), and the seconds that it may take at once
 --- for that share; bytes that are copied at the call.
-M.pace = { block = 2 ^ 19, share = 0.015, most = 0.02, kept = 32 * 2 ^ 20 }
+M.pace = { block = 2 ^ 19, share = 0.01, most = 0.02, kept = 32 * 2 ^ 20 }
 local SLEEP = 100000 -- a round of peri_pause that sleeps
 local OUTCOME = 2048       -- bytes of the outcome that rank 0 sends
 
@@ -134,13 +134,7 @@ local function copy_block(self, waits)
     local block = whole and p.copy or p.copy:slice(1, self._row, self._row + n)
     if p.bytes > 0 then check(C.peri_checkpoint_writer_put(self._writer.ptr, Tensor.ptr(block))) end
   else
-    local size = util.copy(p.size)
-    size[1] = n
-    local block = Tensor.empty(size, p.dtype, "cpu")
-    check(C.peri_moment_read(self._moment.ptr, p.part, self._row, Tensor.ptr(block)))
-    check(C.peri_checkpoint_writer_put(self._writer.ptr, Tensor.ptr(block)))
-    check(C.peri_moment_pass(self._moment.ptr, p.part, self._row + n))
-    block:release()
+    check(C.peri_checkpoint_writer_put_moment(self._writer.ptr, self._moment.ptr, p.part, self._row, n))
   end
   self._row = self._row + n
   if self._row >= rows then

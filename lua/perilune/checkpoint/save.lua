@@ -142,7 +142,7 @@ local arguments = {
                                        -- itself, of which this one is to be an increment, in the same folder
   async = false,                  -- return at once, with a handle: see checkpoint/async.lua
   pace = util.optional.number,    -- with async, the share of the time that copying takes: above 0, at most 1; default:
-                                  -- 0.015
+                                  -- 0.01
 }
 
 -- -- increments -------------------------------------------------------------------------------------------------------

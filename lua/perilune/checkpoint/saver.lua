@@ -53,7 +53,7 @@ local arguments = {
   async = util.optional,           -- true: go on while a checkpoint is written (async.lua); default:
                                    -- PERI_CHECKPOINT_ASYNC is 1
   pace = util.optional.number,     -- with async, the share of the time that copying takes: above 0, at most 1; default:
-                                   -- 0.015
+                                   -- 0.01
   resume = util.optional.string,   -- "auto": the newest that is good; "no"; or a checkpoint's path; default:
                                    -- PERI_CHECKPOINT_RESUME, else auto
   group = util.optional,           -- the ranks that save together; default: the world, if one was joined

@@ -20,6 +20,7 @@
 #ifndef PERILUNE_CHECKPOINT_H
 #define PERILUNE_CHECKPOINT_H
 
+#include <perilune/moment.h>
 #include <perilune/shard.h>
 #include <perilune/tensor.h>
 
@@ -126,6 +127,10 @@ PERI_API peri_status peri_checkpoint_writer_add(peri_checkpoint_writer *writer, 
 PERI_API peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *writer, const peri_tensor *elements);
 /** The same from host memory: @bytes, whole elements. */
 PERI_API peri_status peri_checkpoint_writer_put_bytes(peri_checkpoint_writer *writer, const void *data, int64_t bytes);
+/** The same of rows [@row, @row + @rows) of part @index of a moment, as they were; the moment passes them
+ *  (peri_moment_pass). The writer is spent, too, where the moment has no such rows. */
+PERI_API peri_status peri_checkpoint_writer_put_moment(peri_checkpoint_writer *writer, peri_moment *moment,
+                                                       int64_t index, int64_t row, int64_t rows);
 /** How many bytes can be put now without waiting for the disk. After an error: 0. */
 PERI_API int64_t peri_checkpoint_writer_room(const peri_checkpoint_writer *writer);
 /** All pieces are put: PERI_OK when the files are on the disk, so that peri_checkpoint_writer_finish will not wait;
