@@ -50,7 +50,7 @@ typedef struct peri_k_axpy_args {
  *  Where RELU and CLAMP have the derivative 0 the result is 0 for an infinite dy, too. */
 enum {
     PERI_UNARY_IDENTITY = 0,   /* x                                    1 */
-    PERI_UNARY_RELU = 1,       /* x > 0 ? x : 0 (NaN stays)            y > 0 ? 1 : 0 */
+    PERI_UNARY_RELU = 1,       /* x < 0 ? 0 : x (NaN and -0 stay)      y > 0 ? 1 : 0 */
     PERI_UNARY_SIGMOID = 2,    /* 1 / (1 + exp(-x))                    y (1 - y) */
     PERI_UNARY_TANH = 3,       /* tanh x                               1 - y^2 */
     PERI_UNARY_EXP = 4,        /* exp x                                y */

@@ -178,6 +178,48 @@ typedef struct peri_op_sort_lines {
     int64_t lines, n, first, k;
 } peri_op_sort_lines;
 
+/** Of each line of `sorted` [lines][n], n >= 1, which rises, and of the places of its elements, as sort_lines has them:
+ *  the element that is there most often, of several the smallest, and the last of its places. No NaN equals another.
+ *  range: lines. */
+typedef struct peri_k_mode_args {
+    void *values;     /* lines */
+    int64_t *indices; /* lines */
+    const void *sorted;
+    const int64_t *places;
+    int32_t dtype;
+    int64_t n;
+} peri_k_mode_args;
+
+/** dst[i] = the number of the interval that has x[i] among `bins` of one width from least to most, the last one with
+ *  its upper bound; `bins` for elements of no interval, NaN among them. In f64 for f64 and integers, else in f32, where
+ *  bins times the distance of the bounds is finite and above 0. Any dtype that is not complex. range: elements. */
+typedef struct peri_k_bin_args {
+    int32_t *dst;
+    const void *x;
+    int32_t dtype, bins; /* bins: 1..2^30 */
+    double least, most;
+} peri_k_bin_args;
+
+/** dst[i][d] = the coordinate d of element flat[i] of an array of `shape`, in row-major order. range: rows of dst. */
+typedef struct peri_k_unravel_args {
+    int64_t *dst;
+    const int64_t *flat;
+    int32_t ndim;
+    int64_t shape[PERI_MAX_DIMS];
+} peri_k_unravel_args;
+
+/** Logits of items that are negatives of each other, x and dst [n][n]: dst[i][j] = scale * x[i][j] - log_q[j], but
+ *  `fill` where item j is another one with the id of item i: i != j and ids[i] == ids[j]. ids and log_q may be NULL.
+ *  x, dst and log_q: f32 or f64. range: rows. */
+typedef struct peri_k_in_batch_logits_args {
+    void *dst;
+    const void *x, *log_q;
+    const int64_t *ids;
+    int32_t dtype;
+    int64_t n;
+    double scale, fill;
+} peri_k_in_batch_logits_args;
+
 /** An element to be sorted: its key (k_sort_key below) and its place. */
 typedef struct peri_k_sort_entry {
     uint64_t key;

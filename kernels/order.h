@@ -71,6 +71,37 @@ K_INLINE bool k_is_extreme(const void *x, int64_t i, int64_t best, int32_t dtype
     return k_sort_key(x, i, dtype, least) >= k_sort_key(x, best, dtype, least);
 }
 
+/** Where the longest run of equal elements ends (its last one's place) among the rising sorted[begin], ...,
+ *  sorted[begin + n - 1], n >= 1, counted from `begin`; of several runs the first. No NaN equals another. */
+K_INLINE int64_t k_longest_run(const void *sorted, int64_t begin, int64_t n, int32_t dtype)
+{
+    int64_t first = 0, longest = 0, end = 0;
+    uint64_t key = k_sort_key(sorted, begin, dtype, false);
+    for (int64_t r = 0; r < n; r++) {
+        const uint64_t next = k_sort_key(sorted, begin + r, dtype, false);
+        if (next != key || k_is_nan(sorted, begin + r, dtype)) first = r;
+        key = next;
+        if (r - first + 1 <= longest) continue;
+        longest = r - first + 1;
+        end = r;
+    }
+    return end;
+}
+
+/** The number of the interval that has @x, see bin_number: in f64 and in f32. */
+K_INLINE int32_t k_bin_f64(double x, double least, double most, int32_t bins)
+{
+    if (!(x >= least && x <= most)) return bins;
+    const int32_t bin = (int32_t)((x - least) * bins / (most - least));
+    return bin < bins ? bin : bins - 1;
+}
+K_INLINE int32_t k_bin_f32(float x, float least, float most, int32_t bins)
+{
+    if (!(x >= least && x <= most)) return bins;
+    const int32_t bin = (int32_t)((x - least) * (float)bins / (most - least));
+    return bin < bins ? bin : bins - 1;
+}
+
 /** How many of the rising elements sorted[begin], ..., sorted[begin + n - 1] are smaller than x[i]; @right: not
  *  larger. */
 K_INLINE int64_t k_search(const void *sorted, int64_t begin, int64_t n, const void *x, int64_t i, int32_t dtype,

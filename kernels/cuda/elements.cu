@@ -259,6 +259,53 @@ template <class T> struct running_extreme_line {
     }
 };
 
+/** Line l. */
+template <class T> struct mode_of_line {
+    peri_k_mode_args a;
+    __device__ void operator()(int64_t l) const
+    {
+        const int64_t at = l * a.n + k_longest_run(a.sorted, l * a.n, a.n, a.dtype);
+        a.indices[l] = a.places[at];
+        ((T *)a.values)[l] = ((const T *)a.sorted)[at];
+    }
+};
+
+struct bin_one {
+    peri_k_bin_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        const peri_value x = peri_load(a.x, i, a.dtype);
+        if (x.integer || a.dtype == PERI_F64)
+            a.dst[i] = k_bin_f64(x.integer ? (double)x.i : x.re, a.least, a.most, a.bins);
+        else a.dst[i] = k_bin_f32((float)x.re, (float)a.least, (float)a.most, a.bins);
+    }
+};
+
+template <class T> struct in_batch_logit {
+    peri_k_in_batch_logits_args a;
+    __device__ void operator()(int64_t at) const
+    {
+        const int64_t i = at / a.n, j = at - i * a.n;
+        T y = ((const T *)a.x)[at] * (T)a.scale;
+        if (a.log_q) y -= ((const T *)a.log_q)[j];
+        ((T *)a.dst)[at] = a.ids && i != j && a.ids[i] == a.ids[j] ? (T)a.fill : y;
+    }
+};
+
+struct unravel_one {
+    peri_k_unravel_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        int64_t rest = a.flat[i];
+        for (int32_t d = a.ndim - 1; d > 0; d--) {
+            const int64_t next = rest / a.shape[d];
+            a.dst[i * a.ndim + d] = rest - next * a.shape[d];
+            rest = next;
+        }
+        a.dst[i * a.ndim] = rest;
+    }
+};
+
 struct search_one {
     peri_k_search_args a;
     __device__ void operator()(int64_t i) const
@@ -367,6 +414,15 @@ PERI_CUDA_KERNEL(running_product_grad)
 }
 #define EXTREME(T) each(begin, end, c, running_extreme_line<T>{*a})
 PERI_CUDA_KERNEL(running_extreme) { return PERI_BY_WORD(peri_dtype_bytes(a->dtype), EXTREME); }
+#define MODE(T) each(begin, end, c, mode_of_line<T>{*a})
+PERI_CUDA_KERNEL(mode_line) { return PERI_BY_WORD(peri_dtype_bytes(a->dtype), MODE); }
+PERI_CUDA_KERNEL(bin_number) { return each(begin, end, c, bin_one{*a}); }
+PERI_CUDA_KERNEL(in_batch_logits)
+{
+    return a->dtype == PERI_F64 ? each(begin * a->n, end * a->n, c, in_batch_logit<double>{*a})
+                                : each(begin * a->n, end * a->n, c, in_batch_logit<float>{*a});
+}
+PERI_CUDA_KERNEL(unravel) { return each(begin, end, c, unravel_one{*a}); }
 PERI_CUDA_KERNEL(search) { return each(begin, end, c, search_one{*a}); }
 PERI_CUDA_KERNEL(iota) { return each(begin, end, c, iota_one{*a}); }
 

@@ -68,7 +68,7 @@ template <class T> static __device__ __forceinline__ T peri_gauss(T x)
 template <class T> static __device__ __forceinline__ T peri_f(int32_t op, T x, T a, T b)
 {
     switch (op) {
-    case PERI_UNARY_RELU: return x <= 0 ? T(0) : x;
+    case PERI_UNARY_RELU: return x < 0 ? T(0) : x;
     case PERI_UNARY_SIGMOID: return peri_sigmoid(x);
     case PERI_UNARY_TANH: return peri_tanh(x);
     case PERI_UNARY_EXP: return peri_exp(x);

@@ -45,7 +45,7 @@ static double ref_normal_cdf(double x) { return 0.5 * erfc(x * -0.70710678118654
 static double ref_f(int32_t op, double x, double a, double b)
 {
     switch (op) {
-    case PERI_UNARY_RELU: return x <= 0 ? 0 : x;
+    case PERI_UNARY_RELU: return x < 0 ? 0 : x;
     case PERI_UNARY_SIGMOID: return ref_sigmoid(x);
     case PERI_UNARY_TANH: return tanh(x);
     case PERI_UNARY_EXP: return exp(x);

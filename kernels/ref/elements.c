@@ -348,6 +348,77 @@ static void ref_running_extreme(const void *args, int64_t begin, int64_t end)
     }
 }
 
+/* -- numbers of bins, coordinates ---------------------------------------------------------------------------------- */
+
+#define REF_BINS(T, LOAD, BIN, Real)                                                                                   \
+    do {                                                                                                               \
+        const T *x = a->x;                                                                                             \
+        const Real least = (Real)a->least, most = (Real)a->most;                                                       \
+        for (int64_t i = begin; i < end; i++) a->dst[i] = BIN(LOAD(x[i]), least, most, a->bins);                       \
+    } while (0)
+
+static void ref_bin_number(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_bin_args *a = args;
+    switch (a->dtype) {
+    case PERI_F64: REF_BINS(double, REF_SAME, k_bin_f64, double); break;
+    case PERI_F16: REF_BINS(uint16_t, k_f16_to_f32, k_bin_f32, float); break;
+    case PERI_BF16: REF_BINS(uint16_t, k_bf16_to_f32, k_bin_f32, float); break;
+    case PERI_I64: REF_BINS(int64_t, (double), k_bin_f64, double); break;
+    case PERI_I32: REF_BINS(int32_t, REF_SAME, k_bin_f64, double); break;
+    case PERI_I16: REF_BINS(int16_t, REF_SAME, k_bin_f64, double); break;
+    case PERI_I8: REF_BINS(int8_t, REF_SAME, k_bin_f64, double); break;
+    case PERI_U8:
+    case PERI_BOOL: REF_BINS(uint8_t, REF_SAME, k_bin_f64, double); break;
+    default: REF_BINS(float, REF_SAME, k_bin_f32, float); break;
+    }
+}
+
+static void ref_unravel(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_unravel_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t rest = a->flat[i];
+        for (int32_t d = a->ndim - 1; d > 0; d--) {
+            a->dst[i * a->ndim + d] = rest % a->shape[d];
+            rest /= a->shape[d];
+        }
+        a->dst[i * a->ndim] = rest;
+    }
+}
+
+static void ref_mode_line(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_mode_args *a = args;
+    const size_t width = ref_width(a->dtype);
+    for (int64_t l = begin; l < end; l++) {
+        const int64_t at = l * a->n + k_longest_run(a->sorted, l * a->n, a->n, a->dtype);
+        a->indices[l] = a->places[at];
+        memcpy((char *)a->values + (size_t)l * width, (const char *)a->sorted + (size_t)at * width, width);
+    }
+}
+
+#define REF_IN_BATCH_ROW(T)                                                                                            \
+    do {                                                                                                               \
+        const T *x = (const T *)a->x + i * a->n, *log_q = a->log_q, scale = (T)a->scale;                               \
+        T *dst = (T *)a->dst + i * a->n;                                                                               \
+        if (log_q)                                                                                                     \
+            for (int64_t j = 0; j < a->n; j++) dst[j] = x[j] * scale - log_q[j];                                       \
+        else                                                                                                           \
+            for (int64_t j = 0; j < a->n; j++) dst[j] = x[j] * scale;                                                  \
+        for (int64_t j = 0; a->ids && j < a->n; j++)                                                                   \
+            if (a->ids[j] == a->ids[i] && j != i) dst[j] = (T)a->fill;                                                 \
+    } while (0)
+
+static void ref_in_batch_logits(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_in_batch_logits_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        if (a->dtype == PERI_F64) REF_IN_BATCH_ROW(double);
+        else REF_IN_BATCH_ROW(float);
+    }
+}
+
 /* -- sorting: merges of runs, or by bytes of keys; both keep the order of equal keys ------------------------------- */
 
 enum {
@@ -476,10 +547,11 @@ static void ref_sort_line(const void *args, int64_t begin, int64_t end)
     const peri_k_sort_line_args *a = args;
     const peri_op_sort_lines *s = &a->sort;
     const size_t width = ref_width(s->dtype);
+    peri_k_sort_entry *room = a->room + 2 * begin * s->n; /* the first line's, for all: it stays in caches */
     for (int64_t l = begin; l < end && s->k > 0; l++) {
         int64_t nan = s->nan_first ? 0 : s->n;
         while (nan < s->n && !k_is_nan(s->x, l * s->n + nan, s->dtype)) nan++;
-        const peri_k_sort_entry *e = nan < s->n ? NULL : ref_sort_wanted(s, l, a->room + 2 * l * s->n);
+        const peri_k_sort_entry *e = nan < s->n ? NULL : ref_sort_wanted(s, l, room);
         for (int64_t r = 0; r < s->k; r++) {
             const int64_t place = e ? e[r].place : nan;
             s->indices[l * s->k + r] = place;

@@ -414,6 +414,45 @@ peri_status peri_op_scatter(peri_tensor *x, int32_t dim, peri_tensor *index, per
     return scatter(function, x, d, index, src, add, out);
 }
 
+peri_status peri_op_one_hot(peri_tensor *ids, int64_t classes, peri_tensor **out)
+{
+    static const char *const function = "peri_op_one_hot";
+    char text[128];
+    int64_t shape[PERI_MAX_DIMS], n, one = 1;
+    peri_tensor *places = NULL, *column = NULL, *ones = NULL, *rows = NULL, *y = NULL;
+    peri_status status;
+    PERI_NEED(out);
+    PERI_TRY(peri__check_tensor(function, "ids", ids, -1, -1));
+    if (!peri__is_integer(ids->dtype) || ids->ndim == PERI_MAX_DIMS || classes < 0)
+        return peri__fail(PERI_EINVAL, "%s: ids are %s for %lld classes, allowed: integers of at most %d dimensions, 0 "
+                          "classes and more", function, peri__tensor_text(ids, text, sizeof text), (long long)classes,
+                          PERI_MAX_DIMS - 1);
+    memcpy(shape, ids->shape, sizeof shape);
+    shape[ids->ndim] = classes;
+    n = peri__numel(ids);
+    PERI_TRY(peri_tensor_new(peri__device(ids), PERI_I64, ids->ndim + 1, shape, &y));
+    const int64_t wide[2] = {n, classes}, narrow[2] = {n, 1}, nothing[2] = {0, 0};
+    PERI_TRY_GOTO(peri__cast(ids, PERI_I64, &places), out);
+    PERI_TRY_GOTO(peri__tensor_zero(y), out);
+    PERI_TRY_GOTO(peri_tensor_reshape(places, 2, narrow, &column), out);
+    PERI_TRY_GOTO(check_places(function, column, classes), out);
+    PERI_TRY_GOTO(peri_tensor_full(peri__device(ids), PERI_I64, 1, &one, 1, &ones), out);
+    PERI_TRY_GOTO(peri__tensor_view(ones, 2, narrow, nothing, 0, &rows), out);
+    peri_tensor flat = *y;
+    flat.ndim = 2;
+    memcpy(flat.shape, wide, sizeof wide);
+    flat.stride[0] = classes, flat.stride[1] = 1;
+    status = take_add(&flat, rows, column, 1, true);
+out:
+    peri_tensor_release(places);
+    peri_tensor_release(column);
+    peri_tensor_release(ones);
+    peri_tensor_release(rows);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
 /* -- searching ----------------------------------------------------------------------------------------------------- */
 
 static peri_status searched(const char *function, peri_tensor *sorted, peri_tensor *x, bool right, peri_tensor **out)
@@ -467,6 +506,7 @@ static const peri__node_vtab sort_vtab = {.name = "sort", .backward = gather_bac
 /** Which ones of each line are wanted. */
 typedef struct {
     bool descending, nan_first;
+    bool mode; /* the one that is there most often; nothing else is set but k, which is 1 */
     int64_t first, k;
 } ranks;
 
@@ -509,6 +549,38 @@ out:
     return status;
 }
 
+/** The most frequent element of each line of the last dimension, which is not empty. */
+static peri_status mode_lines(const char *function, peri_tensor *x, peri_tensor **values, peri_tensor **indices)
+{
+    const int32_t d = x->ndim - 1;
+    int64_t shape[PERI_MAX_DIMS], n = x->shape[d];
+    peri_tensor *own, *sorted = NULL, *places = NULL, *value = NULL, *index = NULL;
+    peri_status status;
+    memcpy(shape, x->shape, sizeof shape);
+    shape[d] = 1;
+    PERI_TRY(peri__detached(x, &own));
+    PERI_TRY_GOTO(sort_lines(function, own, (ranks){.k = n}, &sorted, &places), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, shape, &value), out);
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, x->ndim, shape, &index), out);
+    peri_k_mode_args args = {.values = peri__data(value), .indices = peri__data(index), .sorted = peri__data(sorted),
+                             .places = peri__data(places), .dtype = x->dtype, .n = n};
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), mode_line, &args, peri__numel(value),
+                              peri__ceil_div(PERI_ELEMENT_GRAIN, n)), out);
+    status = peri__attach_places(&sort_vtab, x, d, index, value);
+out:
+    peri_tensor_release(own);
+    peri_tensor_release(sorted);
+    peri_tensor_release(places);
+    if (status < 0) {
+        peri_tensor_release(value);
+        peri_tensor_release(index);
+    } else {
+        *values = value;
+        *indices = index;
+    }
+    return status;
+}
+
 /** *out (new, recorded) = @x, whose dimension @d goes to the end, or comes back from there. A tensor without dimensions
  *  (`single`) has one there. */
 static peri_status to_end(peri_tensor *x, int32_t d, bool single, peri_tensor **out)
@@ -528,7 +600,8 @@ static peri_status sort_along(const char *function, peri_tensor *x, int32_t d, r
     peri_tensor *last = NULL, *value = NULL, *index = NULL, *places = NULL;
     peri_status status;
     PERI_TRY_GOTO(to_end(x, d, single, &last), out);
-    PERI_TRY_GOTO(sort_lines(function, last, wanted, &value, &index), out);
+    if (wanted.mode) PERI_TRY_GOTO(mode_lines(function, last, &value, &index), out);
+    else PERI_TRY_GOTO(sort_lines(function, last, wanted, &value, &index), out);
     if (indices) PERI_TRY_GOTO(from_end(index, d, single, &places), out);
     status = from_end(value, d, single, values);
 out:
@@ -538,6 +611,14 @@ out:
     if (status >= 0 && indices) *indices = places;
     else peri_tensor_release(places);
     return status;
+}
+
+/** A tensor without dimensions has no line of another length than 1 in its place. */
+static peri_status check_single(const char *function, const peri_tensor *x, int64_t k)
+{
+    if (x->ndim > 0 || k == 1) return PERI_OK;
+    return peri__fail(PERI_ERANGE, "%s: %lld elements of a tensor without dimensions, allowed: 1", function,
+                      (long long)k);
 }
 
 /** What is ordered along a dimension: *d is dimension @dim of @x, whose elements have an order, and *n its size. */
@@ -563,6 +644,7 @@ peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k
     if (k > n)
         return peri__fail(PERI_ERANGE, "%s: the first %lld of %s of %s, allowed: 0..%lld", function, (long long)k,
                           peri__dim_text(d, &words), peri__tensor_text(x, text, sizeof text), (long long)n);
+    PERI_TRY(check_single(function, x, k));
     return sort_along(function, x, d, (ranks){.descending = descending, .k = k}, values, indices);
 }
 
@@ -616,21 +698,38 @@ peri_status peri_op_ranks(peri_tensor *x, int32_t dim, int64_t first, int64_t k,
         return peri__fail(PERI_ERANGE, "%s: %lld ranks from %lld on of %s of %s, allowed: from 0 on, %lld in all",
                           function, (long long)k, (long long)first, peri__dim_text(d, &words),
                           peri__tensor_text(x, text, sizeof text), (long long)n);
+    PERI_TRY(check_single(function, x, k));
     return sort_along(function, x, d, (ranks){.first = first, .k = k, .nan_first = true}, values, indices);
+}
+
+/** order_along of a dimension that may not be empty. */
+static peri_status order_some(const char *function, const peri_tensor *x, int32_t dim, int32_t *d, int64_t *n)
+{
+    char text[128];
+    peri__words words;
+    PERI_TRY(order_along(function, x, dim, d, n));
+    if (*n > 0) return PERI_OK;
+    return peri__fail(PERI_ERANGE, "%s: %s of %s is empty", function, peri__dim_text(*d, &words),
+                      peri__tensor_text(x, text, sizeof text));
+}
+
+peri_status peri_op_mode(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
+{
+    static const char *const function = "peri_op_mode";
+    int32_t d;
+    int64_t n;
+    PERI_NEED(values);
+    PERI_TRY(order_some(function, x, dim, &d, &n));
+    return one_rank(function, x, d, keepdim, (ranks){.mode = true, .k = 1}, values, indices);
 }
 
 peri_status peri_op_median(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
 {
     static const char *const function = "peri_op_median";
-    char text[128];
-    peri__words words;
     int32_t d;
     int64_t n;
     PERI_NEED(values);
-    PERI_TRY(order_along(function, x, dim, &d, &n));
-    if (n == 0)
-        return peri__fail(PERI_ERANGE, "%s: %s of %s is empty", function, peri__dim_text(d, &words),
-                          peri__tensor_text(x, text, sizeof text));
+    PERI_TRY(order_some(function, x, dim, &d, &n));
     const ranks middle = {.first = (n - 1) / 2, .k = 1, .nan_first = true};
     return one_rank(function, x, d, keepdim, middle, values, indices);
 }

@@ -106,9 +106,14 @@ static peri_status clamp(const char *function, peri_tensor *x, double low, doubl
 {
     double least, past;
     peri_tensor *raised;
+    if (low != low || high != high)
+        return peri__fail(PERI_EINVAL, "%s: a bound of %s is NaN, allowed: numbers", function,
+                          peri_dtype_name(x->dtype));
     peri__range_of(x->dtype, &least, &past);
-    if (!(high < past - 1)) return peri__integer_by(function, PERI_INTEGER_MAX, x, fmax(low, least), out);
-    if (!(low > least)) return peri__integer_by(function, PERI_INTEGER_MIN, x, high, out);
+    const bool raise = low > least, lower = high < past - 1;
+    if (!raise && !lower) return peri__integer_by(function, PERI_INTEGER_MUL, x, 1, out);
+    if (!lower) return peri__integer_by(function, PERI_INTEGER_MAX, x, low, out);
+    if (!raise) return peri__integer_by(function, PERI_INTEGER_MIN, x, high, out);
     PERI_TRY(peri__integer_by(function, PERI_INTEGER_MAX, x, low, &raised));
     peri_status status = peri__integer_by(function, PERI_INTEGER_MIN, raised, high, out);
     peri_tensor_release(raised);

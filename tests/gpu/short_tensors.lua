@@ -21,6 +21,21 @@ local function more(same, ids_on)
       places:scatter_add(1, places % 5, places), places:scatter(1, places % 5, places),
       peri.zeros({ 7 }, "f32", d):scatter_add(1, ids_on(d, 900, 7, 208), ids_on(d, 900, 5, 209):to "f32") }
   end)
+  same("counts, choices and items of a batch", function(d)
+    local x = ids_on(d, 60, 5, 210):to("f32"):reshape(5, 12)
+    local leaf = x:clone():detach():requires_grad()
+    local most, place = leaf:mode(2)
+    local log_q = (ids_on(d, 5, 5, 212):to "f32"):requires_grad()
+    local queries = x:slice(2, 0, 4):clone():detach():requires_grad()
+    local loss = F.in_batch_softmax_loss(queries, x:slice(2, 4, 8), { ids = ids_on(d, 5, 3, 211), log_q = log_q,
+      temperature = 2 })
+    local sum = most:sum() + leaf:masked_select(x:select(1, 0):gt(2)):square():sum()
+    sum:backward()
+    loss:backward()
+    return { most:detach(), place, leaf:grad(), x:histc(6), (x - 2):histc(4, -1, 1), x:to("i64"):histc(3), x:nonzero(),
+      x:reshape(-1):nonzero(), x:to("i32"):unique(), ids_on(d, 10, 7, 213):one_hot(7), loss:detach(), queries:grad(),
+      log_q:grad() }
+  end, 1e-6)
   same("logarithms and circles", function(d)
     local x = ids_on(d, 40, 9, 207):to("f32"):requires_grad()
     local sum = (x / 9):log1p() + (x / 9):expm1() + (x + 1):rsqrt() + x:sin() + x:cos() + (x / 4):erf()

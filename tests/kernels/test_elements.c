@@ -6,6 +6,7 @@
 #include "jagged_cases.h"
 
 #include "kernels/order.h"
+#include "kernels/ref/value.h"
 
 #include <math.h>
 
@@ -368,6 +369,120 @@ static void sorts(void **unused)
     }
 }
 
+/** The most frequent elements of sorted lines against counts of each. */
+static void modes(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 120; variant++) {
+        const int32_t which = variant % 10, dtype = real_dtypes[which];
+        const int64_t lines = 1 + (int64_t)draw(4), n = 1 + (int64_t)draw(12);
+        peri_k_sort_line_args s = {.sort = {.dtype = dtype, .lines = lines, .n = n, .k = n}};
+        s.sort.x = elements(lines * n, dtype);
+        s.sort.values = room(lines * n * widths[which]);
+        s.sort.indices = room(8 * lines * n);
+        s.room = room((int64_t)sizeof(peri_k_sort_entry) * 2 * lines * n);
+        peri_kernels_ref.fn[PERI_K_sort_line](&s, 0, lines);
+        peri_k_mode_args a = {.values = room(lines * widths[which]), .indices = room(8 * lines),
+                              .sorted = s.sort.values, .places = s.sort.indices, .dtype = dtype, .n = n};
+        void *values = a.values;
+        int64_t *indices = a.indices;
+        compare("mode", PERI_K_mode_line, &a, lines,
+                (output[]){OUTPUT(a.values, lines * widths[which]), OUTPUT(a.indices, 8 * lines)}, 2);
+        a.values = values, a.indices = indices;
+        peri_kernels_ref.fn[PERI_K_mode_line](&a, 0, lines);
+        for (int64_t l = 0; l < lines; l++) {
+            int64_t most = 0, at = 0;
+            for (int64_t i = 0; i < n; i++) {
+                const uint64_t key = k_sort_key(s.sort.x, l * n + i, dtype, false);
+                const bool alone = k_is_nan(s.sort.x, l * n + i, dtype);
+                int64_t many = 0, last = i;
+                for (int64_t j = 0; j < n; j++)
+                    if (alone ? j == i : k_sort_key(s.sort.x, l * n + j, dtype, false) == key) many++, last = j;
+                if (many < most || (many == most && key >= k_sort_key(s.sort.x, l * n + at, dtype, false))) continue;
+                most = many, at = last;
+            }
+            assert_int_equal(indices[l], at);
+            assert_memory_equal((char *)values + l * widths[which],
+                                (const char *)s.sort.x + (l * n + at) * widths[which], widths[which]);
+        }
+        drop_all(NULL);
+    }
+}
+
+/** Numbers of bins and coordinates against the intervals and the places that they stand for; the width of a bin is a
+ *  power of 2, so that its bounds are exact. */
+static void bins_and_places(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 60; variant++) {
+        const int32_t which = variant % 10, bins = 1 << draw(4);
+        const int64_t n = 1 + (int64_t)draw(40);
+        peri_k_bin_args a = {.dtype = real_dtypes[which], .bins = bins, .least = -4, .most = 4};
+        a.x = elements(n, a.dtype);
+        int32_t *dst = a.dst = room(4 * n);
+        compare("bin number", PERI_K_bin_number, &a, n, (output[]){OUTPUT(a.dst, 4 * n)}, 1);
+        a.dst = dst;
+        peri_kernels_ref.fn[PERI_K_bin_number](&a, 0, n);
+        for (int64_t i = 0; i < n; i++) {
+            const ref_value v = ref_load(a.x, i, a.dtype);
+            const double x = ref_to_f64(v), width = 8.0 / bins;
+            int32_t want = bins;
+            for (int32_t b = 0; b < bins; b++)
+                if (x >= -4 + b * width && (x < -4 + (b + 1) * width || (b == bins - 1 && x == 4))) want = b;
+            assert_int_equal(dst[i], want);
+        }
+        peri_k_unravel_args u = {.ndim = 1 + (int32_t)draw(4)};
+        const int64_t all = any_shape(u.shape, u.ndim);
+        u.flat = numbers(n, (uint64_t)all, 0);
+        int64_t *to = u.dst = room(8 * n * u.ndim);
+        compare("unravel", PERI_K_unravel, &u, n, (output[]){OUTPUT(u.dst, 8 * n * u.ndim)}, 1);
+        u.dst = to;
+        peri_kernels_ref.fn[PERI_K_unravel](&u, 0, n);
+        for (int64_t i = 0; i < n; i++) {
+            int64_t flat = 0;
+            for (int32_t d = 0; d < u.ndim; d++) {
+                assert_true(to[i * u.ndim + d] >= 0 && to[i * u.ndim + d] < u.shape[d]);
+                flat = flat * u.shape[d] + to[i * u.ndim + d];
+            }
+            assert_int_equal(flat, u.flat[i]);
+        }
+        drop_all(NULL);
+    }
+}
+
+static void batches_of_items(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 40; variant++) {
+        const int64_t n = 1 + (int64_t)draw(9), size = variant & 1 ? 8 : 4;
+        peri_k_in_batch_logits_args a = {.dtype = size == 8 ? PERI_F64 : PERI_F32, .n = n, .scale = 0.5, .fill = -99};
+        double *x = room(8 * n * n), *q = room(8 * n); /* whole numbers: exact in any order */
+        for (int64_t i = 0; i < n * n; i++) {
+            const double number = (double)draw(100);
+            if (size == 8) x[i] = number;
+            else ((float *)x)[i] = (float)number;
+        }
+        for (int64_t i = 0; i < n; i++) {
+            if (size == 8) q[i] = (double)i;
+            else ((float *)q)[i] = (float)i;
+        }
+        a.x = x;
+        a.log_q = variant & 2 ? q : NULL;
+        a.ids = variant & 4 ? numbers(n, 3, 0) : NULL;
+        double *dst = a.dst = room(size * n * n);
+        compare("in_batch_logits", PERI_K_in_batch_logits, &a, n, (output[]){OUTPUT(a.dst, size * n * n)}, 1);
+        a.dst = dst;
+        peri_kernels_ref.fn[PERI_K_in_batch_logits](&a, 0, n);
+        for (int64_t i = 0; i < n * n; i++) {
+            const bool same = a.ids && i / n != i % n && a.ids[i / n] == a.ids[i % n];
+            const double number = size == 8 ? x[i] : (double)((float *)x)[i];
+            const double want = same ? -99 : number / 2 - (a.log_q ? (double)(i % n) : 0);
+            assert_true((size == 8 ? dst[i] : (double)((float *)dst)[i]) == want);
+        }
+        drop_all(NULL);
+    }
+}
+
 /** The order of keys is that of numbers, NaN last, -0 beside 0. */
 static void keys(void **unused)
 {
@@ -403,6 +518,9 @@ int main(void)
         cmocka_unit_test_teardown(rows_of_numbers, drop_all),
         cmocka_unit_test_teardown(sorts, drop_all),
         cmocka_unit_test_teardown(keys, drop_all),
+        cmocka_unit_test_teardown(modes, drop_all),
+        cmocka_unit_test_teardown(bins_and_places, drop_all),
+        cmocka_unit_test_teardown(batches_of_items, drop_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

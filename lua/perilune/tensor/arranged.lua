@@ -217,8 +217,8 @@ end
 --- The elements of t where the bool tensor `mask`, which broadcasts with it, is true, in row-major order: one
 --- dimension. Waits for the mask.
 function F.masked_select(t, mask)
-  local shape = Tensor._broadcast(t, mask)
-  return chosen(t:expand(shape):reshape(-1), mask:expand(shape):reshape(-1))
+  check(C.peri_sparse_masked_elements(ptr(t), ptr(mask), out))
+  return (wrap(out[0]))
 end
 --- t[mask]: the mask has the first sizes of t; the result has one dimension in their place.
 function Tensor._by_mask(t, mask)
@@ -234,15 +234,8 @@ function Tensor._by_mask(t, mask)
 end
 --- The places of elements that are not 0: i64 [number of them, dimensions], from 0. Waits.
 function F.nonzero(t)
-  local shape = t:shape()
-  local flat = chosen(Tensor.arange(0, t:numel(), 1, "i64", t:describe().device), F.ne(t, 0):reshape(-1))
-  local columns = {}
-  for d = #shape, 1, -1 do
-    columns[d] = F.remainder(flat, math.max(shape[d], 1))
-    flat = F.floor_divide(flat, math.max(shape[d], 1))
-  end
-  if #shape == 0 then return (Tensor.empty({ flat:numel(), 0 }, "i64", t:describe().device)) end
-  return (F.stack(columns, 2))
+  check(C.peri_sparse_nonzero(ptr(t), out))
+  return (wrap(out[0]))
 end
 
 signature.list_of("integers", "a list of whole numbers", "integer")

@@ -7,6 +7,7 @@ local util = require "perilune.util"
 local signature = require "perilune.signature"
 local formula = require "perilune.tensor.formula"
 
+local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
 local NONE, SUM, MEAN = P.C.PERI_LOSS_NONE, P.C.PERI_LOSS_SUM, P.C.PERI_LOSS_MEAN
 
 local divided = formula("normalize", 2, 1, function(f, t, norm, eps) return f.div(t, f.clamp(norm, eps, math.huge)) end)
@@ -107,15 +108,12 @@ end
 
 --- For each id a row of `classes` numbers, 1 at its place and 0 elsewhere: i64. Waits for the ids, to check them.
 function F.one_hot(ids, classes)
-  Tensor._check_integers("one_hot", ids)
-  if ids:numel() > 0 then
-    local least, most = F.amin(ids):item(), F.amax(ids):item()
-    if least < 0 or most >= classes then
-      P.fail(("one_hot: ids from %s to %s of %s, allowed: 0..%d"):format(tostring(least), tostring(most),
-        Tensor._text(ids), classes - 1))
-    end
+  if Tensor._is_float(ids) then
+    Tensor._check_integers("one_hot", ids)
+    ids = ids:to "i64"
   end
-  return (F.eq(F.unsqueeze(ids, -1), Tensor.arange(0, classes, 1, "i64", ids:describe().device)):to "i64")
+  check(C.peri_op_one_hot(ptr(ids), classes, out))
+  return (wrap(out[0]))
 end
 
 -- -- of one number ----------------------------------------------------------------------------------------------------
@@ -198,13 +196,19 @@ local between = formula("lerp", 3, 0, function(f, a, b, weight)
   local from_a, from_b = f.add(a, f.mul(way, weight)), f.sub(b, f.mul(way, f.affine(weight, -1, 1)))
   return f.where(f.lt(f.abs(weight), f.number(0.5)), from_a, from_b)
 end)
+local from_first = formula("lerp", 2, 1, function(f, a, b, weight)
+  return f.add(a, f.affine(f.sub(b, a), weight, 0))
+end)
+local from_second = formula("lerp", 2, 1, function(f, a, b, rest)
+  return f.sub(b, f.affine(f.sub(b, a), rest, 0))
+end)
 --- a + weight (b - a); weight: a number or a tensor. From 1/2 on it is computed from b, as PyTorch's: weight 1 gives
 --- b's bits.
 function F.lerp(a, b, weight)
   if not Tensor._is_number(weight) then return (between(NONE, nil, false, a, b, weight)) end
-  local way = F.sub(b, a)
-  if math.abs(tonumber(weight)) < 0.5 then return (F.add(a, F.mul(way, weight))) end
-  return (F.sub(b, F.mul(way, 1 - tonumber(weight))))
+  weight = tonumber(weight)
+  if math.abs(weight) < 0.5 then return (from_first(NONE, nil, false, a, b, weight)) end
+  return (from_second(NONE, nil, false, a, b, 1 - weight))
 end
 local weighted_sum = formula("addmm", 2, 2, function(f, t, product, beta, alpha)
   return f.add(f.affine(t, beta, 0), f.affine(product, alpha, 0))

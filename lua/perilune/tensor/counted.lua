@@ -22,37 +22,13 @@ function F.bucketize(t, boundaries, right) return (F.searchsorted(boundaries, t,
 
 local found = ffi.new "peri_unique_result"
 
---- Of ids in one dimension: by the operation that lookups have, too.
-local function unique_ids(ids, inverse, counts)
-  check(C.peri_sparse_unique(ptr(ids), inverse, counts, found))
-  local of, many = found.inverse, found.counts
-  local values = wrap(found.unique)
-  return values, of ~= nil and wrap(of) or nil, many ~= nil and wrap(many) or nil
-end
-
-local function unique_floats(flat, inverse, counts)
-  local n, device = flat:numel(), flat:device()
-  local sorted, places = F.sort(flat)
-  local first = Tensor.full({ n }, 1, "bool", device) -- of equal elements
-  if n > 1 then first = F.cat { first:slice(1, 0, 1), F.ne(sorted:slice(1, 1), sorted:slice(1, 0, n - 1)) } end
-  local values = F.masked_select(sorted, first)
-  if not inverse and not counts then return values end
-  local number = F.add(F.cumsum(first, 1), -1)
-  return values, inverse and F.scatter(number, 1, places, number) or nil,
-    counts and F.bincount(number, nil, values:numel()) or nil
-end
-
 --- The distinct elements of t in rising order; with return_inverse, for each element of t, its number among them (i64,
 --- t's shape), else nil; with return_counts how often each is there (i64), else nil. Waits. Each NaN is one of its own.
 function F.unique(t, return_inverse, return_counts)
-  local inverse, counts, name = return_inverse or false, return_counts or false, t:dtype()
-  local flat = t:detach():reshape(-1)
-  local values, of, many
-  if not Tensor._is_float(t) then
-    values, of, many = unique_ids(name == "i32" and flat or flat:to "i64", inverse, counts)
-  elseif name == "f16" or name == "bf16" then values, of, many = unique_floats(flat:to "f32", inverse, counts)
-  else values, of, many = unique_floats(flat, inverse, counts) end
-  return values:to(name), of and of:reshape(t:shape()), many
+  check(C.peri_sparse_unique_elements(ptr(t), return_inverse or false, return_counts or false, found))
+  local inverse, counts = found.inverse, found.counts
+  local values = wrap(found.unique)
+  return values, inverse ~= nil and wrap(inverse) or nil, counts ~= nil and wrap(counts) or nil
 end
 
 --- How often each number 0, 1, ... is there: i64 [the largest + 1, or minlength (0) if that is more]; with weights (f32
@@ -72,17 +48,8 @@ end
 --- How many elements of t fall into each of `bins` (100) intervals of one width from min to max, the largest one with
 --- its upper bound; others do not count. Both 0: the smallest and the largest element. Of t's dtype. Waits.
 function F.histc(t, bins, min, max)
-  bins, min, max = bins or 100, min or 0, max or 0
-  local flat = t:detach():reshape(-1)
-  if min == max and min == 0 and t:numel() > 0 then min, max = F.amin(flat):item(), F.amax(flat):item() end
-  if min == max then min, max = min - 1, max + 1 end
-  if not (max > min and max - min < math.huge) or bins < 1 then
-    P.fail(("histc: %d bins from %g to %g, wanted 1 and more, between finite bounds that rise"):format(bins, min, max))
-  end
-  local inside = F.masked_select(flat, F.logical_and(F.ge(flat, min), F.le(flat, max)))
-  local share = F.div(F.sub(inside, min), Tensor._scalar(max - min, inside))
-  local bin = F.clamp(F.affine(share, bins, 0):to "i64", 0, bins - 1)
-  return (F.bincount(bin, nil, bins):to(t:dtype()))
+  check(C.peri_sparse_histogram(ptr(t), bins or 100, min or 0, max or 0, out))
+  return (wrap(out[0]))
 end
 
 --- How many elements over dim (as in sum) are not 0: i64.
@@ -108,22 +75,9 @@ end
 
 --- The element that is there most often along dim (-1), of several the smallest, and the last of its places (i64).
 function F.mode(t, dim, keepdim)
-  dim = dim or -1
-  if t:dim() == 0 then
-    local value, place = F.max(t, dim)
-    return value, place
-  end
-  local n, line = t:size(dim), t:transpose(dim, -1)
-  if n == 0 then P.fail(("mode: dimension %d of %s is empty"):format(dim, Tensor._text(t))) end
-  local sorted, places = F.sort(line:detach())
-  local at = Tensor.arange(0, n, 1, "i64", t:describe().device)
-  local starts = F.pad(F.ne(sorted:slice(-1, 1), sorted:slice(-1, 0, n - 1)):to "i64", { 1, 0 }) -- where others begin
-  local last = F.argmax(F.sub(at, (F.cummax(F.mul(starts, at), -1))), -1, true) -- of the longest row of equal ones
-  local place = F.gather(places, -1, last)
-  local value = F.gather(line, -1, place)
-  value, place = value:transpose(dim, -1), place:transpose(dim, -1)
-  if keepdim then return value, place end
-  return F.squeeze(value, dim), F.squeeze(place, dim)
+  check(C.peri_op_mode(ptr(t), dimension(dim or -1), keepdim or false, out, out2))
+  local second = out2[0]
+  return wrap(out[0]), wrap(second)
 end
 
 --- Without dim the middle element of all, along dim that of each line and its place (i64): of two the smaller one; NaN
@@ -153,23 +107,25 @@ local function quantile_of(t, sorted, dim, q)
   local value = F.select(line, dim, first)
   return below < at and F.lerp(value, F.select(line, dim, first + 1), at - below) or value
 end
+--- The quantile q of t along dim (nil: of all), with that dimension kept or not.
+local function kept(t, value, dim, keepdim)
+  if not keepdim then return value end
+  return (dim and t:dim() > 0 and F.unsqueeze(value, dim) or value:reshape(Tensor._ones_shape(t)))
+end
 --- What a share q (0..1) of the elements along dim, or of all, lies below; between two elements in proportion. A list
 --- of shares: the results along a new first dimension. NaN if there is one.
 function F.quantile(t, q, dim, keepdim)
   if not Tensor._is_float(t) then
     P.fail(("quantile: %s, allowed: floats; cast it with t:to \"f32\""):format(Tensor._text(t)))
   end
-  local shape = Tensor._ones_shape(t)
   local line = dim and t:dim() > 0 and t or t:reshape(-1)
   local along = dim or 1
   if line:size(along) == 0 then P.fail(("quantile: dimension %d of %s is empty"):format(along, Tensor._text(t))) end
-  local list, shares = {}, type(q) == "table" and q or { q }
-  local sorted = #shares >= SORTED_FROM and ranks(line, along, 0, line:size(along)) or nil
-  for i, share in ipairs(shares) do
-    local value = quantile_of(line, sorted, along, share)
-    list[i] = keepdim and (dim and #shape > 0 and F.unsqueeze(value, dim) or value:reshape(shape)) or value
-  end
-  return type(q) == "table" and F.stack(list, 1) or list[1]
+  if type(q) == "number" then return (kept(t, quantile_of(line, nil, along, q), dim, keepdim)) end
+  local list = {}
+  local sorted = #q >= SORTED_FROM and ranks(line, along, 0, line:size(along)) or nil
+  for i = 1, #q do list[i] = kept(t, quantile_of(line, sorted, along, q[i]), dim, keepdim) end
+  return (F.stack(list, 1))
 end
 
 signature.kind("number_or_numbers", "a number or a list of them", function(x)

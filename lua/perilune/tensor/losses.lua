@@ -7,7 +7,7 @@ local util = require "perilune.util"
 local signature = require "perilune.signature"
 local formula = require "perilune.tensor.formula"
 
-local C = P.C
+local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
 local NONE, MEAN, SUM = C.PERI_LOSS_NONE, C.PERI_LOSS_MEAN, C.PERI_LOSS_SUM
 local alike, codes = Tensor._alike, { none = NONE, mean = MEAN, sum = SUM }
 
@@ -219,14 +219,10 @@ function F.in_batch_softmax_loss(queries, items, options)
     P.fail(("in_batch_softmax_loss: queries %s and items %s, wanted two dimensions each and as many rows"):format(
       Tensor._text(queries), Tensor._text(items)))
   end
-  local logits = F.matmul(queries, items:transpose(1, 2))
-  if temperature ~= 1 then logits = F.affine(logits, 1 / temperature, 0) end
-  if o.log_q then logits = F.sub(logits, o.log_q) end
+  local scores, ids, log_q = F.matmul(queries, items:transpose(1, 2)), o.ids, o.log_q
+  check(C.peri_op_in_batch_logits(ptr(scores), ids and ptr(ids), log_q and ptr(log_q), 1 / temperature, out))
+  local logits = wrap(out[0])
   local own = Tensor.arange(0, queries:size(1), 1, "i64", queries:describe().device)
-  if o.ids then
-    local same, self = F.eq(F.unsqueeze(o.ids, 2), o.ids), F.eq(F.unsqueeze(own, 2), own)
-    logits = F.masked_fill(logits, F.gt(same, self), -math.huge) -- the same item, but not the row's own
-  end
   return (F.cross_entropy(logits, own, o.reduction))
 end
 

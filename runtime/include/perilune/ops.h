@@ -194,6 +194,14 @@ PERI_API peri_status peri_op_ranks(peri_tensor *x, int32_t dim, int64_t first, i
 PERI_API peri_status peri_op_median(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values,
                                     peri_tensor **indices);
 
+/** The element that is there most often along @dim, which must not be empty, of several the smallest, and the last of
+ *  its places. No NaN equals another. The rest as in peri_op_kthvalue. */
+PERI_API peri_status peri_op_mode(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values,
+                                  peri_tensor **indices);
+/** For each of @ids (integers) @classes numbers along a new last dimension: 1 at its place and 0 elsewhere, i64. Waits:
+ *  PERI_ERANGE names the first id outside 0..classes-1. */
+PERI_API peri_status peri_op_one_hot(peri_tensor *ids, int64_t classes, peri_tensor **out);
+
 /* -- dropout ------------------------------------------------------------------------------------------------------- */
 
 /** Zero each element with probability @p (0 <= p < 1) and divide the others by 1 - p. Whether element i stays is a
@@ -237,6 +245,11 @@ PERI_API peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t re
 /** Softmax cross entropy of logits @x [B, C] and class numbers @labels (i64 [B], 0 <= label < C). Waits for the labels
  *  to be checked: PERI_ERANGE names the first bad row. */
 PERI_API peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out);
+/** Logits of a batch whose items are negatives of each other: @x [B, B], of query i and item j, times @scale, minus
+ *  @log_q [B] (of item j: the logarithm of how often it is drawn; NULL: 0); -infinity where item j has the id of item i
+ *  (@ids [B], integers; NULL: all differ) and is another one. Gradients of x and log_q. */
+PERI_API peri_status peri_op_in_batch_logits(peri_tensor *x, peri_tensor *ids, peri_tensor *log_q, double scale,
+                                             peri_tensor **out);
 /** How rows of a cross entropy count. */
 typedef struct peri_cross_entropy_config {
     int64_t size;           /* sizeof(peri_cross_entropy_config) */

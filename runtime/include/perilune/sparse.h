@@ -300,4 +300,20 @@ typedef struct peri_unique_result {
 /** The distinct numbers among @ids [n], n < 2^32. */
 PERI_API peri_status peri_sparse_unique(peri_tensor *ids, bool inverse, bool counts, peri_unique_result *out);
 
+/* -- elements of tensors of any shape ------------------------------------------------------------------------------ */
+
+/** The distinct elements of @x, of its dtype, in rising order; @inverse has x's shape. Any dtype that is not complex;
+ *  each NaN is one of its own. Waits. */
+PERI_API peri_status peri_sparse_unique_elements(peri_tensor *x, bool inverse, bool counts, peri_unique_result *out);
+/** The elements of @x where @mask (bool), which broadcasts with it, is true: one dimension, in row-major order. Any
+ *  dtype; with gradient. Waits. */
+PERI_API peri_status peri_sparse_masked_elements(peri_tensor *x, peri_tensor *mask, peri_tensor **out);
+/** The places of elements of @x that are not 0, in row-major order: i64 [number of them, dimensions of x], coordinates
+ *  from 0. Any dtype that is not complex. Waits. */
+PERI_API peri_status peri_sparse_nonzero(peri_tensor *x, peri_tensor **out);
+/** How many elements of @x fall into each of @bins (1..2^30) intervals of one width from @min to @max, the last one
+ *  with its upper bound; others do not count, NaN neither. Both 0: the smallest and the largest element; equal bounds:
+ *  1 less and 1 more. @out [bins] of the dtype of x, any that is not complex. Waits. */
+PERI_API peri_status peri_sparse_histogram(peri_tensor *x, int64_t bins, double min, double max, peri_tensor **out);
+
 #endif
