@@ -129,6 +129,86 @@ describe("a signal that a C program blocks in order to wait for it", function()
   end)
 end)
 
+describe("a child that is forked while other threads multiply matrices", function()
+  it("finds no lock of the library for products taken, and gets the program's number of its threads back", function()
+    if shell.sanitizer ~= "" then return pending "sanitizers come first among the libraries" end
+    -- in place of OpenBLAS: each product holds a lock for a millisecond, as its allocator does for a moment
+    shell.write(folder .. "/blas.c", [[
+      #include <pthread.h>
+      #include <unistd.h>
+      static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+      static int threads = 7;
+      int openblas_get_num_threads(void) { return threads; }
+      void openblas_set_num_threads(int n) { threads = n; }
+      void cblas_dgemm(void) {}
+      void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
+                       const float *b, int ldb, float beta, float *c, int ldc)
+      {
+          pthread_mutex_lock(&lock);
+          usleep(1000);
+          c[0] = a[0] * b[0];
+          pthread_mutex_unlock(&lock);
+          if (threads != 1) c[0] = -1;
+      }]])
+    shell.write(folder .. "/forks.c", [[
+      #include <perilune/perilune.h>
+      #include <pthread.h>
+      #include <stdatomic.h>
+      #include <stdio.h>
+      #include <stdlib.h>
+      #include <sys/wait.h>
+      #include <unistd.h>
+      int openblas_get_num_threads(void);
+      static peri_tensor *two;
+      static atomic_bool stop;
+      static int product(void)
+      {
+          peri_tensor *out;
+          double first;
+          if (peri_op_matmul(two, two, &out) < 0 || peri_tensor_item(out, 0, &first) < 0) return 1;
+          peri_tensor_release(out);
+          return first == 4 ? 0 : 2;
+      }
+      static void *multiply(void *unused)
+      {
+          while (!stop)
+              if (product() != 0) exit(3);
+          return unused;
+      }
+      int main(void)
+      {
+          const int64_t shape[2] = {1, 1};
+          peri_device *cpu;
+          pthread_t threads[2];
+          if (peri_device_get("cpu", &cpu) < 0 || peri_tensor_full(cpu, PERI_F32, 2, shape, 2, &two) < 0) return 1;
+          for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, multiply, NULL);
+          usleep(5000);
+          for (int i = 0; i < 20; i++) {
+              const pid_t child = fork();
+              if (child == 0) {
+                  alarm(20);
+                  const int problem = product();
+                  _exit(problem ? problem : openblas_get_num_threads() == 7 ? 0 : 4);
+              }
+              int status;
+              waitpid(child, &status, 0);
+              if (status) return printf("child %d: %#x\n", i, status), 2;
+              usleep(700);
+          }
+          stop = true;
+          for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+          return puts("well"), openblas_get_num_threads() != 7;
+      }]])
+    local out, status = shell.run(("cd %s && %s -shared -fPIC -w -Wl,-soname,libopenblas.so.0 blas.c -o libopenblas.so.0 "
+      .. "&& %s -std=gnu11 -I%s/runtime/include forks.c -o forks -Wl,-rpath,%s -Wl,--no-as-needed ./libopenblas.so.0 "
+      .. "%s/libperilune.so -Wl,-rpath,%s -lpthread"):format(folder, cc, cc, here, folder, build, build))
+    assert.equal(0, status, out)
+    out, status = shell.run(folder .. "/forks", { PERI_BLAS = "openblas", PERI_NUM_THREADS = 2 })
+    assert.equal("well\n", out)
+    assert.equal(0, status)
+  end)
+end)
+
 describe("a control group that allows less memory than the machine has", function()
   it("bounds what is kept of tensors that are gone", function()
     if shell.run "unshare -m true 2>&1" ~= "" then return pending "mounts cannot be of a process's own here" end

@@ -35,8 +35,26 @@ static struct {
 static struct {
     pthread_mutex_t lock;
     int32_t under_way;
-    int threads;
+    int threads; /* 0: its own setting holds */
 } products = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/** Whoever is inside a library for products (a call of its, or the loader's) holds this for reading, and fork holds it
+ *  for writing: a child has copies of the library's own locks, and one that another thread held at that moment nobody
+ *  would ever unlock. A fork goes before products that have not begun, and waits for a block of rows at most. */
+static pthread_rwlock_t inside = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+
+static void before_fork(void) { pthread_rwlock_wrlock(&inside); }
+static void after_fork(void) { pthread_rwlock_unlock(&inside); }
+
+/** The lock is made anew, since a writer is known by its thread's number, which is another one in a child. The threads
+ *  whose products were under way are gone; the program's setting comes back after the child's first product. */
+static void in_child(void)
+{
+    inside = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+    products.under_way = 0;
+}
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(before_fork, after_fork, in_child); }
 
 /** oneDNN's f32 product, if the library is there: the products of a DLRM step (batch 2,048, one thread of a Zen 4) took
  *  93 ms with OpenBLAS 0.3.21, 92 ms with BLIS 0.9 and 85 ms with oneDNN 2.6. PERI_BLAS=openblas does without it,
@@ -73,10 +91,6 @@ static bool room_for(int32_t threads, size_t more)
     return ok;
 }
 
-/** Held while a library is loaded. The C library's fork does not wait for its loader, and a child that is forked in the
- *  middle of a dlopen crashes in its own first one. */
-static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
-
 /** Load a library whose threads, if it starts any, take no signals. OpenBLAS starts as many as there are processors on
  *  which this thread may run, with a buffer each: while it is loaded that is one, since the worker pool splits
  *  products. */
@@ -91,9 +105,9 @@ static void *load(const char *file, bool alone)
     narrowed = narrowed && sched_setaffinity(0, sizeof one, &one) == 0;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_mutex_lock(&loading);
+    pthread_rwlock_rdlock(&inside); /* a child that is forked in the middle of a dlopen crashes in its own first one */
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    pthread_mutex_unlock(&loading);
+    pthread_rwlock_unlock(&inside);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (narrowed) sched_setaffinity(0, sizeof mine, &mine);
     return library;
@@ -229,7 +243,9 @@ static void gemm_range(void *ctx, int64_t begin, int64_t end)
     if (limit && threads != 1) onednn.omp_threads_set(1);
     for (int64_t i = begin; i < end; i++) {
         int64_t row = i % blocks * GEMM_ROWS;
+        pthread_rwlock_rdlock(&inside);
         gemm_one(g, i / blocks, row, row + GEMM_ROWS < g->m ? row + GEMM_ROWS : g->m);
+        pthread_rwlock_unlock(&inside);
     }
     if (limit && threads != 1) onednn.omp_threads_set(threads);
 }
@@ -300,7 +316,6 @@ void peri__cpu_gemm_init(const peri_plugin_host *lent)
 {
     host = lent;
     host->fork_lock(&products.lock);
-    host->fork_lock(&loading);
 }
 
 /** From here to products_end OpenBLAS makes each product by one thread, since the worker pool splits them. A program
@@ -310,7 +325,7 @@ static void products_begin(void)
     if (!openblas.threads_set) return;
     pthread_mutex_lock(&products.lock);
     if (products.under_way++ == 0) {
-        products.threads = openblas.threads();
+        if (products.threads == 0) products.threads = openblas.threads();
         if (products.threads != 1) openblas.threads_set(1);
     }
     pthread_mutex_unlock(&products.lock);
@@ -320,7 +335,10 @@ static void products_end(void)
 {
     if (!openblas.threads_set) return;
     pthread_mutex_lock(&products.lock);
-    if (--products.under_way == 0 && products.threads != 1) openblas.threads_set(products.threads);
+    if (--products.under_way == 0) {
+        if (products.threads != 1) openblas.threads_set(products.threads);
+        products.threads = 0;
+    }
     pthread_mutex_unlock(&products.lock);
 }
 

@@ -31,7 +31,9 @@
  *
  * fork: a child may go on with tables, tensors and everything else in memory; it starts workers of its own. What needs
  * threads or connections of its parent (tables in files, groups of several ranks) refuses in a child on its first call
- * (PERI_EUNSUPPORTED). Fork while no other thread is in a call on an object that the child will use.
+ * (PERI_EUNSUPPORTED). Fork while no other thread is in a call on an object that the child will use. fork itself waits
+ * until other threads have left the libraries that multiply matrices (a block of 256 rows at most, or the loading of
+ * such a library), so that the child finds their locks free.
  */
 #ifndef PERILUNE_HOST_H
 #define PERILUNE_HOST_H
