@@ -138,6 +138,85 @@ describe("linking", function()
     runs(root .. "/borders", "^ok 0 wrong\n$")
   end)
 
+  it("does what the code on docs/embedding_c.md says", function()
+    if need() then return pending(need()) end
+    local blocks = {}
+    for block in shell.read "docs/embedding_c.md":gmatch "\n```\n(.-\n)```\n" do
+      local statements, calls = block:gsub("%f[%w_]peri_[%w_]+%b();", function(call)
+        return ("check(%s);"):format(call:sub(1, -2))
+      end)
+      if calls > 0 or block:find("peri_kjt_config", 1, true) then blocks[#blocks + 1] = "{" .. statements .. "}" end
+    end
+    assert.equal(4, #blocks)
+    -- in the page's order: a structure, Lua, metrics, a plan
+    shell.write(root .. "/model.lua", "return { score = function(a, b) return a * b end }")
+    shell.write(root .. "/plan.lua", ([[
+      local plan = require "perilune".plan
+      plan.save_json(plan.ShardingPlan { ["sparse.ebc"] = { items = plan.row_wise() } }, "%s/plan.json")]]):format(root))
+    shell.write(root .. "/page.c", ([[
+      #include <perilune/host.h>
+      #include <perilune/perilune.h>
+      #include <stdio.h>
+      #include <stdlib.h>
+      static void check(peri_status status)
+      {
+          if (status < 0) exit((puts(peri_error_message()), 1));
+      }
+      int main(void)
+      {
+          static const char *const names[] = {"f"};
+          static const int64_t one = 1;
+          static const int32_t first = 0;
+          peri_device *cpu;
+          peri_tensor *values, *lengths;
+          peri_keys *keys;
+          peri_kjt *batch;
+          check(peri_device_get("cpu", &cpu));
+          check(peri_keys_new(names, 1, &keys));
+          check(peri_tensor_full(cpu, PERI_I64, 1, &one, 1, &lengths));
+          check(peri_tensor_full(cpu, PERI_I64, 1, &one, 7, &values));
+          peri_tensor *ids = values;
+          %s
+          if (%d) {
+              peri_lua *lua;
+              peri_lua_object *model;
+              peri_lua_value in[2] = {{.kind = PERI_LUA_NUMBER, .number = 6}, {.kind = PERI_LUA_NUMBER, .number = 7}};
+              peri_lua_value out[1];
+              %s
+              printf("score %%g\n", out[0].number);
+          }
+          const double predictions[] = {0.5, 0.5}, labels[] = {1, 0};
+          const int64_t n = 2;
+          const int minute = 61;
+          double values_of[2];
+          %s
+          printf("ne %%g, calibration %%g\n", values_of[0], values_of[1]);
+          peri_group *world;
+          peri_plan *plan;
+          peri_sharded *module;
+          const int32_t n_tables = 1;
+          peri_tbe_optimizer_config sgd = {.size = sizeof sgd};
+          check(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
+          sgd.learning_rate = 1;
+          peri_sharded_table tables[1] = {{.size = sizeof tables[0], .name = "items", .rows = 10, .cols = 4,
+                                           .features = &first, .n_features = 1}};
+          peri_sharded_config config = {.size = sizeof config, .device = cpu, .tables = tables, .n_tables = 1,
+                                        .features = names, .n_features = 1, .optimizers = &sgd, .n_optimizers = 1};
+          check(peri_comm_open(NULL, &world));
+          config.group = world;
+          %s
+          printf("type %%d\n", tables[0].sharding_type == PERI_ROW_WISE);
+      }]]):format(blocks[1]:gsub("}$", "check(peri_kjt_new(&config, &batch)); }"), shell.no_launcher() and 0 or 1,
+      blocks[2]:gsub("model%.lua\"", root .. "/%0"),
+      blocks[3]:gsub("}$", "values_of[0] = ne, values_of[1] = calibration; }"), (blocks[4]:gsub("plan%.json\"", root .. "/%0"))))
+    local out, status = shell.run(("%s run %s/plan.lua"):format(shell.perilune, root))
+    assert.equal(0, status, out)
+    out, status = shell.run(("${CC:-cc} -std=c11 -Wall -Wextra -Werror %s %s/page.c -o %s/page %s"):format(
+      flags "--cflags", root, root, flags "--libs"))
+    assert.equal(0, status, out)
+    runs(root .. "/page", "^score 42\nne 1, calibration 1\ntype 1\n$")
+  end)
+
   it("goes with two files that the program compiles itself, in one call", function()
     if need() then return pending(need()) end
     local out, status = shell.run "make --no-print-directory amalgamation"

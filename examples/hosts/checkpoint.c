@@ -53,7 +53,8 @@ static void save(peri_checkpoint_state *state, const char *path)
     check(peri_checkpoint_writer_part(writer, &part));
     gather(part, all); /* 3: rank 0 joins what they say, and the folder gets its name */
     for (int32_t r = 0; r < size; r++) parts[r] = all + TEXT * r;
-    peri_checkpoint_config facts = {.size = sizeof facts};
+    static peri_checkpoint_config facts; /* static: zeros, which are the defaults of all fields but `size` */
+    facts.size = sizeof facts;
     check(peri_checkpoint_state_values(state, NULL, &facts.values));
     if (rank == 0)
         check(peri_checkpoint_publish(peri_checkpoint_folder_path(folder), path, parts, size, &facts, true, digest));
@@ -70,34 +71,27 @@ static void load(peri_checkpoint_state *state, const char *path)
 int main(int argc, char **argv)
 {
     static const char *const features[] = {"f"};
+    static const int32_t first = 0; /* of the features: the table's */
+    static const int64_t shape[] = {1, COLS};
+    static peri_sharded_table table;
+    static peri_sharded_config config;
+    static peri_tbe_optimizer_config adagrad;
     peri_sharded *tables;
     peri_tensor *layer; /* [1, COLS]: equal on all ranks */
     peri_checkpoint_state *state;
-    peri_tbe_optimizer_config adagrad = {.size = sizeof adagrad};
     if (argc != 3 || (strcmp(argv[1], "save") != 0 && strcmp(argv[1], "load") != 0))
         return fprintf(stderr, "usage: checkpoint save|load PATH\n"), 2;
     check(peri_comm_open(NULL, &world)), check(peri_device_get("cpu", &cpu));
+    adagrad.size = sizeof adagrad;
     check(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad)), adagrad.learning_rate = 0.1;
-    const peri_sharded_table table = {.size = sizeof table,
-                                      .name = "t",
-                                      .rows = ROWS,
-                                      .cols = COLS,
-                                      .features = (int32_t[]){0},
-                                      .n_features = 1,
-                                      .sharding_type = PERI_ROW_WISE,
-                                      .compute_kernel = PERI_KERNEL_FUSED};
-    const peri_sharded_config config = {.size = sizeof config,
-                                        .group = world,
-                                        .device = cpu,
-                                        .tables = &table,
-                                        .n_tables = 1,
-                                        .seed = 1,
-                                        .features = features,
-                                        .n_features = 1,
-                                        .optimizers = &adagrad,
-                                        .n_optimizers = 1};
+    table.size = sizeof table, table.name = "t", table.rows = ROWS, table.cols = COLS;
+    table.features = &first, table.n_features = 1;
+    table.sharding_type = PERI_ROW_WISE, table.compute_kernel = PERI_KERNEL_FUSED;
+    config.size = sizeof config, config.group = world, config.device = cpu, config.tables = &table, config.n_tables = 1;
+    config.features = features, config.n_features = 1, config.seed = 1;
+    config.optimizers = &adagrad, config.n_optimizers = 1;
     check(peri_sharded_new(&config, &tables));
-    check(peri_tensor_full(cpu, PERI_F32, 2, (int64_t[]){1, COLS}, 0.5, &layer)); /* then training, as in train.c */
+    check(peri_tensor_full(cpu, PERI_F32, 2, shape, 0.5, &layer)); /* then training, as in train.c */
     /* what is saved and loaded, and how it is called */
     check(peri_checkpoint_state_new(peri_group_rank(world), &state));
     check(peri_checkpoint_state_tensor(state, "model/over.weight", layer));
