@@ -28,6 +28,15 @@ int peri__make_folders(const char *path, bool itself)
     }
 }
 
+int peri__fd_of_ours(int fd)
+{
+    if (fd < 0 || fd > STDERR_FILENO) return fd;
+    int other = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), why = errno;
+    close(fd);
+    errno = why;
+    return other;
+}
+
 /** All bytes into an open file, which it closes. */
 static bool put(int fd, const char *data, size_t size)
 {
@@ -57,7 +66,7 @@ static bool replace(const char *path, const void *data, size_t size, mode_t mode
         errno = ENAMETOOLONG;
         return false;
     }
-    int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    int fd = peri__fd_of_ours(open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
     if (fd < 0) return false;
     bool ok = (!mode || fchmod(fd, mode) == 0) && put(fd, data, size);
     if (ok && data && rename(fresh, path) == 0) return true;

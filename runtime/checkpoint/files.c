@@ -35,7 +35,7 @@ static peri_status failed(const char *verb, const char *path)
 
 peri_status peri__file_create(const char *path, int *fd)
 {
-    *fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    *fd = peri__fd_of_ours(open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
     return *fd < 0 ? failed("making", path) : PERI_OK;
 }
 

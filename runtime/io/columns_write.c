@@ -6,6 +6,7 @@
 #include "io_internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -59,6 +60,14 @@ static peri_status make_folder(peri_columns_writer *w, const char *folder)
     return mkdir(w->part, 0777) == 0 || errno == EEXIST ? PERI_OK : write_error(w->part);
 }
 
+FILE *peri__stream_new(const char *path)
+{
+    int fd = peri__fd_of_ours(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    FILE *stream = fd < 0 ? NULL : fdopen(fd, "wb");
+    if (fd >= 0 && !stream) close(fd);
+    return stream;
+}
+
 static peri_status append(file *f, const void *data, int64_t bytes)
 {
     return bytes == 0 || fwrite(data, (size_t)bytes, 1, f->stream) == 1 ? PERI_OK : write_error(f->path);
@@ -105,7 +114,7 @@ peri_status peri_columns_writer_new(const char *folder, int32_t dense_features, 
         f->columns = columns[i];
         status = join(w->part, "/", names[i], &f->path);
         if (status < 0) break;
-        f->stream = fopen(f->path, "wbe");
+        f->stream = peri__stream_new(f->path);
         status = !f->stream ? write_error(f->path) : f->descr ? write_header(f) : PERI_OK;
     }
     if (status >= 0) status = append(&w->files[OFFSETS], &zero, sizeof zero);

@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <perilune/io.h>
+#include <stdio.h>
 
 enum { IO_MAX_FEATURES = 4096 };
 #define IO_MAX_ROWS ((int64_t)1 << 31)
@@ -16,6 +17,9 @@ enum { IO_MAX_FEATURES = 4096 };
 
 /** Make room for @rows rows; what the batch holds is lost. */
 peri_status peri__batch_reserve_rows(peri_batch *batch, int64_t rows);
+
+/** The file @path, new and empty, to be written; NULL with errno. No printed line gets into it (peri__fd_of_ours). */
+FILE *peri__stream_new(const char *path);
 
 /** Put ids into a batch of b->rows rows, whose room for them is there: @ids, row by row, of each row feature by
  *  feature, @lengths of them [rows, features]. @cursor: room for a number per row. */

@@ -234,7 +234,7 @@ peri_status peri_synthetic_write(const peri_synthetic_args *o, int64_t first, in
         peri__free(laws);
         return PERI_ENOMEM;
     }
-    FILE *file = fopen(path, "w");
+    FILE *file = peri__stream_new(path);
     bool good = file != NULL;
     for (int64_t i = 0; good && i < rows; i++) good = write_row(o, laws, first + i, numbers, file);
     int saved = errno;

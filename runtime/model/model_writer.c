@@ -69,7 +69,7 @@ peri_status peri_model_writer_new(const char *path, peri_model_writer **out)
     peri_status status = w->path && w->fresh && w->buffer && w->hash ? PERI_OK : PERI_ENOMEM;
     if (status >= 0) {
         peri__make_folders(path, false);
-        w->fd = open(fresh, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        w->fd = peri__fd_of_ours(open(fresh, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
         if (w->fd < 0) status = failed(w, "it cannot be made");
     }
     if (status >= 0) {

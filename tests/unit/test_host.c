@@ -557,6 +557,43 @@ static void a_sandbox_means_a_slower_way(void **state)
     }
 }
 
+/** Files that are written below the folder @ctx, in a process that has closed its stdin, stdout and stderr. */
+static int without_streams(void *ctx)
+{
+    const char *folder = ctx;
+    char columns[64], part[64];
+    guest g[2];
+    peri_columns_writer *writer;
+    peri_checkpoint_writer *pieces;
+    snprintf(columns, sizeof columns, "%s/columns", folder);
+    snprintf(part, sizeof part, "%s/part", folder);
+    for (int fd = 0; fd <= STDERR_FILENO; fd++) close(fd);
+    for (int i = 0; i < 2; i++)
+        if (guest_new(&g[i], true, BATCH) < 0 || guest_use(&g[i]) != BATCH * COLS) return 1;
+    if (mkdir(part, 0777) != 0 || peri_columns_writer_new(columns, 1, 1, false, &writer) < 0) return 2;
+    if (peri_checkpoint_writer_new(part, "rank-0", 0, &pieces) < 0) return 3;
+    for (int fd = 0; fd <= STDERR_FILENO; fd++) {
+        struct stat is;
+        if (fstat(fd, &is) == 0 && S_ISREG(is.st_mode)) return 10 + fd;
+    }
+    peri_checkpoint_writer_release(pieces);
+    peri_columns_writer_release(writer);
+    for (int i = 0; i < 2; i++) guest_free(&g[i]);
+    return 0;
+}
+
+static void no_printed_line_goes_into_a_file_of_the_library(void **state)
+{
+    (void)state;
+    if (SANITIZED) skip(); /* they want their stderr */
+    char folder[] = "/tmp/peri-streams-XXXXXX", command[64];
+    assert_non_null(mkdtemp(folder));
+    const int status = in_child(without_streams, folder);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(status, 0);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(log_lines_go_to_the_host),
     cmocka_unit_test(plugins_come_from_folders_that_the_host_names),
@@ -571,6 +608,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_broken_pipe_is_no_signal),
     cmocka_unit_test(numbers_have_a_point_in_every_locale),
     cmocka_unit_test(a_sandbox_means_a_slower_way),
+    cmocka_unit_test(no_printed_line_goes_into_a_file_of_the_library),
     cmocka_unit_test(nothing_is_left_at_the_end_and_it_begins_again),
 };
 

@@ -303,10 +303,10 @@ static peri_status open_temporary(peri__row_file *f)
     if (!f->path) return PERI_ENOMEM;
     f->temporary = f->fresh = true;
     snprintf(f->path, most, "%s", directory);
-    f->fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    f->fd = peri__fd_of_ours(open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
     if (f->fd >= 0) return PERI_OK;
     snprintf(f->path, most, "%s/perilune-XXXXXX", directory);
-    f->fd = mkostemp(f->path, O_CLOEXEC);
+    f->fd = peri__fd_of_ours(mkostemp(f->path, O_CLOEXEC));
     if (f->fd < 0) return fail_errno(f->path, "making a temporary file");
     unlink(f->path);
     return PERI_OK;
@@ -391,7 +391,7 @@ static peri_status make_named(peri__row_file *f, const char *directory, const pe
     char *made = peri__alloc(most);
     if (!made) return PERI_ENOMEM;
     snprintf(made, most, "%s/.row-file-%016llx", directory, (unsigned long long)peri__row_stamp());
-    f->fd = open(made, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    f->fd = peri__fd_of_ours(open(made, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (f->fd < 0) {
         peri_status status = fail_errno(f->path, "opening it");
         peri__free(made);
@@ -446,7 +446,7 @@ static peri_status open_named(peri__row_file *f, const char *directory, const pe
     PERI_TRY(peri__row_files_check(directory, want));
     for (int tries = 0; tries < 100; tries++) {
         if (f->fd >= 0) close(f->fd);
-        f->fd = open(f->path, O_RDWR | O_CLOEXEC);
+        f->fd = peri__fd_of_ours(open(f->path, O_RDWR | O_CLOEXEC));
         if (f->fd < 0 && errno != ENOENT) return fail_errno(f->path, "opening it");
         if (peri__file_planted(f->path))
             return peri__fail(PERI_EIO,
