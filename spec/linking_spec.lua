@@ -208,7 +208,8 @@ describe("linking", function()
           printf("type %%d\n", tables[0].sharding_type == PERI_ROW_WISE);
       }]]):format(blocks[1]:gsub("}$", "check(peri_kjt_new(&config, &batch)); }"), shell.no_launcher() and 0 or 1,
       blocks[2]:gsub("model%.lua\"", root .. "/%0"),
-      blocks[3]:gsub("}$", "values_of[0] = ne, values_of[1] = calibration; }"), (blocks[4]:gsub("plan%.json\"", root .. "/%0"))))
+      blocks[3]:gsub("}$", "values_of[0] = ne, values_of[1] = calibration; }"),
+      (blocks[4]:gsub("plan%.json\"", root .. "/%0"))))
     local out, status = shell.run(("%s run %s/plan.lua"):format(shell.perilune, root))
     assert.equal(0, status, out)
     out, status = shell.run(("${CC:-cc} -std=c11 -Wall -Wextra -Werror %s %s/page.c -o %s/page %s"):format(
