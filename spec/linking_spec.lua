@@ -152,7 +152,8 @@ describe("linking", function()
     shell.write(root .. "/model.lua", "return { score = function(a, b) return a * b end }")
     shell.write(root .. "/plan.lua", ([[
       local plan = require "perilune".plan
-      plan.save_json(plan.ShardingPlan { ["sparse.ebc"] = { items = plan.row_wise() } }, "%s/plan.json")]]):format(root))
+      local cut = { items = plan.row_wise() }
+      plan.save_json(plan.ShardingPlan { ["sparse.ebc"] = cut }, "%s/plan.json")]]):format(root))
     shell.write(root .. "/page.c", ([[
       #include <perilune/host.h>
       #include <perilune/perilune.h>

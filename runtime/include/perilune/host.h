@@ -29,8 +29,9 @@
  * longjmp out of one is not noticed, and leaves locks behind. A child that one of them forks may run another program or
  * end; it is refused everything else.
  *
- * A thread may not be cancelled (pthread_cancel) while it is in a call, which may hold locks: disable cancellation there
- * (pthread_setcancelstate). Files that the library writes are never descriptors 0..2, also where those are closed.
+ * A thread may not be cancelled (pthread_cancel) while it is in a call, which may hold locks: disable cancellation
+ * there (pthread_setcancelstate). Files that the library writes are never descriptors 0..2, also where those are
+ * closed.
  *
  * fork: a child may go on with tables, tensors and everything else in memory; it starts workers of its own. What needs
  * threads or connections of its parent (tables in files, groups of several ranks) refuses in a child on its first call
