@@ -64,3 +64,33 @@ describe("a step in a steady state", function()
     end, { sizes = { 1 }, devices = { "cpu" } })
   end
 end)
+
+-- What is kept for the next batches of a size is kept for a few sizes.
+describe("steps of many sizes", function()
+  worlds.each("leave no more memory and objects than those of a few", function(world)
+    local tables, entries = {}, {}
+    for t, kind in ipairs { plan.row_wise, plan.table_wise, plan.data_parallel } do
+      tables[t] = peri.EmbeddingBagConfig { name = "t" .. t, num_embeddings = 50, embedding_dim = 8,
+        feature_names = { "f" .. t } }
+      entries["t" .. t] = kind(kind == plan.table_wise and 0 or nil)
+    end
+    local module = peri.shard.ShardedEmbeddingBagCollection { tables = tables, plan = entries, group = world,
+      fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 } }
+    local mlp = peri.nn.MLP { in_size = 24, layer_sizes = { 4, 1 } }
+    local function step(size)
+      local kjt = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, stride = size,
+        values = peri.Tensor.arange(0, 6 * size, 1, "i64"):remainder(50), lengths = peri.full({ 3 * size }, 2, "i32") }
+      mlp(module:forward(kjt):values()):sum():backward()
+      mlp:zero_grad()
+    end
+    local function held(first, last)
+      for size = first, last do peri.scope(step, size) end
+      for size = 1, 20 do peri.scope(step, size) end
+      collectgarbage()
+      collectgarbage()
+      return { bytes = tonumber(peri.ffi.C.peri_mem_live()), objects = tonumber(peri.ffi.C.peri_mem_objects()) }
+    end
+    held(650, 700) -- buffers are as long as the longest batch so far
+    assert.same(held(650, 700), held(1, 700))
+  end, { sizes = { 1 }, devices = { "cpu" } })
+end)
