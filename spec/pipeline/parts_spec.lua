@@ -226,6 +226,16 @@ describe("2D parallelism", function()
 end)
 
 describe("dense tables", function()
+  it("are looked up after their optimizer on every stream", function()
+    for _, schedule in ipairs { schedules.fused_sparse_dist, schedules.prefetch_fused_2d(2) } do
+      local plan, ordered = schedule:check { dense_tables = true }, false
+      assert.equal("embed", plan.first.lookup.on)
+      for _, e in ipairs(plan.edges) do
+        ordered = ordered or e.from == plan.first.optimizer and e.to == plan.first.lookup
+      end
+      assert.is_true(ordered, plan.name)
+    end
+  end)
   worlds.each("are read after their optimizer's step", function(world, device)
     local expected = plain(world, device, 6, { dense = true })
     support.assert_same(expected, (run(peri.TrainPipelineFusedSparseDist, world, device, 6, { dense = true })),

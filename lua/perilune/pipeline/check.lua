@@ -59,7 +59,10 @@ local function resolve(schedule, plan)
     else
       own.access = access[o.kind]
     end
-    if plan.facts.dense_tables then own.reads_dense = o.kind == "lookup" end
+    if plan.facts.dense_tables and o.kind == "lookup" then
+      own.access = util.copy(own.access)
+      own.access.reads = { "tables", "dense" } -- tables that the optimizer of the dense part trains
+    end
     plan.operations[i] = own
     plan.first[o.kind] = plan.first[o.kind] or own
     if not streams[o.on] then
