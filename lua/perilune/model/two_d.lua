@@ -67,6 +67,14 @@ local function check_size(a, world)
     table.concat(allowed, ", ")))
 end
 
+--- A number that is another one after each backward pass. Noted where steps end, which mostly is in backward: forward
+--- takes any arguments, and LuaJIT may give it up where it comes out of these calls.
+local function passes(self)
+  local n = 0
+  for _, sharded in ipairs(self.sharded) do n = n + (sharded:changes()) end
+  return n
+end
+
 function DMPCollection:init(args)
   if type(args) ~= "table" then
     P.fail(("DMPCollection: arguments are %s, wanted a table"):format(errors.kind(args)))
@@ -100,6 +108,7 @@ function DMPCollection:init(args)
   rest.env = plans.ShardingEnv.from_process_group(self.sharding_pg)
   DistributedModelParallel.init(self, rest)
   local ok, err = pcall(self._find_tables, self)
+  self._before = ok and passes(self)
   if ok then return end
   for _, sharded in ipairs(self.sharded) do sharded:release() end -- their files too
   error(err, 0)
@@ -211,15 +220,9 @@ local function failed(self, err)
   error(err, 0)
 end
 
---- A number that is another one after each backward pass.
-local function passes(self)
-  local n = 0
-  for _, sharded in ipairs(self.sharded) do n = n + (sharded:changes()) end
-  return n
-end
-
 --- Let the weights and (unless include_optimizer_state is false) all optimizer states of fused tables become their
---- averages over the replica group. Posts and returns; the next lookup, or whoever looks at the state, waits.
+--- averages over the replica group. Posts and returns; the next lookup, or whoever looks at the state, waits. Between
+--- a forward pass and loss:backward() it waits itself: that would update tables whose averages are on their way.
 --- Collective.
 function DMPCollection:sync(include_optimizer_state)
   self:wait()
@@ -233,6 +236,7 @@ function DMPCollection:sync(include_optimizer_state)
   if self._custom then
     self._custom(tensors, self.replica_pg)
     for _, sharded in ipairs(self.sharded) do sharded:tables_changed() end
+    self._before = passes(self)
     return
   end
   local pending = setmetatable({}, {}) -- and no closure: LuaJIT would not compile this
@@ -244,7 +248,7 @@ function DMPCollection:sync(include_optimizer_state)
   end
   for _, sharded in ipairs(self.sharded) do sharded:tables_changed() end
   self._pending, self._before = pending, passes(self)
-  if inside then self:wait() end -- loss:backward() would update tables whose averages are on their way
+  if inside then self:wait() end
 end
 
 --- Wait until averages that set out have arrived. What nobody has to call.
@@ -263,7 +267,7 @@ end
 
 local function after_step(self)
   self._open, self._steps = false, self._steps + 1
-  if self.sync_interval > 0 and self._steps >= self.sync_interval then self:sync() end
+  if self.sync_interval > 0 and self._steps >= self.sync_interval then self:sync() else self._before = passes(self) end
 end
 
 function DMPCollection:copy() -- luacheck: ignore 212
@@ -277,7 +281,7 @@ end
 function DMPCollection:forward(...)
   if self.training and P.state.grad then
     if self._open then after_step(self) end
-    self._open, self._before = not self._accumulates, passes(self)
+    self._open = not self._accumulates
   end
   return DistributedModelParallel.forward(self, ...)
 end
@@ -301,7 +305,7 @@ end
 --- What is loaded is the average of all replicas, from which steps count anew.
 function DMPCollection:load_state_dict(map, strict)
   local keys = DistributedModelParallel.load_state_dict(self, map, strict)
-  self._steps, self._open = 0, false
+  self._steps, self._open, self._before = 0, false, passes(self)
   return keys
 end
 
