@@ -209,6 +209,7 @@ PERI_API peri_status peri_tbe_bytes_of(const peri_tbe_config *config, bool apart
 /** Whether lookups and updates on a processor are compiled for rows of @cols columns; those of other widths are
  *  slower. */
 PERI_API bool peri_tbe_width_is_common(int64_t cols);
+/** Take a reference. NULL is fine. */
 PERI_API void peri_tbe_retain(peri_tbe *tbe);
 /** Give up a reference; queued work still runs. NULL is fine. */
 PERI_API void peri_tbe_release(peri_tbe *tbe);
