@@ -334,15 +334,14 @@ static peri_status check_end(peri__manifest *m, const char *text, int64_t bytes,
     const char *sum = text + at + sizeof checksum_key - 1;
     if (at < 0 || memcmp(text + at, checksum_key, sizeof checksum_key - 1) != 0 ||
         memcmp(sum + PERI_CHECKPOINT_DIGEST, checksum_end, sizeof checksum_end - 1) != 0)
-        return peri__fail(PERI_EFORMAT,
-                          "%s: its manifest.json does not end with its checksum: it is cut short, or was changed by hand",
-                          what);
+        return peri__fail(PERI_EFORMAT, "%s: its manifest.json does not end with its checksum: it is cut short, or was "
+                          "changed by hand", what);
     memcpy(m->digest, sum, PERI_CHECKPOINT_DIGEST);
     m->digest[PERI_CHECKPOINT_DIGEST] = 0;
     digest_of(text, at, own);
     if (memcmp(own, m->digest, sizeof own) == 0) return PERI_OK;
-    return peri__fail(PERI_EFORMAT, "%s: its manifest.json is damaged: its checksum is %.32s, that of its bytes %s", what,
-                      m->digest, own);
+    return peri__fail(PERI_EFORMAT, "%s: its manifest.json is damaged: its checksum is %.32s, that of its bytes %s",
+                      what, m->digest, own);
 }
 
 peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what)
