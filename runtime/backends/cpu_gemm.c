@@ -38,20 +38,46 @@ static struct {
     int threads; /* 0: its own setting holds */
 } products = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/** Whoever is inside a library for products (a call of its, or the loader's) holds this for reading, and fork holds it
- *  for writing: a child has copies of the library's own locks, and one that another thread held at that moment nobody
- *  would ever unlock. A fork goes before products that have not begun, and waits for a block of rows at most. */
-static pthread_rwlock_t inside = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+/** Who is inside a library for products (a call of its, or the loader's). fork waits until nobody is: a child has copies
+ *  of the library's own locks, and one that another thread held at that moment nobody would ever unlock. A fork goes
+ *  before products that have not begun, and waits for a block of rows at most. */
+static struct {
+    pthread_mutex_t gate; /* held by a fork */
+    atomic_bool forking;
+    atomic_int_least32_t threads;
+} inside = {.gate = PTHREAD_MUTEX_INITIALIZER};
 
-static void before_fork(void) { pthread_rwlock_wrlock(&inside); }
-static void after_fork(void) { pthread_rwlock_unlock(&inside); }
+static void enter_library(void)
+{
+    while (atomic_fetch_add(&inside.threads, 1), atomic_load(&inside.forking)) {
+        atomic_fetch_sub(&inside.threads, 1);
+        pthread_mutex_lock(&inside.gate);
+        pthread_mutex_unlock(&inside.gate);
+    }
+}
 
-/** The lock is made anew, since a writer is known by its thread's number, which is another one in a child. The threads
- *  whose products were under way are gone; the program's setting comes back after the child's first product. */
+static void leave_library(void) { atomic_fetch_sub(&inside.threads, 1); }
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&inside.gate);
+    atomic_store(&inside.forking, true);
+    while (atomic_load(&inside.threads) > 0) sched_yield();
+}
+
+static void after_fork(void)
+{
+    atomic_store(&inside.forking, false);
+    pthread_mutex_unlock(&inside.gate);
+}
+
+/** The threads whose products were under way are gone; the program's setting comes back after the child's first
+ *  product. */
 static void in_child(void)
 {
-    inside = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
     products.under_way = 0;
+    atomic_store(&inside.threads, 0); /* those that were on their way in */
+    after_fork();
 }
 
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(before_fork, after_fork, in_child); }
@@ -105,9 +131,9 @@ static void *load(const char *file, bool alone)
     narrowed = narrowed && sched_setaffinity(0, sizeof one, &one) == 0;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_rwlock_rdlock(&inside); /* a child that is forked in the middle of a dlopen crashes in its own first one */
+    enter_library(); /* a child that is forked in the middle of a dlopen crashes in its own first one */
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    pthread_rwlock_unlock(&inside);
+    leave_library();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (narrowed) sched_setaffinity(0, sizeof mine, &mine);
     return library;
@@ -243,9 +269,9 @@ static void gemm_range(void *ctx, int64_t begin, int64_t end)
     if (limit && threads != 1) onednn.omp_threads_set(1);
     for (int64_t i = begin; i < end; i++) {
         int64_t row = i % blocks * GEMM_ROWS;
-        pthread_rwlock_rdlock(&inside);
+        enter_library();
         gemm_one(g, i / blocks, row, row + GEMM_ROWS < g->m ? row + GEMM_ROWS : g->m);
-        pthread_rwlock_unlock(&inside);
+        leave_library();
     }
     if (limit && threads != 1) onednn.omp_threads_set(threads);
 }
