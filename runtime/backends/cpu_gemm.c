@@ -38,9 +38,9 @@ static struct {
     int threads; /* 0: its own setting holds */
 } products = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/** Who is inside a library for products (a call of its, or the loader's). fork waits until nobody is: a child has copies
- *  of the library's own locks, and one that another thread held at that moment nobody would ever unlock. A fork goes
- *  before products that have not begun, and waits for a block of rows at most. */
+/** How many threads are inside a library for products (a call of its, or the loader's). fork waits until none is: a
+ *  child has copies of the library's own locks, and one that another thread held at that moment nobody would ever
+ *  unlock. A fork goes before products that have not begun, and waits for a block of rows at most. */
 static struct {
     pthread_mutex_t gate; /* held by a fork */
     atomic_bool forking;
