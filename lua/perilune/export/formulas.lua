@@ -57,8 +57,6 @@ end
 --- Functions that are recorded otherwise than in the model itself, where their weights are sections.
 local forms = {}
 
-local activations = { [0] = "identity", "relu", "sigmoid", "tanh" }
-
 function forms.linear(l)
   local a, shape = l:arguments(), l:result_shape()
   local inner, columns = a[2].shape[2], a[2].shape[1]
@@ -69,7 +67,7 @@ function forms.linear(l)
     x = l:op("binary", shape, { ["function"] = "add", inputs = { x.index, a[3].index },
       sizes = { 2, rows, columns, columns, 1, 0, 1 } })
   end
-  local name = activations[a[4] or 0]
+  local name = rules.activations[a[4] or 0]
   if name ~= "identity" then
     x = l:op("unary", shape, { ["function"] = name, inputs = { x.index }, numbers = { 0, 0 } })
   end

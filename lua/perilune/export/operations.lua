@@ -1,5 +1,6 @@
 -- export/operations.lua: how each recorded function becomes operations of a model file (docs/model_file.md has their
 -- formulas).
+local rules = require "perilune.export.rules"
 local util = require "perilune.util"
 local Lowering = require "perilune.export.lower"
 local lists = require "perilune.export.lists"
@@ -111,8 +112,6 @@ end
 
 -- -- products ---------------------------------------------------------------------------------------------------------
 
-local activations = { [0] = "identity", "relu", "sigmoid", "tanh" }
-
 --- x W^T (+ bias), W a constant [columns, inner]; transposed: [inner, columns].
 local function linear(l, x, weight, bias, activation, shape, transposed)
   if not weight.constant then l:fail "a weight that depends on the batch" end
@@ -121,8 +120,8 @@ local function linear(l, x, weight, bias, activation, shape, transposed)
   if transposed then inner, cols = cols, inner end
   local inputs = { x.index }
   if bias then inputs[2] = l:constant(bias).index end
-  return l:op("linear", shape, { inputs = inputs, ["function"] = activations[activation or 0], sizes = { inner, cols },
-    panels = { tensor = weight.constant, at = weight.at, transposed = transposed, used = l:place() } })
+  return l:op("linear", shape, { inputs = inputs, ["function"] = rules.activations[activation or 0],
+    sizes = { inner, cols }, panels = { tensor = weight.constant, at = weight.at, transposed = transposed, used = l:place() } })
 end
 
 function M.linear(l)

@@ -125,17 +125,14 @@ local function depends(item)
   return false
 end
 
---- Call f with each tensor among results, and lists of them, and where it stands: the list's table or `results`, and
---- its number there.
-local function each_result(results, f)
-  for i, r in pairs(results) do -- any order: each has a place of its own
-    if type(r) == "table" and not handle(r) then
-      for k, x in ipairs(r) do
-        if handle(x) then f(handle(x), i, k) end
-      end
-    elseif handle(r) then
-      f(handle(r), i)
-    end
+--- Call f with the handle of each result, also of those in lists; what it returns is what stands for that result in
+--- the entry, if there is one.
+local function each_result(results, f, entry)
+  for i = 1, table.maxn(results) do
+    local r, items = results[i], {}
+    local list = type(r) == "table" and not handle(r)
+    for k, x in ipairs(list and r or { r }) do items[k] = handle(x) and f(handle(x)) or nil end
+    if entry then entry.results[i] = list and { list = items } or items[1] end
   end
 end
 
@@ -148,18 +145,13 @@ function Trace:add_constant(entry, results)
     for _, y in util.ordered(x.list or x.named or {}) do note_given(y) end
   end
   for i = 1, entry.n do note_given(entry.args[i]) end
-  each_result(results, function(h, i, k)
-    if not Tensor.is(h) or given[address(h)] then return end -- some functions return what they were given
+  each_result(results, function(h)
+    if not Tensor.is(h) or given[address(h)] then return false end -- some functions return what they were given
     self:keep(h)
     local item = { id = {}, shape = shape_of(h), dtype = h:dtype() }
-    if k then
-      entry.results[i] = entry.results[i] or { list = {} }
-      entry.results[i].list[k] = item
-    else
-      entry.results[i] = item
-    end
     self.computed[address(h)], self.fixed[address(h)] = { entry = entry, id = item.id }, nil
-  end)
+    return item
+  end, entry)
 end
 
 --- Note a call of a function that has a rule.
@@ -171,15 +163,7 @@ function Trace:add(func, args, results, line)
     live = live or depends(entry.args[i])
   end
   if not live then return self:add_constant(entry, results) end
-  for i, r in ipairs(results) do
-    if type(r) == "table" and not handle(r) then
-      local list = {}
-      for k, x in ipairs(r) do list[k] = self:note(x) end
-      entry.results[i] = { list = list }
-    elseif handle(r) then
-      entry.results[i] = self:note(handle(r))
-    end
-  end
+  each_result(results, function(h) return self:note(h) end, entry)
   self.entries[#self.entries + 1] = entry
 end
 

@@ -8,20 +8,29 @@ local function set(text)
   return names
 end
 
---- Functions that become operations of a model file, or views and copies; lower.lua says how.
-M.known = set [[
+--- Functions that may be recorded as formulas, too (formulas.lua).
+M.formulas = set [[
   relu sigmoid tanh silu gelu softplus logsigmoid leaky_relu exp log sqrt _root abs square pow affine neg reciprocal
   log1p expm1 rsqrt sin cos erf floor ceil round trunc sign
-  add sub mul div muladd linear matmul bmm cat stack split sum mean softmax log_softmax layer_norm interaction cross_net
-  eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute select clone
+  add sub mul div muladd linear matmul bmm cat stack split sum mean softmax log_softmax layer_norm
+  embedding.look_up eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute select clone
   tensor:reshape tensor:transpose tensor:slice tensor:expand tensor:contiguous tensor:detach tensor:share tensor:to
+]]
+
+--- Functions that become operations of a model file, or views and copies; lower.lua says how.
+M.known = set [[
+  interaction cross_net
   KeyedTensor:values KeyedTensor:get KeyedTensor.regroup JaggedTensor:to_padded_dense JaggedTensor:lengths
-  sparse.top_products JaggedTensor:values JaggedTensor:offsets embedding.look_up
+  sparse.top_products JaggedTensor:values JaggedTensor:offsets
   sparse.sequence_numbers sparse.index_select_dim0 sparse.jagged_attention sparse.hstu_mha sparse.sequence_positions
   sparse.time_buckets sparse.masked_select_jagged_1d sparse.jagged_slice sparse.truncate_jagged
   sparse.jagged_1d_to_truncated_values sparse.asynchronous_complete_cumsum KeyedJaggedTensor:get JaggedTensor:weights
   JaggedTensor:weights_or_none
 ]]
+for name in pairs(M.formulas) do M.known[name] = true end -- any order: a set
+
+--- The activations of a linear function, by its number for each.
+M.activations = { [0] = "identity", "relu", "sigmoid", "tanh" }
 
 --- Functions whose values have to have samples as their first dimension.
 M.samples_first = set [[
@@ -39,15 +48,6 @@ M.whole = set [[
 
 --- Functions that make a tensor of nothing but numbers of the program.
 M.sources = set "full zeros ones eye arange linspace tensor _named_tensor"
-
---- Functions that may be recorded as formulas (formulas.lua).
-M.formulas = set [[
-  relu sigmoid tanh silu gelu softplus logsigmoid leaky_relu exp log sqrt _root abs square pow affine neg reciprocal
-  log1p expm1 rsqrt sin cos erf floor ceil round trunc sign
-  add sub mul div muladd linear matmul bmm cat stack split sum mean softmax log_softmax layer_norm
-  embedding.look_up eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute select clone
-  tensor:reshape tensor:transpose tensor:slice tensor:expand tensor:contiguous tensor:detach tensor:share tensor:to
-]]
 
 --- Functions that take elements of a tensor into Lua.
 M.reads = set "tensor:item tensor:read tensor:to_list tensor:to_table"
