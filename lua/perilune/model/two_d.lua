@@ -103,13 +103,15 @@ function DMPCollection:init(args)
   self.dense_env = plans.ShardingEnv.from_process_group(world)
   self._of_shards = false
   -- no place to look for parameters
-  self._averaged, self._pending, self._steps, self._open, self._before = setmetatable({}, {}), false, 0, false, 0
+  self._averaged, self._pending, self._steps, self._open = setmetatable({}, {}), false, 0, false
   for name in util.ordered(DistributedModelParallel._arguments) do rest[name] = a[name] end
   rest.env = plans.ShardingEnv.from_process_group(self.sharding_pg)
   DistributedModelParallel.init(self, rest)
   local ok, err = pcall(self._find_tables, self)
-  self._before = ok and passes(self)
-  if ok then return end
+  if ok then
+    self._before = passes(self)
+    return
+  end
   for _, sharded in ipairs(self.sharded) do sharded:release() end -- their files too
   error(err, 0)
 end
@@ -233,18 +235,16 @@ function DMPCollection:sync(include_optimizer_state)
   for _, x in ipairs(self._averaged) do
     if x.weight or include_optimizer_state ~= false then tensors[#tensors + 1] = x.tensor end
   end
-  if self._custom then
-    self._custom(tensors, self.replica_pg)
-    for _, sharded in ipairs(self.sharded) do sharded:tables_changed() end
-    self._before = passes(self)
-    return
-  end
-  local pending = setmetatable({}, {}) -- and no closure: LuaJIT would not compile this
-  local tag = tag_of(rates_of(self))
-  for i = 1, #tensors do
-    local ok, posted = pcall(post, tensors[i], self.replica_pg, tag)
-    if not ok then failed(self, posted) end
-    pending[i] = posted
+  local pending = false
+  if self._custom then self._custom(tensors, self.replica_pg)
+  else
+    pending = setmetatable({}, {}) -- and no closure: LuaJIT would not compile this
+    local tag = tag_of(rates_of(self))
+    for i = 1, #tensors do
+      local ok, posted = pcall(post, tensors[i], self.replica_pg, tag)
+      if not ok then failed(self, posted) end
+      pending[i] = posted
+    end
   end
   for _, sharded in ipairs(self.sharded) do sharded:tables_changed() end
   self._pending, self._before = pending, passes(self)

@@ -60,8 +60,8 @@ local function resolve(schedule, plan)
       own.access = access[o.kind]
     end
     if plan.facts.dense_tables and o.kind == "lookup" then
-      own.access = util.copy(own.access)
-      own.access.reads = { "tables", "dense" } -- tables that the optimizer of the dense part trains
+      own.access, own.access.reads = util.copy(own.access), util.copy(own.access.reads)
+      table.insert(own.access.reads, "dense") -- the optimizer of the dense part trains tables
     end
     plan.operations[i] = own
     plan.first[o.kind] = plan.first[o.kind] or own
