@@ -49,7 +49,9 @@ static struct {
 
 static void enter_library(void)
 {
-    while (atomic_fetch_add(&inside.threads, 1), atomic_load(&inside.forking)) {
+    for (;;) {
+        atomic_fetch_add(&inside.threads, 1);
+        if (!atomic_load(&inside.forking)) return;
         atomic_fetch_sub(&inside.threads, 1);
         pthread_mutex_lock(&inside.gate);
         pthread_mutex_unlock(&inside.gate);
