@@ -419,8 +419,7 @@ peri_status peri_op_one_hot(peri_tensor *ids, int64_t classes, peri_tensor **out
     static const char *const function = "peri_op_one_hot";
     char text[128];
     int64_t shape[PERI_MAX_DIMS], n, one = 1;
-    peri_tensor *places = NULL, *column = NULL, *ones = NULL, *rows = NULL, *y = NULL;
-    peri_status status;
+    PERI__HELD peri_tensor *places = NULL, *column = NULL, *ones = NULL, *rows = NULL, *y = NULL;
     PERI_NEED(out);
     PERI_TRY(peri__check_tensor(function, "ids", ids, -1, -1));
     if (!peri__is_integer(ids->dtype) || ids->ndim == PERI_MAX_DIMS || classes < 0)
@@ -432,25 +431,19 @@ peri_status peri_op_one_hot(peri_tensor *ids, int64_t classes, peri_tensor **out
     n = peri__numel(ids);
     PERI_TRY(peri_tensor_new(peri__device(ids), PERI_I64, ids->ndim + 1, shape, &y));
     const int64_t wide[2] = {n, classes}, narrow[2] = {n, 1}, nothing[2] = {0, 0};
-    PERI_TRY_GOTO(peri__cast(ids, PERI_I64, &places), out);
-    PERI_TRY_GOTO(peri__tensor_zero(y), out);
-    PERI_TRY_GOTO(peri_tensor_reshape(places, 2, narrow, &column), out);
-    PERI_TRY_GOTO(check_places(function, column, classes), out);
-    PERI_TRY_GOTO(peri_tensor_full(peri__device(ids), PERI_I64, 1, &one, 1, &ones), out);
-    PERI_TRY_GOTO(peri__tensor_view(ones, 2, narrow, nothing, 0, &rows), out);
+    PERI_TRY(peri__cast(ids, PERI_I64, &places));
+    PERI_TRY(peri__tensor_zero(y));
+    PERI_TRY(peri_tensor_reshape(places, 2, narrow, &column));
+    PERI_TRY(check_places(function, column, classes));
+    PERI_TRY(peri_tensor_full(peri__device(ids), PERI_I64, 1, &one, 1, &ones));
+    PERI_TRY(peri__tensor_view(ones, 2, narrow, nothing, 0, &rows));
     peri_tensor flat = *y;
     flat.ndim = 2;
     memcpy(flat.shape, wide, sizeof wide);
     flat.stride[0] = classes, flat.stride[1] = 1;
-    status = take_add(&flat, rows, column, 1, true);
-out:
-    peri_tensor_release(places);
-    peri_tensor_release(column);
-    peri_tensor_release(ones);
-    peri_tensor_release(rows);
-    if (status < 0) peri_tensor_release(y);
-    else *out = y;
-    return status;
+    PERI_TRY(take_add(&flat, rows, column, 1, true));
+    *out = peri__give(&y);
+    return PERI_OK;
 }
 
 /* -- searching ----------------------------------------------------------------------------------------------------- */
@@ -554,31 +547,20 @@ static peri_status mode_lines(const char *function, peri_tensor *x, peri_tensor 
 {
     const int32_t d = x->ndim - 1;
     int64_t shape[PERI_MAX_DIMS], n = x->shape[d];
-    peri_tensor *own, *sorted = NULL, *places = NULL, *value = NULL, *index = NULL;
-    peri_status status;
+    PERI__HELD peri_tensor *own = NULL, *sorted = NULL, *places = NULL, *value = NULL, *index = NULL;
     memcpy(shape, x->shape, sizeof shape);
     shape[d] = 1;
     PERI_TRY(peri__detached(x, &own));
-    PERI_TRY_GOTO(sort_lines(function, own, (ranks){.k = n}, &sorted, &places), out);
-    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, shape, &value), out);
-    PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, x->ndim, shape, &index), out);
+    PERI_TRY(sort_lines(function, own, (ranks){.k = n}, &sorted, &places));
+    PERI_TRY(peri__tensor_like(x, x->ndim, shape, &value));
+    PERI_TRY(peri_tensor_new(peri__device(x), PERI_I64, x->ndim, shape, &index));
     peri_k_mode_args args = {.values = peri__data(value), .indices = peri__data(index), .sorted = peri__data(sorted),
                              .places = peri__data(places), .dtype = x->dtype, .n = n};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), mode_line, &args, peri__numel(value),
-                              peri__ceil_div(PERI_ELEMENT_GRAIN, n)), out);
-    status = peri__attach_places(&sort_vtab, x, d, index, value);
-out:
-    peri_tensor_release(own);
-    peri_tensor_release(sorted);
-    peri_tensor_release(places);
-    if (status < 0) {
-        peri_tensor_release(value);
-        peri_tensor_release(index);
-    } else {
-        *values = value;
-        *indices = index;
-    }
-    return status;
+    PERI_TRY(PERI_LAUNCH(peri__device(x), mode_line, &args, peri__numel(value), peri__ceil_div(PERI_ELEMENT_GRAIN, n)));
+    PERI_TRY(peri__attach_places(&sort_vtab, x, d, index, value));
+    *values = peri__give(&value);
+    *indices = peri__give(&index);
+    return PERI_OK;
 }
 
 /** *out (new, recorded) = @x, whose dimension @d goes to the end, or comes back from there. A tensor without dimensions

@@ -399,7 +399,7 @@ static peri_status in_batch(const peri_tensor *x, const peri_tensor *ids, const 
                             double fill, peri_tensor **out)
 {
     const int64_t n = x->shape[0];
-    peri_tensor *y;
+    PERI__HELD peri_tensor *y = NULL;
     PERI_TRY(peri__tensor_like(x, 2, x->shape, &y));
     peri_k_in_batch_logits_args args = {.dst = peri__data(y),
                                         .x = peri__data(x),
@@ -409,28 +409,21 @@ static peri_status in_batch(const peri_tensor *x, const peri_tensor *ids, const 
                                         .n = n,
                                         .scale = scale,
                                         .fill = fill};
-    peri_status status =
-        PERI_LAUNCH(peri__device(x), in_batch_logits, &args, n, peri__ceil_div(1 << 14, peri__max(n, 1)));
-    if (status < 0) peri_tensor_release(y);
-    else *out = y;
-    return status;
+    PERI_TRY(PERI_LAUNCH(peri__device(x), in_batch_logits, &args, n, peri__ceil_div(1 << 14, peri__max(n, 1))));
+    *out = peri__give(&y);
+    return PERI_OK;
 }
 
 /** saved: the ids, or NULL; number: the scale. */
 static peri_status in_batch_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    peri_tensor *g, *each = NULL;
-    peri_status status = PERI_OK;
+    PERI__HELD peri_tensor *g = NULL, *each = NULL;
     PERI_TRY(peri__contiguous_of(grad_out[0], &g));
-    if (peri__needs(node, 0)) PERI_TRY_GOTO(in_batch(g, node->saved[0], NULL, node->number[0], 0, &grad_in[0]), out);
-    if (!peri__needs(node, 1)) goto out;
-    PERI_TRY_GOTO(in_batch(g, node->saved[0], NULL, 1, 0, &each), out);
-    PERI_TRY_GOTO(peri__reduce(each, 1, -1, &grad_in[1]), out);
-    status = peri__shaped(&grad_in[1], 1, g->shape);
-out:
-    peri_tensor_release(g);
-    peri_tensor_release(each);
-    return status;
+    if (peri__needs(node, 0)) PERI_TRY(in_batch(g, node->saved[0], NULL, node->number[0], 0, &grad_in[0]));
+    if (!peri__needs(node, 1)) return PERI_OK;
+    PERI_TRY(in_batch(g, node->saved[0], NULL, 1, 0, &each));
+    PERI_TRY(peri__reduce(each, 1, -1, &grad_in[1]));
+    return peri__shaped(&grad_in[1], 1, g->shape);
 }
 
 static const peri__node_vtab in_batch_vtab = {.name = "in_batch_logits", .backward = in_batch_backward};
@@ -451,9 +444,9 @@ static peri_status in_batch_logits(const char *function, peri_tensor *x, peri_te
                                    double scale, peri_tensor **out)
 {
     char text[300];
-    peri_tensor *flat = NULL, *wide = NULL, *names = NULL, *q = NULL, *y = NULL, *in[2] = {x, log_q};
+    PERI__HELD peri_tensor *flat = NULL, *wide = NULL, *names = NULL, *q = NULL, *y = NULL;
+    peri_tensor *in[2] = {x, log_q};
     peri__node *node;
-    peri_status status;
     PERI_TRY(peri__check_float(function, "x", x));
     if (x->ndim != 2 || x->shape[0] != x->shape[1])
         return peri__fail(PERI_EINVAL, "%s: x is %s, wanted as many rows as columns", function,
@@ -464,31 +457,26 @@ static peri_status in_batch_logits(const char *function, peri_tensor *x, peri_te
                           peri__tensor_text(ids, text, sizeof text));
     if (log_q) PERI_TRY(check_items(function, "log_q", x, log_q));
     if (log_q) PERI_TRY(peri__check_tensor(function, "log_q", log_q, x->dtype, -1));
-    if (ids) PERI_TRY_GOTO(peri__cast(ids, PERI_I64, &wide), out);
-    if (ids) PERI_TRY_GOTO(peri__contiguous_of(wide, &names), out);
-    if (log_q) PERI_TRY_GOTO(peri__contiguous_of(log_q, &q), out);
-    PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
-    PERI_TRY_GOTO(in_batch(flat, names, q, scale, -INFINITY, &y), out);
-    status = peri__attach(&in_batch_vtab, in, 2, &y, 1, &node);
-    if (status >= 0 && node) {
+    if (ids) PERI_TRY(peri__cast(ids, PERI_I64, &wide));
+    if (ids) PERI_TRY(peri__contiguous_of(wide, &names));
+    if (log_q) PERI_TRY(peri__contiguous_of(log_q, &q));
+    PERI_TRY(peri__contiguous_of(x, &flat));
+    PERI_TRY(in_batch(flat, names, q, scale, -INFINITY, &y));
+    PERI_TRY(peri__attach(&in_batch_vtab, in, 2, &y, 1, &node));
+    if (node) {
         if (names) peri__node_save(node, 0, names);
         node->number[0] = scale;
     }
-out:
-    peri_tensor_release(flat);
-    peri_tensor_release(wide);
-    peri_tensor_release(names);
-    peri_tensor_release(q);
-    if (status < 0) peri_tensor_release(y);
-    else *out = y;
-    return status;
+    *out = peri__give(&y);
+    return PERI_OK;
 }
 
 peri_status peri_op_in_batch_logits(peri_tensor *x, peri_tensor *ids, peri_tensor *log_q, double scale,
                                     peri_tensor **out)
 {
     static const char *const function = "peri_op_in_batch_logits";
-    peri_tensor *in[2] = {x, log_q}, *wide = NULL;
+    PERI__HELD peri_tensor *wide = NULL;
+    peri_tensor *in[2] = {x, log_q};
     peri__operands o;
     PERI_NEED(out);
     PERI_TRY(peri__check_tensor(function, "x", x, -1, -1));
@@ -498,6 +486,5 @@ peri_status peri_op_in_batch_logits(peri_tensor *x, peri_tensor *ids, peri_tenso
     if (log_q && o.in[1]->dtype != o.in[0]->dtype) status = peri_tensor_to(o.in[1], o.in[0]->dtype, NULL, &wide);
     if (status >= 0)
         status = in_batch_logits(function, o.in[0], ids, wide ? wide : o.in[1], scale, &o.out);
-    peri_tensor_release(wide);
     return peri__narrow(&o, status, out);
 }
