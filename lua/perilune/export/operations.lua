@@ -121,7 +121,8 @@ local function linear(l, x, weight, bias, activation, shape, transposed)
   local inputs = { x.index }
   if bias then inputs[2] = l:constant(bias).index end
   return l:op("linear", shape, { inputs = inputs, ["function"] = rules.activations[activation or 0],
-    sizes = { inner, cols }, panels = { tensor = weight.constant, at = weight.at, transposed = transposed, used = l:place() } })
+    sizes = { inner, cols },
+    panels = { tensor = weight.constant, at = weight.at, transposed = transposed, used = l:place() } })
 end
 
 function M.linear(l)
