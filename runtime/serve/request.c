@@ -414,11 +414,12 @@ static bool read_v2_keys(v2 *v)
 
 /* -- data of v2 ---------------------------------------------------------------------------------------------------- */
 
-/** Element @i of binary data, as an id or a number. */
+/** Element @i of binary data, as an id or a number; whole ones may be numbers, too. */
 static bool add_binary(peri__serve_reader *r, int32_t f, const tensor *t, int64_t i)
 {
     int32_t size = datatypes[t->type].size;
     const char *at = t->data + i * size;
+    const bool is_signed = datatypes[t->type].is_signed;
     if (datatypes[t->type].numbers) {
         float x;
         double d;
@@ -431,9 +432,11 @@ static bool add_binary(peri__serve_reader *r, int32_t f, const tensor *t, int64_
     else {
         int32_t n;
         memcpy(&n, at, 4);
-        x = datatypes[t->type].is_signed ? n : (int64_t)(uint32_t)n;
+        x = is_signed ? n : (int64_t)(uint32_t)n;
     }
-    bool negative = datatypes[t->type].is_signed && x < 0;
+    if (r->batch->facts->inputs[f].kind != PERI__SERVE_IDS) /* rounded once, to f32 */
+        return peri__serve_add_number(r, f, (double)(is_signed ? (float)x : (float)(uint64_t)x));
+    bool negative = is_signed && x < 0;
     return peri__serve_add_id(r, f, negative ? 0 - (uint64_t)x : (uint64_t)x, negative);
 }
 
@@ -528,10 +531,10 @@ static bool read_data(v2 *v, int32_t f)
                  *l = &v->tensors[r->batch->facts->n_inputs + (in->kind == PERI__SERVE_WEIGHTS ? in->of : f)];
     bool ids = in->kind == PERI__SERVE_IDS, ragged = in->kind != PERI__SERVE_NUMBERS, columns = t->ndim == 2;
     int64_t n = t->shape[0], each = columns ? t->shape[1] : 1;
-    if (ids ? !datatypes[t->type].ids : !datatypes[t->type].numbers)
+    if (ids ? !datatypes[t->type].ids : !datatypes[t->type].size)
         return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': datatype %s, wanted: %s", in->name,
                                  datatypes[t->type].name,
-                                 ids ? "INT64, UINT64, INT32, UINT32 or BYTES" : "FP32 or FP64");
+                                 ids ? "INT64, UINT64, INT32, UINT32 or BYTES" : "FP32, FP64 or whole numbers");
     if (t->binary && !datatypes[t->type].size)
         return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': BYTES cannot be binary", in->name);
     bool fits = t->ndim >= 1 && t->ndim <= 2 && n >= 0 &&
@@ -570,7 +573,11 @@ static bool read_v2(peri__serve_reader *r, peri__serve_question *out, const char
     forget_seen(r);
     bool good = read_v2_keys(&v);
     for (int32_t f = 0; f < n && good; f++) {
-        if (r->batch->seen[f]) good = read_data(&v, f);
+        const peri__serve_input *in = &r->batch->facts->inputs[f], *of = &r->batch->facts->inputs[in->of];
+        if (r->batch->seen[f] && in->kind == PERI__SERVE_WEIGHTS && !r->batch->seen[in->of] && !of->optional)
+            good = peri__serve_blame(r, in->of, PERI__SERVE_MISSING, "feature '%s' is missing, and '%s' is there",
+                                     of->name, in->name);
+        else if (r->batch->seen[f]) good = read_data(&v, f);
         else if (v.tensors[n + f].there)
             good = peri__serve_blame(r, f, PERI__SERVE_MISSING, "feature '%s' is missing, and its lengths are there",
                                      r->batch->facts->inputs[f].name);
@@ -636,7 +643,6 @@ peri_status peri__serve_read(peri__serve_batch *batch, const peri__serve_rules *
         good = read_v1(&r, out);
     }
     int64_t samples = batch->facts->n_inputs ? batch->columns[0].n_samples : 0;
-    if (good && samples == batch->samples) good = fail(&r, "a request has at least one sample");
     good = good && settle_lists(&r);
     if (!good) {
         cut(batch, batch->samples);

@@ -89,7 +89,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool good = peri__serve_read(&b, &rules, data[0] & 1, body, length, json, &q) >= 0;
     require(good || *peri_error_message(), "refused without a word");
     require(!good || (q.k >= 0 && q.k <= 2), "more of the best than there are");
-    require(!good || (q.first == 1 && q.samples > 0 && q.samples <= 1000), "samples of the question");
+    require(!good || (q.first == 1 && q.samples >= 0 && q.samples <= 1000), "samples of the question");
     check_batch(&b, good ? 1 + q.samples : 1);
     if (good) check_answer(&b, &q);
     peri__serve_batch_fini(&b);

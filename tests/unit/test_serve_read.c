@@ -81,7 +81,6 @@ static void names_what_does_not_fit(void **state)
         {"", "an object"},
         {"[]", "an object"},
         {"{}", "instances or inputs"},
-        {"{\"instances\":[]}", "at least one sample"},
         {"{\"instances\":[{}]}", "feature 'age' is missing"},
         {ROW("") "x", "something follows"},
         {"{\"instance\":[]}", "'instance' is no key"},

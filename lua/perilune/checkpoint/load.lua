@@ -279,14 +279,18 @@ local function refusal(func, parts, dicts, partial, refused, a)
   if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
 end
 
---- What a load in part takes, in words.
-local function taken(c, dicts, parts)
-  local names = {}
+--- What a load in part takes, and what not, in words. left: tensors that were left out.
+local function taken(c, dicts, parts, left)
+  local of, loaded, others = {}, {}, {}
+  for _, entry in ipairs(left) do of[entry.as:match "^[^/]*"] = true end
   for _, part in ipairs(parts) do
-    if dicts[part.name] then names[#names + 1] = part.name end
+    if dicts[part.name] then loaded[#loaded + 1] = part.name .. (of[part.name] and " (in part)" or "") end
   end
-  return ("of checkpoint '%s' only these parts are loaded, in whole or as far as was asked: %s")
-    :format(c.path, table.concat(names, ", "))
+  for name in util.ordered(of) do
+    if not dicts[name] then others[#others + 1] = name end
+  end
+  return ("checkpoint '%s': loaded: %s%s"):format(c.path, table.concat(loaded, ", "),
+    #others > 0 and "; not loaded: " .. table.concat(others, ", ") or "")
 end
 
 local function take(part, d, partial)
@@ -308,12 +312,13 @@ local arguments = {
 }
 
 local function load_parts(c, func, given, a, group, met, quiet, patch)
-  local parts, dicts, partial, saved, said, kept
+  local parts, dicts, partial, saved, said, kept, not_taken
   together(group, func, met, function()
     local list, left
     parts, saved = parts_of.list(func, given), c:values()
     list, partial, left = choose(func, c, saved, parts, a)
     dicts = dicts_of(c, saved, list, left, a, patch)
+    not_taken = left
     partial = partial or a.only ~= nil or a.except ~= nil
     said = resize.fit(parts, dicts, left)
     kept = a.increments and as_it_is(list, dicts)
@@ -327,7 +332,7 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
     end
     refusal(func, parts, dicts, partial, take_own(parts, dicts, group), a)
   end)
-  if partial then table.insert(said, 1, taken(c, dicts, parts)) end
+  if partial then table.insert(said, 1, taken(c, dicts, parts, not_taken)) end
   for _, text in ipairs((not group or group:rank() == 0) and not quiet and said or {}) do
     io.stderr:write("perilune: ", text, "\n")
   end

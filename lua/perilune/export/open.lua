@@ -69,14 +69,15 @@ function follower_methods:path()
   return path ~= nil and ffi.string(path) or nil
 end
 
---- What is known about it: { path =, name =, producer =, digest =, version =, bytes =, table_bytes =, step =,
---- operations = }.
+--- What is known about it: { path =, name =, producer =, digest =, format = (version of the format), bytes =,
+--- table_bytes =, step = (of the training; -1: not known), operations = }.
 function methods:describe()
   local info = P.struct "peri_model_info"
   check(C.peri_model_describe(ptr(self), info))
   local d = {}
   for _, key in ipairs { "path", "name", "producer", "digest" } do d[key] = ffi.string(info[key]) end
-  for _, key in ipairs { "version", "operations", "bytes", "table_bytes", "step" } do d[key] = tonumber(info[key]) end
+  for _, key in ipairs { "operations", "bytes", "table_bytes", "step" } do d[key] = tonumber(info[key]) end
+  d.format = info.version
   return d
 end
 
@@ -124,6 +125,29 @@ function methods:check_unchanged() check(C.peri_model_changed(ptr(self))) end
 
 -- -- answers ----------------------------------------------------------------------------------------------------------
 
+--- A tensor's whole numbers in host memory.
+local function whole_of(input, t)
+  if t:dtype() ~= "i32" and t:dtype() ~= "i64" then
+    P.fail(("predict: input '%s' is %s, wanted whole numbers, i64 or i32"):format(input.name, Tensor._text(t)))
+  end
+  return (t:to("i64", "cpu"):contiguous():read())
+end
+
+local LARGEST = 3.4028235677973366e38 -- f64 of this size and more are infinite as f32
+
+--- A tensor's numbers as f32 in host memory; an error if one of them is too large for it.
+local function numbers_of(input, t)
+  if t:dtype() == "f64" then
+    local x, n = t:read()
+    for i = 0, n - 1 do
+      if math.abs(x[i]) >= LARGEST and math.abs(x[i]) < math.huge then
+        P.fail(("predict: input '%s', number %d is %g, which is too large for f32"):format(input.name, i, x[i]))
+      end
+    end
+  end
+  return (t:to("f32", "cpu"):contiguous():read())
+end
+
 --- A dense input's numbers in host memory, and the number of samples.
 local function dense_of(input, value)
   local t = Tensor.is(value) and util.resolve(value) or P.fail(("predict: input '%s' is no tensor"):format(input.name))
@@ -132,18 +156,19 @@ local function dense_of(input, value)
   if #shape == 0 or columns ~= input.columns then
     P.fail(("predict: input '%s' is %s, wanted [samples, %d]"):format(input.name, Tensor._text(t), input.columns))
   end
-  return (t:to("f32"):read()), shape[1]
+  return numbers_of(input, t), shape[1]
 end
 
 --- One key's ids, offsets and weights in host memory, of a KeyedJaggedTensor's parts on the host.
-local function key_of(parts, key)
+local function key_of(input, parts, key)
   local first, n = key * parts.stride, parts.stride
   local from, to = tonumber(parts.offsets[first]), tonumber(parts.offsets[first + n])
+  parts.ids = parts.ids or whole_of(input, parts.values)
   local ids, offsets = ffi.new("int64_t[?]", math.max(to - from, 1)), ffi.new("int64_t[?]", n + 1)
   local weights = parts.weights and ffi.new("float[?]", math.max(to - from, 1))
   for i = 0, n do offsets[i] = parts.offsets[first + i] - from end
   for i = from, to - 1 do
-    ids[i - from] = parts.values[i]
+    ids[i - from] = parts.ids[i]
     if weights then weights[i - from] = parts.weights[i] end
   end
   return ids, offsets, weights
@@ -157,7 +182,8 @@ local function members_of(input, value, offsets, n)
     P.fail(("predict: input '%s' is %s, wanted %d numbers, one for each id of '%s'"):format(input.name, Tensor._text(t),
       wanted, input.like or "?"))
   end
-  return (t:to(input.kind == "whole" and "i64" or "f32", "cpu"):contiguous():read())
+  if input.kind ~= "whole" then return numbers_of(input, t) end
+  return whole_of(input, t)
 end
 
 --- Refuse lists of which each feature has another number of samples.
@@ -184,9 +210,10 @@ local function refuse_others(inputs, fields)
 end
 
 --- The fields of a batch by the names of the model's inputs: tensors, and { parts of a KeyedJaggedTensor, key }. And
---- the names that two fields have: both of them.
-local function fields_of(batch)
-  local found, from, twice = {}, {}, {}
+--- the names that two fields have: both of them. inputs: of the model.
+local function fields_of(inputs, batch)
+  local found, from, twice, weighted = {}, {}, {}, {}
+  for _, input in ipairs(inputs) do weighted[input.name] = input.weighted end
   local function note(key, field, value)
     if from[key] then twice[key] = { from[key], field } end
     found[key], from[key] = value, field
@@ -195,24 +222,29 @@ local function fields_of(batch)
     if jagged.KeyedJaggedTensor.is(value) then
       local kjt = util.resolve(value):sync()
       M.refuse_variable("predict", name, kjt)
-      local parts = { stride = kjt:stride(), values = (kjt:values():read()), offsets = (kjt:offsets():to("i64"):read()),
-        weights = kjt:is_weighted() and (kjt:weights():read()) or nil }
-      for i, key in ipairs(kjt:keys()) do note(key, name, { parts = parts, key = i - 1 }) end
+      local parts = { stride = kjt:stride(), values = kjt:values(), offsets = (kjt:offsets():to("i64"):read()),
+        weights = kjt:is_weighted() and (kjt:weights():to("f32"):read()) or nil }
+      for i, key in ipairs(kjt:keys()) do
+        parts.asked = parts.asked or weighted[key]
+        note(key, name, { parts = parts, key = i - 1 })
+      end
     else note(name, name, value) end
   end
   return found, twice
 end
 
+--- The number of samples is that of the input before, if there was one: { n =, name =, the input's }.
 local function check_count(samples, n, name)
-  if samples and samples ~= n then
-    P.fail(("predict: input '%s' has %d samples, others have %d"):format(name, n, samples))
+  if samples and samples.n ~= n then
+    P.fail(("predict: input '%s' has %d samples, '%s' has %d"):format(name, n, samples.name, samples.n))
   end
-  return n
+  return samples or { n = n, name = name }
 end
 
 --- The values of all inputs as C takes them: returns them, the number of samples, the longest list, and the numbers of
---- each input's ids. fields, twice: of fields_of; kept: what has to stay alive meanwhile.
-local function values_of(inputs, fields, twice, kept)
+--- each input's ids. fields, twice: of fields_of; others: the batch may have what the model does not read; kept: what
+--- has to stay alive meanwhile.
+local function values_of(inputs, fields, twice, others, kept)
   local samples, longest, offsets_of = nil, 1, {}
   local values = ffi.new("peri_model_values[?]", math.max(#inputs, 1))
   for i, input in ipairs(inputs) do
@@ -230,18 +262,20 @@ local function values_of(inputs, fields, twice, kept)
       if type(field) ~= "table" or not field.parts then
         P.fail(("predict: input '%s' is no key of a KeyedJaggedTensor"):format(input.name))
       end
-      local ids, offsets, weights = key_of(field.parts, field.key)
+      local ids, offsets, weights = key_of(input, field.parts, field.key)
       samples = check_count(samples, field.parts.stride, input.name)
       for k = 1, field.parts.stride do longest = math.max(longest, tonumber(offsets[k] - offsets[k - 1])) end
       kept[#kept + 1] = { ids, offsets, weights }
-      v.ids, v.offsets, v.weights, offsets_of[input.name] = ids, offsets, input.weighted and weights or nil, offsets
+      -- a KeyedJaggedTensor has weights for all its keys, so those for which no key asks are too many
+      local wanted = input.weighted or not others and not field.parts.asked
+      v.ids, v.offsets, v.weights, offsets_of[input.name] = ids, offsets, wanted and weights or nil, offsets
     end
   end
   for i, input in ipairs(inputs) do
     local field, v = fields[input.name], values[i - 1]
     if (input.kind == "whole" or input.kind == "numbers") and field ~= nil and v.offsets == nil then
       local offsets = offsets_of[input.like]
-      local numbers = members_of(input, field, offsets, samples)
+      local numbers = members_of(input, field, offsets, samples and samples.n)
       kept[#kept + 1], v.offsets = numbers, offsets
       v[input.kind == "whole" and "ids" or "weights"] = numbers
     end
@@ -249,15 +283,15 @@ local function values_of(inputs, fields, twice, kept)
   for _, input in ipairs(samples and {} or inputs) do
     if not input.optional then P.fail(("predict: input '%s' is missing"):format(input.name)) end
   end
-  return values, samples or 0, longest, offsets_of
+  return values, samples and samples.n or 0, longest, offsets_of
 end
 
 --- predict; others: the batch may have other fields, too. The second result is to be kept until the first is there.
 function M.answers(self, batch, others)
   local inputs, outputs, kept = self:inputs(), self:outputs(), {}
-  local fields, twice = fields_of(batch)
+  local fields, twice = fields_of(inputs, batch)
   if not others then refuse_others(inputs, fields) end
-  local values, samples, longest, offsets_of = values_of(inputs, fields, twice, kept)
+  local values, samples, longest, offsets_of = values_of(inputs, fields, twice, others, kept)
   local answers, results, offsets = {}, ffi.new("float *[?]", #outputs), ffi.new("int64_t *[?]", #outputs)
   for i, o in ipairs(outputs) do
     local ids = o.list and offsets_of[o.list]

@@ -157,7 +157,8 @@ local function add_export(parser)
     :epilog("SCRIPT returns { model = an nn.Module, batches = { held-out batches } }, and whatever else "
       .. "peri.export.save takes. The answers of the file are compared with the model's; AUC and NE of both, and the "
       .. "largest difference, are printed.")
-  command:argument("checkpoint", "A checkpoint that is loaded into the model first."):args "?"
+  command:argument("checkpoint",
+    "A checkpoint that is loaded into the model first, or the folder of a run: its newest one."):args "?"
   command:option("--model", "The Lua file that makes the model."):argname "SCRIPT"
   command:option("-o --output", "The model file."):argname "FILE"
   command:option("--tables",

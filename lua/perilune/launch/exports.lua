@@ -5,6 +5,7 @@ local util = require "perilune.util"
 local P = require "perilune.ffi"
 local export = require "perilune.export"
 local checkpoint = require "perilune.checkpoint"
+local names = require "perilune.checkpoint.names"
 local Module = require "perilune.nn.module"
 
 local M = {}
@@ -12,7 +13,7 @@ local M = {}
 --- What is wrong with the options; nil: nothing.
 function M.refusal(options)
   if options.verify then
-    for _, name in ipairs { "model", "checkpoint", "tables", "size", "output" } do
+    for _, name in ipairs { "model", "checkpoint", "tables", "size", "dense", "output" } do
       local said = name == "checkpoint" and name or "--" .. name
       if options[name] then return ("export: --verify FILE stands alone, without %s"):format(said) end
     end
@@ -63,7 +64,8 @@ end
 local function verify(path)
   local file = export.open(path, { verify = true })
   local d = file:describe()
-  print(("%s: whole; version %d, by %s, digest %s"):format(path, d.version, d.producer, d.digest))
+  print(("%s: whole; %sformat %d, by %s, digest %s"):format(path, d.step >= 0 and ("step %d, "):format(d.step) or "",
+    d.format, d.producer, d.digest))
   print(("%d bytes, %d of them tables; %d operations"):format(d.bytes, d.table_bytes, d.operations))
   for _, x in ipairs(file:inputs()) do
     print(("input   %s: %s"):format(x.name, text_of(x)))
@@ -75,6 +77,12 @@ local function verify(path)
   for _, x in ipairs(file:tables()) do
     print(("table   %s: %s [%d, %d], %d bytes"):format(x.name, x.dtype, x.rows, x.columns, x.bytes))
   end
+end
+
+--- The newest checkpoint of a folder that a Saver saves into; what is no such folder is a checkpoint itself.
+local function newest_of(path)
+  local ok, list = pcall(names.list, path)
+  return ok and list[1] and list[1].path or path
 end
 
 --- Do it. Returns the exit code.
@@ -89,7 +97,8 @@ function M.run(options)
   if options.tables then settings.tables = tables_of(options.tables) end
   settings.dense, settings.size = options.dense or settings.dense, options.size or settings.size
   if options.checkpoint then
-    local values = checkpoint.load(options.checkpoint, { model = model }, { only = { "model" } })
+    local path = newest_of(options.checkpoint)
+    local values = checkpoint.load(path, { model = model }, { only = { "model" } })
     local saver = type(values) == "table" and type(values.saver) == "table" and values.saver or values
     settings.step = settings.step or type(saver) == "table" and tonumber(saver.step) or nil
   end
