@@ -137,6 +137,8 @@ local computed = {
   part = function(s, y) return y * (s.w:select(1, 2) + s.w:slice(1, 1, 3):sum(1)) end,
   products = function(s, y) return F.linear(y, F.einsum("ij,kj->ik", s.w, s.w):matmul(s.w)) end,
   half = function(s, y) return y * s.half:to("f32"):exp() end,
+  as_it_is = function(s, y) return y * s.half:to "f32" + s.v:clone() end,
+  rows_by_numbers = function(s, y) return y * s.rows((s.v * 2.5):abs():to "i64"):sum(1) end,
 }
 
 describe("a file that follows its trainer has the bits of a fresh one", function()
@@ -200,6 +202,15 @@ describe("a file that follows its trainer has the bits of a fresh one", function
     refused("'mul' uses a constant", state, function(self, y) return y * self.mine[1] end)
     refused("'mul' uses a constant", state, function(self, y) return y * (self.mine[1] + self.v) end)
     refused("'mul' uses a constant", state, function(self, y) return y * F.amax(self.v:reshape(2, 12), 1):sum() end)
+    refused("'mul' uses a constant", state, function(self, y) return y * (self.v * 5):to("i64"):to "f32" end)
+    -- whole numbers and truth, of functions that no formula has
+    for _, f in ipairs { function(v) return F.argsort(v, 1):eq(3) end, function(v) return F.isnan(v:log()) end,
+      function(v) return select(2, F.sort(v, 1)):gt(5) end } do
+      refused("'where' uses a constant", state, function(self, y)
+        local z = F.where(f(self.v), y, y * 2)
+        return z
+      end)
+    end
     refused("what takes numbers of a tensor into Lua", state, function(self, y) return y * self.v[2]:item() end)
     refused("what takes numbers of a tensor into Lua", state,
       function(self, y) return y * peri.tensor((self.v * 2):to_list()) end)

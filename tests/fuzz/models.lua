@@ -34,7 +34,7 @@ local function drawn_collection(draw, number)
     padding = pick(draw, { 0, 0, -1.5 }) }
   local rows = c.kind:find "rows"
   c.jagged = rows and pick(draw, { "none", "gru", "plain", "softmax", "silu" }) or "none"
-  c.weighted = c.kind ~= "places" and draw(3) == 0
+  c.weighted = c.kind ~= "places" and draw(3) == 0 and not (rows and (c.jagged == "none" or c.jagged == "gru"))
   c.batch_first, c.part = draw(2) == 0, pick(draw, { "all", "all", "mask", "first", "last", "from" })
   local dim = pick(draw, { 4, 8, 12 })
   for i = 1, draw(3) + 1 do

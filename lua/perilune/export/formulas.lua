@@ -88,10 +88,10 @@ function Formulas:sample_shape(a)
   return #a > 0 and util.copy(a) or { 1 }
 end
 
-function Formulas:resolve(a)
+function Formulas:resolve(a, _, what)
   if type(a) ~= "table" then return a end
-  if a.list then return util.map(a.list, function(x) return self:resolve(x) end) end
-  return self:value_of(a)
+  if a.list then return util.map(a.list, function(x) return self:resolve(x, nil, what) end) end
+  return self:fractions(self:value_of(a), what, rules.whole[self.entry.func])
 end
 
 function Formulas:sample(x, what)
@@ -125,7 +125,7 @@ function Formulas:value_of(x)
     else self:fail "it comes from no parameter" end
     self.known[x.at] = known
   end
-  return { index = known.index, shape = shape, axis = 0, fixed = known.fixed }
+  return { index = known.index, shape = shape, axis = 0, fixed = known.fixed, whole = known.whole }
 end
 
 --- The result of a recorded function of constants.
@@ -141,10 +141,20 @@ function Formulas:computed(at)
   return value or self:fail "has no such result"
 end
 
+--- The value of a constant as an output, which is an operation's result.
+function Formulas:result_of(x)
+  local value = self:fractions(self:value_of(x), "a constant")
+  for _, o in ipairs(self.operations) do
+    if o.out == value.index then return value end
+  end
+  local n = util.product(value.shape)
+  return self:op("copy", value.shape, { inputs = { value.index }, sizes = { 1, 0, n, 1 } })
+end
+
 --- The number of the output that has the numbers of a constant; nil: no formula tells them.
 function Formulas:find(x)
   if self:origin(x) ~= "state" or util.product(x.shape or {}) > MOST_NUMBERS then return nil end
-  local ok, value = pcall(self.value_of, self, x)
+  local ok, value = pcall(self.result_of, self, x)
   self.entry, self.other = false, false
   if not ok then
     if getmetatable(value) ~= P.Error then error(value, 0) end

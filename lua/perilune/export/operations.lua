@@ -14,6 +14,7 @@ local M = {}
 
 local function unary(l, x, name, a, b)
   local inputs = { l:sample(x, "the tensor").index }
+  if type(a or 0) ~= "number" or type(b or 0) ~= "number" then l:fail "a tensor where a number is wanted" end
   l:set(l:op("unary", l:result_shape(), { ["function"] = name, inputs = inputs, numbers = { a or 0, b or 0 } }))
 end
 

@@ -78,6 +78,19 @@ end
 
 local function shape_of(x) return Tensor.is(x) and x:shape() or nil end
 
+--- A tensor that a recording knows as a constant: a handle of the recording's own, which lives until `forget`, also if
+--- the model's is released meanwhile.
+function Trace:own(x)
+  if not Tensor.is(x) then
+    self:keep(x)
+    return x
+  end
+  C.peri_tensor_retain(x.ptr)
+  local mine = P.lasting(Tensor.wrap, x.ptr)
+  self.kept[#self.kept + 1] = { free = mine.release, ptr = mine }
+  return mine
+end
+
 --- Note a result of an operation; returns what stands for it.
 function Trace:note(x)
   self:keep(x)
@@ -108,8 +121,7 @@ function Trace:describe(x, func, line)
     P.fail(("export: %s: '%s' has no form for inference, and '%s' (%s) uses its result"):format(refused.where,
       refused.func, func, line))
   end
-  self:keep(h)
-  return { constant = h, at = at, shape = shape_of(h), dtype = Tensor.is(h) and h:dtype() or nil }
+  return { constant = self:own(h), at = at, shape = shape_of(h), dtype = Tensor.is(h) and h:dtype() or nil }
 end
 
 --- Whether an entry's argument holds something that depends on the batch.
@@ -136,8 +148,9 @@ local function each_result(results, f, entry)
   end
 end
 
---- Note a call that has made constants of constants.
-function Trace:add_constant(entry, results)
+--- Note a call that has made constants of constants. is_new (or nil): a function of a result: whether it is one of
+--- this call.
+function Trace:add_constant(entry, results, is_new)
   local given = {}
   local function note_given(x)
     if type(x) ~= "table" then return end
@@ -147,6 +160,7 @@ function Trace:add_constant(entry, results)
   for i = 1, entry.n do note_given(entry.args[i]) end
   each_result(results, function(h)
     if not Tensor.is(h) or given[address(h)] then return false end -- some functions return what they were given
+    if is_new and not is_new(h) then return false end
     self:keep(h)
     local item = { id = {}, shape = shape_of(h), dtype = h:dtype() }
     self.computed[address(h)], self.fixed[address(h)] = { entry = entry, id = item.id }, nil
@@ -180,8 +194,8 @@ function Trace:forbid(func, x)
   local h = handle(x)
   local item = h and self.known[address(h)]
   if rules.reads[func] and h and not item and Tensor.is(h) then
-    self:keep(h)
-    self.taken[#self.taken + 1] = { x = { constant = h, at = address(h), dtype = h:dtype() }, where = where() }
+    self.taken[#self.taken + 1] = { where = where(),
+      x = { constant = self:own(h), at = address(h), dtype = h:dtype() } }
   end
   if rules.reads[func] and item then
     P.fail(("export: %s: '%s' makes what the model does depend on the numbers of a batch, of which a model file knows "
@@ -194,22 +208,31 @@ function Trace:forbid(func, x)
   end
 end
 
---- What a function without a rule returned: where it depends on the batch, and nothing inside has been recorded for it,
---- it cannot be used.
+--- What a function without a rule returned, and nothing inside has been recorded for it: where it depends on the batch,
+--- it cannot be used; else it is a constant that no formula computes (formulas.lua).
 function Trace:suspect(func, args, results, line)
-  local live = false
+  local live, any, given = false, false, {}
   for i = 1, args.n do
     local h = handle(args[i])
-    live = live or h and self.known[address(h)] ~= nil
+    local at = h and address(h)
+    live = live or at and (self.known[at] or self.refused[at]) ~= nil
+    given[at or 0] = true
   end
-  if not live then return end
-  for _, r in ipairs(results) do
-    local h = handle(r)
-    if h and not self.known[address(h)] then
+  local function is_new(h)
+    local at = address(h)
+    return not given[at] and not self.known[at] and not self.computed[at] and not self.fixed[at]
+  end
+  each_result(results, function(h)
+    any = any or is_new(h)
+    if live and is_new(h) then
       self:keep(h)
       self.refused[address(h)] = { func = func, where = line }
     end
-  end
+  end)
+  if live or not any then return end
+  local entry = { func = func, args = {}, results = {}, where = line, n = args.n }
+  for i = 1, args.n do entry.args[i] = self:describe(args[i], func, line) end
+  self:add_constant(entry, results, is_new)
 end
 
 --- Whether a function makes a tensor of numbers of the program: no argument is a tensor.
