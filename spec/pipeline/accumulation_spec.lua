@@ -41,6 +41,20 @@ describe("large batches in parts", function()
     end
   end, small)
 
+  it("update a last group of fewer once, whether its end is asked for before close() or not", function()
+    for n = 1, 4 do
+      sim.run(2, function(rank, world)
+        local model = support.model(world, "cpu", options)
+        local p = pipeline.GradientAccumulationPipeline { model = model, optimizer = support.optimizer(model),
+          num_steps = 3 }
+        local batches = support.batches(rank, "cpu", n)
+        for _ = 1, n do p:progress(batches) end
+        assert.equal(0, p:close())
+        support.assert_same(by_hand(world, "cpu", n, 3), model, "closed")
+      end)
+    end
+  end)
+
   it("change no table before they are complete", function()
     sim.run(2, function(rank, world)
       local model = support.model(world, "cpu", options)

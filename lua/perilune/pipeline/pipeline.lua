@@ -468,7 +468,8 @@ local function finish_group(self)
   accumulate(self, true)
   for i, o in ipairs(self.plan.operations) do
     local b = self.next - 1 + o.ahead
-    if o.access.closes and b >= 0 and not acts_at(o, b) then
+    local closed = acts_at(o, b) or program.knows_last(self.plan, o) and not self.supply:has(b + 1)
+    if o.access.closes and b >= 0 and not closed then
       local context = self.ring[b % self.plan.depth + 1]
       P.inside(context.scope, self.actions[i], self, context, o)
       context:_close()

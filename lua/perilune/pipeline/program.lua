@@ -6,6 +6,12 @@ local actions = require "perilune.pipeline.actions"
 
 local M = {}
 
+--- Whether it is known, when operation o acts on batch b, that b is the last one: batch b + 1 was asked for before.
+function M.knows_last(plan, o)
+  local load = plan.load
+  return load.ahead > o.ahead + 1 or load.ahead == o.ahead + 1 and load.place < o.place
+end
+
 --- The condition under which an operation acts on batch b, as Lua.
 local function condition(plan, o)
   local tests = { "b >= " .. o.from_step }
@@ -16,10 +22,9 @@ local function condition(plan, o)
   end
   if not o.access.early then tests[#tests + 1] = "has(supply, b)" end
   if o.every > 1 then
-    local load = plan.load
-    local known = load.ahead > o.ahead + 1 or load.ahead == o.ahead + 1 and load.place < o.place
     local turn = ("b %% %d == %d"):format(o.every, o.at)
-    tests[#tests + 1] = o.access.closes and known and ("(%s or not has(supply, b + 1))"):format(turn) or turn
+    local last = o.access.closes and M.knows_last(plan, o)
+    tests[#tests + 1] = last and ("(%s or not has(supply, b + 1))"):format(turn) or turn
   end
   return table.concat(tests, " and ")
 end
