@@ -703,7 +703,7 @@ bench-serve: all $(PEER) $B/bench/lookup $B/bench/http
 	@cat build/bench/serve_first.jsonl >> build/bench/serve.jsonl && rm build/bench/serve_first.jsonl
 $B/bench/http: tests/bench/http.c
 	@mkdir -p $(@D)
-	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 $(WARN) $< -lpthread -o $@
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 $(WARN) $< -o $@
 $B/bench/lookup: tests/bench/lookup.c $(LIB_A)
 	@mkdir -p $(@D)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 $(WARN) -Iruntime/include $^ $(LIBS) -o $@

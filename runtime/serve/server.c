@@ -58,6 +58,15 @@ static peri__serve_counter *counter_of(peri__server *s, const char *name)
     return s->counters = c;
 }
 
+/** Close a model that no longer serves, once all workers have left it. Closing unmaps its file, which takes a worker
+ *  tens of milliseconds, and its requests would wait. */
+static void close_when_left(peri__serve_model *model)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    while (atomic_load_explicit(&model->refs, memory_order_acquire) > 1) nanosleep(&pause, NULL);
+    peri__serve_model_release(model);
+}
+
 peri_status peri__server_swap(peri__server *s, peri__serve_model *model)
 {
     const peri__serve_facts *facts = &model->facts;
@@ -82,8 +91,9 @@ peri_status peri__server_swap(peri__server *s, peri__serve_model *model)
     s->model = model;
     pthread_cond_broadcast(&s->wake); /* workers without requests let go of the old one, too */
     pthread_mutex_unlock(&s->lock);
-    if (old) atomic_fetch_add(&s->metrics.reloads, 1);
-    peri__serve_model_release(old);
+    if (!old) return PERI_OK;
+    atomic_fetch_add(&s->metrics.reloads, 1);
+    close_when_left(old);
     return PERI_OK;
 }
 
@@ -169,10 +179,12 @@ static void enqueue(void *ctx, peri__http_call *call)
         else s->head = call;
         s->tail = call;
         s->n_queue++;
-        pthread_cond_signal(&s->wake);
     }
     pthread_mutex_unlock(&s->lock);
-    if (end == PERI__SERVE_OK) return;
+    if (end == PERI__SERVE_OK) { /* behind the lock, which the worker would wait for */
+        pthread_cond_signal(&s->wake);
+        return;
+    }
     peri__server_fail(s, call, end,
                       end == PERI__SERVE_STOPPING ? "the server is stopping"
                       : !model                    ? "there is no model yet"

@@ -29,8 +29,9 @@ typedef struct peri__server_options {
  *  is alive and not ready. @out new, for peri__server_stop. */
 peri_status peri__server_open(const peri__server_options *options, peri__serve_model *model, peri__server **out);
 int32_t peri__server_port(const peri__server *server);
-/** Answer with another state of the model from the next batch on; @model: one reference is taken. Any thread. On
- *  failure the old one serves on, and the caller keeps the reference. */
+/** Answer with another state of the model from the next batch on; @model: one reference is taken. Returns once all
+ *  batches that had begun with the old one have ended, and it is closed. Any thread but those of the server. On failure
+ *  the old one serves on, and the caller keeps the reference. */
 peri_status peri__server_swap(peri__server *server, peri__serve_model *model);
 /** What /health says about following: a sentence, "" if all is well. Any thread. */
 void peri__server_note(peri__server *server, const char *note);

@@ -19,7 +19,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,7 +31,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONNECTIONS = 8, LOW = 3000, WARM = 300, MOST = 1 << 20, ROOM = 1 << 20, ROUNDS = 3 };
+enum { CONNECTIONS = 8, LOW = 3000, WARM = 300, MOST = 1 << 20, ROOM = 1 << 20, ROUNDS = 3,
+       ROOM_OF_ANSWER = 1 << 16 };
 static const double SECONDS = 3;
 
 static char *request;
@@ -69,71 +70,43 @@ static char *header_of(char *answer, const char *name)
     return NULL;
 }
 
+/** Whether @got bytes of an answer are all of it. */
+static bool is_whole(char *answer, size_t got)
+{
+    const char *end = strstr(answer, "\r\n\r\n"), *length = end ? header_of(answer, "Content-Length") : NULL;
+    if (!end) return false;
+    if (!length || strncmp(answer, "HTTP/1.1 200", 12) != 0) {
+        fprintf(stderr, "http: %.300s\n", answer);
+        exit(1);
+    }
+    return got >= (size_t)(end + 4 - answer) + (size_t)strtoull(length, NULL, 10);
+}
+
 /** Ask once; returns the milliseconds that the server says it took. */
 static double ask(int fd, char *room)
 {
-    size_t got = 0, wanted = 0;
+    size_t got = 0;
     for (size_t sent = 0; sent < request_bytes;) {
         ssize_t n = write(fd, request + sent, request_bytes - sent);
         if (n <= 0) fail("http: write");
         sent += (size_t)n;
     }
-    while (wanted == 0 || got < wanted) {
+    do {
         ssize_t n = read(fd, room + got, ROOM - 1 - got);
         if (n <= 0) fail("http: read");
-        got += (size_t)n;
-        room[got] = 0;
-        char *end = strstr(room, "\r\n\r\n"), *length = end ? header_of(room, "Content-Length") : NULL;
-        if (end && !length) fail("http: an answer without a length");
-        if (end) wanted = (size_t)(end + 4 - room) + (size_t)strtoull(length, NULL, 10);
-    }
-    if (strncmp(room, "HTTP/1.1 200", 12) != 0) {
-        fprintf(stderr, "http: %.300s\n", room);
-        exit(1);
-    }
+        room[got += (size_t)n] = 0;
+    } while (!is_whole(room, got));
     double sum = 0;
     char *timing = header_of(room, "Server-Timing"), *stop = timing ? strstr(timing, "\r\n") : NULL;
     while (timing && (timing = strstr(timing, "dur=")) && timing < stop) sum += strtod(timing += 4, NULL);
     return sum;
 }
 
-typedef struct worker {
-    pthread_t thread;
-    double begin, end, rate; /* rate: requests a second; 0: as fast as it can */
-    int number;
-    int64_t n;
-    double *took;
-} worker;
-
 /** Sleep, and spin no moment: threads that wait for their time on the server's cores would take them from it. */
 static void sleep_until(double due)
 {
     const struct timespec t = {.tv_sec = (time_t)due, .tv_nsec = (long)((due - (double)(time_t)due) * 1e9)};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) continue;
-}
-
-static void *work(void *arg)
-{
-    prctl(PR_SET_TIMERSLACK, 1UL); /* nanoseconds; without it sleeps end up to 50 us late, which would count as the
-                                      server's */
-    worker *w = arg;
-    int fd = open_connection();
-    char *room = malloc(ROOM);
-    if (!room) fail("http: memory");
-    for (double due = w->begin + w->number / (w->rate ? w->rate * CONNECTIONS : 1e9); w->n < MOST / CONNECTIONS;) {
-        double from = now();
-        if (from < due) {
-            sleep_until(due);
-            from = now(); /* how late this thread woke up is not the server's time */
-        } else if (w->rate) from = due; /* the answer before was late, and this request has waited for it */
-        if (from >= w->end) break;
-        ask(fd, room);
-        w->took[w->n++] = now() - from;
-        if (w->rate) due += 1 / w->rate;
-    }
-    close(fd);
-    free(room);
-    return NULL;
 }
 
 static int by_size(const void *a, const void *b)
@@ -148,24 +121,63 @@ static double part(double *x, int64_t n, double p)
     return x[(int64_t)((double)(n - 1) * p)] * 1e6;
 }
 
+typedef struct connection {
+    int fd;
+    bool asked;        /* its request has not been answered */
+    double from, free; /* when its request began, and when the one before was answered */
+    size_t got;
+    char answer[ROOM_OF_ANSWER];
+} connection;
+
+/** @due: when the request should have begun. If the connection waited for an answer then, that counts; how late this
+ *  thread is does not. */
+static void begin_request(connection *c, double due)
+{
+    c->from = c->free > due ? due : now();
+    if (write(c->fd, request, request_bytes) != (ssize_t)request_bytes) fail("http: write");
+    c->asked = true, c->got = 0;
+}
+
+/** Read what is there; returns whether the answer is whole. */
+static bool go_on(connection *c)
+{
+    ssize_t n = read(c->fd, c->answer + c->got, sizeof c->answer - 1 - c->got);
+    if (n <= 0) fail("http: read");
+    c->answer[c->got += (size_t)n] = 0;
+    return is_whole(c->answer, c->got);
+}
+
 /** All connections for SECONDS at @rate requests a second (0: as fast as they can); returns how many a second were
- *  answered. */
+ *  answered. One thread, which http.lua keeps away from the server's processors. */
 static double load(double rate, double *took, int64_t *n)
 {
-    static worker workers[CONNECTIONS];
-    const double begin = now() + 0.05;
+    static connection all[CONNECTIONS];
+    for (int i = 0; i < CONNECTIONS; i++) all[i].fd = open_connection(), all[i].asked = false, all[i].free = 0;
+    const double begin = now();
+    double due = begin, time = begin;
     *n = 0;
-    for (int i = 0; i < CONNECTIONS; i++) {
-        workers[i] = (worker){.begin = begin, .end = begin + SECONDS, .rate = rate / CONNECTIONS, .number = i,
-                              .took = took + (int64_t)i * (MOST / CONNECTIONS)};
-        if (pthread_create(&workers[i].thread, NULL, work, &workers[i]) != 0) fail("http: thread");
+    for (int waiting = 0; time < begin + SECONDS || waiting; time = now()) {
+        struct pollfd p[CONNECTIONS];
+        for (int i = 0; i < CONNECTIONS; i++) {
+            const bool more = time < begin + SECONDS && (rate == 0 || due <= time);
+            if (!all[i].asked && more) {
+                begin_request(&all[i], rate ? due : time);
+                due += rate ? 1 / rate : 0;
+                waiting++;
+            }
+            p[i] = (struct pollfd){.fd = all[i].asked ? all[i].fd : -1, .events = POLLIN};
+        }
+        const double left = rate && waiting < CONNECTIONS ? due - now() : 0.5;
+        const struct timespec most = {.tv_nsec = left > 0 ? (long)(left * 1e9) : 0};
+        if (ppoll(p, CONNECTIONS, &most, NULL) < 0) fail("http: poll");
+        for (int i = 0; i < CONNECTIONS; i++) {
+            if (!p[i].revents || !go_on(&all[i])) continue;
+            all[i].asked = false, all[i].free = now(), waiting--;
+            if (*n < MOST) took[(*n)++] = all[i].free - all[i].from;
+        }
     }
-    for (int i = 0; i < CONNECTIONS; i++) {
-        pthread_join(workers[i].thread, NULL);
-        memmove(took + *n, workers[i].took, sizeof *took * (size_t)workers[i].n);
-        *n += workers[i].n;
-    }
-    return (double)*n / (now() - begin);
+    for (int i = 0; i < CONNECTIONS; i++) close(all[i].fd);
+    return (double)*n / (time - begin);
 }
 
 static void read_request(const char *path, const char *file)
@@ -223,6 +235,8 @@ int main(int argc, char **argv)
     read_request(argv[2], argv[3]);
     if (!out || !room) fail(argv[4]);
     int fd = open_connection();
+    prctl(PR_SET_TIMERSLACK, 1UL); /* nanoseconds; without it sleeps end up to 50 us late, which would count as the
+                                      server's */
     if (watched) return watch(fd, room, out), fclose(out) != 0;
     for (int i = -WARM; i < LOW; i++) {
         const double from = now(), own = ask(fd, room) * 1e-3;
