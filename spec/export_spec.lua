@@ -336,21 +336,37 @@ describe("a model file", function()
     assert.is_nil(io.open(path):read "*a":match "PERIMODL")
   end)
 
-  local function refused(words, forward)
+  --- The model is refused with these words, and a line of `at` (or nil: forward).
+  local function refused(words, forward, at)
     local Model = nn.Module:extend "Model"
     function Model:init() self.linear = nn.Linear { in_features = 13, out_features = 2 } end
     Model.forward = forward
     local ok, why = pcall(export, Model())
     assert.is_false(ok)
     assert.matches(words, tostring(why))
-    assert.matches("export_spec.lua:%d+", tostring(why))
+    local line, begin = tonumber(tostring(why):match "export_spec.lua:(%d+)"), debug.getinfo(at or forward, "S")
+    assert.is_true(line >= begin.linedefined and line <= begin.lastlinedefined, tostring(why))
   end
 
   it("refuses what depends on the numbers of a batch, with its line", function()
-    refused("'item' makes what the model does depend", function(self, b)
-      local y = self.linear(b.dense_features)
-      return y * y:item(0)
-    end)
+    local ids = function(b) return b.sparse_features end
+    for what, number in peri.util.ordered {
+      item = function(y) return y:item(0) end, read = function(y) return y:read()[0] end,
+      to_list = function(_, b) return tonumber(ids(b):lengths():to_list()[1]) end, -- of what has no form itself
+      to_table = function(y) return #tostring(y) end,
+      offset_list = function(_, b) return tonumber(ids(b):get("a"):offset_list()[2]) end,
+      longest = function(_, b) return ids(b):longest() end,
+      length_per_key = function(_, b) return ids(b):length_per_key()[1] end,
+    } do
+      for _, caught in ipairs { false, true } do
+        refused(("'%s' makes what the model does depend"):format(what), function(self, b)
+          local y = self.linear(b.dense_features)
+          if not caught then return y * number(y, b) end
+          local ok, x = pcall(number, y, b)
+          return y * (ok and x or 1)
+        end, number)
+      end
+    end
   end)
   it("refuses other dtypes where they change numbers", function()
     for _, dtype in ipairs { "f16", "bf16", "bool" } do

@@ -20,14 +20,15 @@ local C = P.C
 local KeyedTensor, KeyedJaggedTensor, JaggedTensor = jagged.KeyedTensor, jagged.KeyedJaggedTensor, jagged.JaggedTensor
 
 local home -- while a model is recorded: where its function begins, for calls that leave no line behind (return f(x))
+local record
 
 --- The line of the program that called what runs now: the first one outside of the library, else the first of the
 --- library's own models, else where the model's function begins.
 local function where()
   local inner
   for level = 3, 60 do
-    local info = debug.getinfo(level, "Sl")
-    if not info then break end
+    local info = debug.getinfo(level, "Slf")
+    if not info or info.func == record then break end
     local own = info.source:find("lua/perilune/", 1, true) or info.source:find("^=perilune")
     if info.currentline > 0 and info.source ~= "=perilune.signature" then
       local text = ("%s:%d"):format(info.short_src, info.currentline)
@@ -51,7 +52,7 @@ local Trace = util.class "ExportTrace"
 
 function Trace:init()
   self.entries, self.known, self.refused, self.kept, self.inputs = {}, {}, {}, {}, {}
-  self.made = 0
+  self.made, self.failed = 0, false
   -- Of constants, by their addresses: what made them of others (`entry`, and the `id` of the result); those that are
   -- made of numbers of the program only; and those whose numbers were taken into Lua, a list of { x =, where = }.
   self.computed, self.fixed, self.taken = {}, {}, {}
@@ -189,22 +190,28 @@ function Trace:add_source(results)
   end)
 end
 
+--- An error that ends the recording, also where the model catches it.
+function Trace:fail(format, ...)
+  local _, err = pcall(P.fail, format:format(...))
+  self.failed = self.failed or err
+  error(err, 0)
+end
+
 --- Refuse a call that takes numbers of the batch into Lua, or changes a tensor.
 function Trace:forbid(func, x)
   local h = handle(x)
-  local item = h and self.known[address(h)]
+  local item = h and (self.known[address(h)] or self.refused[address(h)])
   if rules.reads[func] and h and not item and Tensor.is(h) then
     self.taken[#self.taken + 1] = { where = where(),
       x = { constant = self:own(h), at = address(h), dtype = h:dtype() } }
   end
   if rules.reads[func] and item then
-    P.fail(("export: %s: '%s' makes what the model does depend on the numbers of a batch, of which a model file knows "
-      .. "nothing"):format(
-      where(), (func:gsub("^tensor:", ""))))
+    self:fail("export: %s: '%s' makes what the model does depend on the numbers of a batch, of which a model file knows "
+      .. "nothing", where(), (func:gsub("^%a+:", "")))
   end
   if rules.writes[func] then
-    P.fail(("export: %s: '%s' changes a tensor while the model answers; a model file changes nothing"):format(where(),
-      (func:gsub("^tensor:", ""))))
+    self:fail("export: %s: '%s' changes a tensor while the model answers; a model file changes nothing", where(),
+      (func:gsub("^tensor:", "")))
   end
 end
 
@@ -307,7 +314,7 @@ end
 --- Run call(model, batch) and record it. collections: { module =, path = } of all modules of tables; own: the function
 --- of the program's that call is or calls. Appends the trace to `traces`, also if it fails; it is to be forgotten. What
 --- call returned is in its field `outputs`, a list of { name =, item = }.
-local function record(model, call, batch, collections, own, traces)
+function record(model, call, batch, collections, own, traces)
   local trace, info = Trace(), debug.getinfo(own, "S")
   traces[#traces + 1] = trace
   home = ("%s:%d"):format(info.short_src, info.linedefined)
@@ -317,7 +324,7 @@ local function record(model, call, batch, collections, own, traces)
   local ok, result = xpcall(P.no_grad, P.locate, call, model, batch)
   signature.watch.call = false
   unhook()
-  if not ok then error(result, 0) end
+  if not ok or trace.failed then error(trace.failed or result, 0) end
   result = util.resolve(result)
   trace.outputs = {}
   local list = Tensor.is(result) and { logits = result } or result

@@ -49,8 +49,13 @@ M.whole = set [[
 --- Functions that make a tensor of nothing but numbers of the program.
 M.sources = set "full zeros ones eye arange linspace tensor _named_tensor"
 
---- Functions that take elements of a tensor into Lua.
-M.reads = set "tensor:item tensor:read tensor:to_list tensor:to_table"
+--- Functions that take elements of a tensor, or how long the lists of a batch are, into Lua.
+M.reads = set [[
+  tensor:item tensor:read tensor:to_list tensor:to_table
+  JaggedTensor:offset_list JaggedTensor:longest JaggedTensor:equal
+  KeyedJaggedTensor:length_per_key KeyedJaggedTensor:length_per_key_or_none KeyedJaggedTensor:offset_per_key
+  KeyedJaggedTensor:offset_per_key_or_none KeyedJaggedTensor:longest KeyedJaggedTensor:equal
+]]
 
 --- Functions that change a tensor in place.
 M.writes = set "tensor:copy tensor:fill tensor:write"
