@@ -206,8 +206,8 @@ function Trace:forbid(func, x)
       x = { constant = self:own(h), at = address(h), dtype = h:dtype() } }
   end
   if rules.reads[func] and item then
-    self:fail("export: %s: '%s' makes what the model does depend on the numbers of a batch, of which a model file knows "
-      .. "nothing", where(), (func:gsub("^%a+:", "")))
+    self:fail("export: %s: '%s' makes what the model does depend on the numbers of a batch, of which a model file "
+      .. "knows nothing", where(), (func:gsub("^%a+:", "")))
   end
   if rules.writes[func] then
     self:fail("export: %s: '%s' changes a tensor while the model answers; a model file changes nothing", where(),
