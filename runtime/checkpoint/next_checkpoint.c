@@ -22,6 +22,13 @@ typedef struct candidate {
     bool parent; /* another one is an increment of it */
 } candidate;
 
+/** The newest save whose manifest cannot be read. */
+typedef struct unread {
+    int64_t number; /* -1: there is none */
+    peri_status status;
+    char why[PERI_MESSAGE_MAX];
+} unread;
+
 /** A checkpoint that was refused. It is offered again after a while, and after twice as long each time it is refused
  *  again: what a file system of a network shows late, or wrong at first, becomes good by itself. */
 typedef struct refusal {
@@ -91,29 +98,35 @@ static void candidates_fini(candidate *list, int64_t n)
     peri__free(list);
 }
 
-/** All checkpoints of the folder whose manifests can be read. Without memory or descriptors there is no answer. */
-static peri_status candidates_of(const char *folder, candidate **list, int64_t *n)
+/** All checkpoints of the folder whose manifests can be read, and the newest other one. Without memory or descriptors
+ *  there is no answer. */
+static peri_status candidates_of(const char *folder, candidate **list, int64_t *n, unread *other)
 {
     char *names, path[PATH_MAX];
     int64_t room = 0;
     *list = NULL;
     *n = 0;
+    other->number = -1;
     PERI_TRY(peri_checkpoint_names(folder, &names));
     peri_status status = PERI_OK;
     for (char *name = names, *end; status >= 0 && (end = strchr(name, '\n')); name = end + 1) {
         peri_checkpoint_info is = {.size = sizeof is};
         int64_t number, step;
         *end = 0;
+        if (!peri__saver_name(name, &number, &step)) number = -1;
         status = peri__path_join(folder, name, path);
         if (status >= 0) status = peri_checkpoint_identify(path, &is);
         if (status < 0 && status != PERI_ENOMEM) {
+            if (number > other->number) {
+                *other = (unread){.number = number, .status = status};
+                snprintf(other->why, sizeof other->why, "%s", peri_error_message());
+            }
             status = PERI_OK;
             continue;
         }
         if (status >= 0) status = peri__grow((void **)list, &room, *n + 1, sizeof **list);
         if (status < 0) break;
-        (*list)[*n] = (candidate){
-            .path = peri__strdup(path), .number = peri__saver_name(name, &number, &step) ? number : -1, .is = is};
+        (*list)[*n] = (candidate){.path = peri__strdup(path), .number = number, .is = is};
         if (!(*list)[*n].path) status = PERI_ENOMEM;
         else ++*n;
     }
@@ -250,18 +263,20 @@ peri_status peri_checkpoint_follower_next(peri_checkpoint_follower *f, peri_chec
 {
     candidate *list;
     int64_t n, numbered = 0;
+    unread other;
     PERI_NEED(f);
     PERI_NEED(out);
     PERI_NEED(level);
     withdraw(f);
     f->looks++;
-    peri_status status = candidates_of(f->folder, &list, &n);
+    peri_status status = candidates_of(f->folder, &list, &n, &other);
     if (status == PERI_ENOTFOUND) return PERI_PENDING; /* nothing was saved yet */
     if (status < 0) return status;
     for (int64_t i = 0; i < n; i++) numbered += list[i].number >= 0;
     status = (numbered ? next_number : next_end)(f, list, n, out, level);
     candidates_fini(list, n);
-    return status;
+    if (status != PERI_PENDING || other.number <= f->number) return status;
+    return peri__fail(other.status, "%s", other.why);
 }
 
 peri_status peri_checkpoint_follower_take(peri_checkpoint_follower *f)

@@ -247,6 +247,14 @@ static void the_newest_comes_next(void **context)
     assert_ok(peri_checkpoint_follower_next(f, &c, &level));
     assert_int_equal(level, -1);
     assert_ok(peri_checkpoint_follower_take(f));
+    /* So is one that has nothing in its manifest. */
+    snprintf(command, sizeof command, "cd %s && mkdir save-000013-step-1 && : >save-000013-step-1/manifest.json",
+             folder);
+    assert_int_equal(system(command), 0);
+    assert_fails(peri_checkpoint_follower_next(f, &c, &level), PERI_EFORMAT, "save-000013-step-1");
+    snprintf(command, sizeof command, "rm -r %s/save-000013-step-1", folder);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(peri_checkpoint_follower_next(f, &c, &level), PERI_PENDING);
     /* What was taken is damaged: nothing older comes. It is gone: the newest of what is there, at the second look. */
     snprintf(command, sizeof command, "cd %s && rm -r save-000011-step-1 && : >save-000012-step-1/manifest.json",
              folder);
