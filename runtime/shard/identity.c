@@ -182,7 +182,7 @@ peri_status peri__identity_new(peri_sharded *e, const peri_sharded_config *c)
     peri__buffer_print(&t, "the module\toutput_dtype\t%s\n", peri_dtype_name(e->output_dtype));
     peri__buffer_print(&t, "the module\tgradient_division\t%s\n", e->division > 1 ? "true" : "false");
     peri__buffer_print(&t, "the module\tnumber of tables\t%d\n", c->n_tables);
-    peri__buffer_print(&t, "the module\trow_parts (PERI_TUNE)\t%d\n", e->parts);
+    peri__buffer_print(&t, "the exchange\trow_parts (PERI_TUNE)\t%d\n", e->parts);
     for (int32_t lane = 0; lane < 2; lane++)
         for (int way = 0; way < 2; way++)
             add_codec(&t, lanes[lane], way, e->ways[lane * PERI__SUMMED_LANE].hops[0].codec[way]);

@@ -10,23 +10,27 @@ local check, C = peri.ffi.check, peri.ffi.C
 local function parts(way) check(C.peri_tune_set("row_parts", way)) end
 after_each(function() parts "4" end)
 
---- What `tables` pooled tables on `n` machines of `per` ranks learn in three batches.
-local function learned(way, n, per, tables)
+--- What `tables` pooled tables on `n` ranks, `per` of them on each machine (the last one may have fewer), learn in
+--- three batches; sharded over all of them or, where `two_d` says so, over groups of a DMPCollection.
+local function learned(way, n, per, tables, two_d)
   parts(way)
   return sim.run(n, function(rank, world)
     peri.nn.manual_seed(3)
     local list, entries, keys = {}, {}, {}
+    local size = two_d and two_d.sharding_group_size or n
     for t = 1, tables do
       keys[t] = "f" .. t
       list[t] = peri.EmbeddingBagConfig { name = "t" .. t, num_embeddings = 20, embedding_dim = 4 * (1 + t % 3),
         feature_names = { "f" .. t } }
       entries["t" .. t] = t % 4 == 3 and peri.plan.row_wise() or t % 4 == 2
         and peri.plan.row_wise { compute_kernel = "dense" }
-        or peri.plan.table_wise((t * t) % n)
+        or peri.plan.table_wise((t * t) % size)
     end
-    local model = peri.DistributedModelParallel { group = world, plan = { [""] = entries },
-      module = peri.EmbeddingBagCollection { tables = list,
-        fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.5 } } }
+    local args = { plan = { [""] = entries }, module = peri.EmbeddingBagCollection { tables = list,
+      fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.5 } } }
+    args[two_d and "global_pg" or "group"] = world
+    for name, value in pairs(two_d or {}) do args[name] = value end
+    local model = peri[two_d and "DMPCollection" or "DistributedModelParallel"](args)
     local optimizer = peri.nn.optim.SGD { params = model:dense_parameters(), lr = 0.5 }
     local seen = {}
     for k = 1, 3 do
@@ -54,6 +58,15 @@ describe("rows in parts", function()
       end
     end)
   end
+
+  it("are those of each group of a DMPCollection, some on one machine and some on two", function()
+    for _, world in ipairs { { 4, 3, 2 }, { 6, 4, 3 }, { 6, 5, 2 } } do
+      for _, contiguous in ipairs { false, true } do
+        local two_d = { sharding_group_size = world[3], sync_interval = 2, use_inter_host_allreduce = contiguous }
+        assert.same(learned("1", world[1], world[2], 7, two_d), learned("8", world[1], world[2], 7, two_d))
+      end
+    end
+  end)
 
   it("are refused where ranks have others", function()
     local ok, err = pcall(sim.run, 2, function(rank, world)

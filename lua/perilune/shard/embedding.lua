@@ -425,10 +425,11 @@ end
 
 function ShardedEmbeddingModule:own_state() return states.list_state(self) end
 
+--- See ShardedModule. How a group's rows travel decides no numbers, and follows from the machines that the group is on.
 function ShardedEmbeddingModule:_identity()
   local list, text = {}, ffi.string(C.peri_sharded_identity(module_ptr(self._ref)))
   for subject, property, value in text:gmatch "([^\t\n]*)\t([^\t\n]*)\t([^\n]*)" do
-    list[#list + 1] = { ("%s (%s)"):format(property, subject), value }
+    if subject ~= "the exchange" then list[#list + 1] = { ("%s (%s)"):format(property, subject), value } end
   end
   return list
 end
