@@ -144,7 +144,8 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
 local cache = plan.CacheParams { load_factor = 0.5, directory = "nowhere/rows" }
 local sharding = plan.table_wise(0, { compute_kernel = "fused_uvm_caching", cache_params = cache })
 peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]], "ShardedEmbeddingBagCollection: rank 0: row file "
-    .. "'nowhere/rows/t.rows-0-10.cols-0-4.peri': opening it: No such file or directory (s.lua:4)" },
+    .. "'nowhere/rows/t.rows-0-10.cols-0-4.peri' of table 't': there is no directory 'nowhere/rows'; make it first "
+    .. "(mkdir -p), or name another one (s.lua:4)" },
   -- what tensors and other objects do not do
   { "a nil in a list", "peri.tensor { 1, nil, 3 }", "tensor: entry [2] is nil, and there is an entry [3] (s.lua:2)" },
   { "a nil in a row", "peri.tensor { { 1, nil, 3 }, { 1, 2, 3 } }",

@@ -394,6 +394,11 @@ static peri_status make_named(peri__row_file *f, const char *directory, const pe
     f->fd = peri__fd_of_ours(open(made, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (f->fd < 0) {
         peri_status status = fail_errno(f->path, "opening it");
+        if (access(directory, F_OK) != 0)
+            status = peri__fail(PERI_EIO,
+                                "row file '%.300s' of table '%.80s': there is no directory '%.300s'; make it first "
+                                "(mkdir -p), or name another one",
+                                f->path, want->name, directory);
         peri__free(made);
         return status;
     }
