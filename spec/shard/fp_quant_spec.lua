@@ -76,6 +76,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       local quant = peri.quantize_embeddings { module = float, dtype = "INT8" }
       assert.is_true(Quant.is(quant))
       near(want, quant(kjt):values(), { abs = 0.05, rel = 0 })
+      near(float:embedding_bag_collection():table_rows("a", "weight", 2, 7), quant:table_rows("a", "weight", 2, 7),
+        { abs = 0.01, rel = 0 })
       local before = quant(kjt):values():to_list()
       local copy = quant:copy()
       for _, p in ipairs(float:parameters()) do p:detach():fill(7) end

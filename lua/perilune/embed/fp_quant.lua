@@ -52,6 +52,11 @@ function Quant:embedding_dims() return self._embedding_bag_collection:embedding_
 function Quant:embedding_bag_collection() return self._embedding_bag_collection end
 function Quant:feature_processors() return self._feature_processors end
 
+--- See QuantEmbeddingBagCollection.
+function Quant:table_rows(name, which, row, n)
+  return self._embedding_bag_collection:table_rows(name, which, row, n)
+end
+
 --- The quantized collection of a trained one, which stays as it is, with processors of its own. args: those of
 --- QuantEmbeddingBagCollection.from_float.
 function Quant.from_float(module, args)

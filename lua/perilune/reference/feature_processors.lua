@@ -33,6 +33,7 @@ local embed = {}
 ---local quant = peri.embed.QuantFeatureProcessedEmbeddingBagCollection.from_float(fp,
 ---  { dtype = "INT8" })
 ---print(quant:copy("cpu"):forward(batch):values():size(2)) --> 4
+---print(quant:table_rows("t", "weight", 3, 2):size(1)) --> 2
 ---```
 ---@class peri.FeatureProcessedEmbeddingBagCollection: peri.nn.Module
 ---@overload fun(args: peri.FeatureProcessedEmbeddingBagCollection.args): peri.FeatureProcessedEmbeddingBagCollection
@@ -127,6 +128,14 @@ function embed.QuantFeatureProcessedEmbeddingBagCollection:embedding_bag_collect
 ---The processors.
 ---@return peri.embed.FeatureProcessorsCollection
 function embed.QuantFeatureProcessedEmbeddingBagCollection:feature_processors() end
+
+---Rows of a table as numbers.
+---@param name string Name of the table.
+---@param which string `weight`.
+---@param row integer The first row, from 0.
+---@param n integer How many rows.
+---@return peri.Tensor # f32 `[n, embedding_dim]`.
+function embed.QuantFeatureProcessedEmbeddingBagCollection:table_rows(name, which, row, n) end
 
 ---The base of processors of one feature: `forward` gets a JaggedTensor and returns one with a weight (f32) for each id.
 ---
