@@ -204,14 +204,14 @@ describe("a signal", function()
     end
   end)
 
-  it("that is a second Ctrl-C ends it at once", function()
-    local out, status = run("", "ignores launcher 2 2")
-    assert.equal(130, status, out)
-    assert.not_matches("out\t", out)
-    if not mpirun then return end
-    out, status = run("-n 2", "ignores launcher 2 2")
-    assert.equal(130, status, out)
-    assert.not_matches("out\t", out)
+  it("that is a Ctrl-C ends it at once when it was asked before, by whichever signal", function()
+    for _, signals in ipairs { "2 2", "15 2" } do
+      for _, options in ipairs { "", mpirun and "-n 2" or nil } do
+        local out, status = run(options, "ignores launcher " .. signals)
+        assert.equal(130, status, out)
+        assert.not_matches("out\t", out)
+      end
+    end
   end)
 
   it("to a script that has not called on_stop ends it, as ever", function()

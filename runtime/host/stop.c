@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * stop.c: signals that ask a rank to stop, once its script has said that it heeds them (lua/perilune/stop.lua). The
- * first one is noted for the script, and a deadline begins; a second Ctrl-C ends the process.
+ * first one is noted for the script, and a deadline begins; a Ctrl-C after it ends the process.
  *
  * Ranks under `perilune run -n` do not get the launcher's signals themselves. It has mpirun pass SIGUSR1 on for
  * SIGTERM, and SIGUSR2 for SIGINT, which all versions of Open MPI do, and keeps the deadline itself.
@@ -75,8 +75,8 @@ static void heard(int number)
         struct itimerval once = {
             .it_value = {(time_t)asked.grace, (suseconds_t)((asked.grace - (double)(time_t)asked.grace) * 1e6)}};
         if (!passed_on) setitimer(ITIMER_REAL, &once, NULL);
-    } else if (number == SIGINT && atomic_load(&asked.why) == ASK_INT && !asked.launched) {
-        tell("perilune: interrupted (Ctrl-C, twice)\n");
+    } else if (number == SIGINT && !asked.launched) {
+        tell("perilune: interrupted (Ctrl-C, while it was stopping)\n");
         _exit(128 + SIGINT);
     }
     errno = saved;

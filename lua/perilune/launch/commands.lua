@@ -34,7 +34,7 @@ local run_options = {
     .. "checkpoint, on the hosts that are left: at most so many times. Of scripts that have a Saver." },
   { "--grace", value = "GRACE",
     help = "How long a script that has called peri.on_stop may take to stop when SIGTERM or Ctrl-C asks: "
-      .. "25s (default), 2m; a second Ctrl-C ends it at once." },
+      .. "25s (default), 2m; a Ctrl-C after that ends it at once." },
   { "--stop-on", value = "SIGNAL", many = true,
     help = "SIGUSR1 or SIGUSR2: it asks to stop too, as Slurm's --signal=USR1@120 does." },
   { "--traceback", help = "Print where an error came from (also PERI_TRACEBACK=1)." },

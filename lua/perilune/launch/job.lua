@@ -265,7 +265,7 @@ local function orders(R, grace)
       launcher.signal(signal == INT and USR2 or USR1)
     elseif warning and not (R.saves and not R.stepped) then
       say(("%s is not heeded: not all ranks have called peri.on_stop"):format(SHORT[signal]))
-    elseif not (stopping and signal == TERM) then -- a second Ctrl-C
+    elseif not (stopping and signal == TERM) then -- a Ctrl-C, or the script does not heed it
       O.asked = signal
       O.finish(now)
     end
