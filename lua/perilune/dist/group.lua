@@ -299,7 +299,10 @@ function Group:all_gather_object(value, func)
 end
 
 signature.kind("Group", "a group of ranks", Group.is)
-signature.check("Group:", Group, { all_gather_object = "self: table, value: any, func: string?",
+signature.check_each("Group:", Group, { "rank", "size", "transports", "check_healthy", "is_healthy", "record", "close",
+  "release", "intra_node", "cross_node" }, "self: table")
+signature.check("Group:", Group, { abort = "self: table, message: any",
+  all_gather_object = "self: table, value: any, func: string?",
   global_rank = "self: table, r: int", node = "self: table, r: int", timeout = "self: table, seconds: number?",
   channel = "self: table, name: string?", transport_of = "self: table, device: device",
   fingerprints = "self: table, on: boolean?", new_group = "self: table, ranks: list, name: string?",
