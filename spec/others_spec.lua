@@ -179,6 +179,24 @@ describe("peri_file_write", function()
     assert.error_matches(open, "is another user's")
   end)
 
+  it("data is written into no folder and through no link that another user has put there", function()
+    if not root then return pending "another user can be played by root only" end
+    shell.write(folder .. "/mine", "old")
+    local function link(name)
+      os.execute(("ln -s %s/mine %s/%s && chown -h 65534 %s/%s"):format(folder, shared, name, shared, name))
+    end
+    os.execute(("mkdir %s/set.part && chown 65534 %s/set.part"):format(shared, shared))
+    link "set.part/labels.npy"
+    link "train.txt"
+    assert.error_matches(function() peri.data.synthetic.write { path = shared .. "/train.txt", num_rows = 3 } end,
+      "train.txt: Permission denied")
+    local out = require "ffi".new "peri_columns_writer *[1]"
+    assert.is_true(C.peri_columns_writer_new(shared .. "/set", 1, 1, false, out) < 0)
+    assert.matches("/set.part' is another user's, in a folder in which everybody may make files",
+      require("ffi").string(C.peri_error_message()), 1, true)
+    assert.equal("old", shell.read(folder .. "/mine"))
+  end)
+
   it("goes through no file whose name can be guessed", function()
     local ffi = require "ffi"
     ffi.cdef "int getpid(void);"

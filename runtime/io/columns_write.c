@@ -57,11 +57,20 @@ static peri_status make_folder(peri_columns_writer *w, const char *folder)
         errno = EEXIST;
         return write_error(folder);
     }
-    return mkdir(w->part, 0777) == 0 || errno == EEXIST ? PERI_OK : write_error(w->part);
+    if (mkdir(w->part, 0777) != 0 && errno != EEXIST) return write_error(w->part);
+    if (!peri__file_planted(w->part)) return PERI_OK;
+    return peri__fail(PERI_EIO,
+                      "peri_columns_writer: '%s' is another user's, in a folder in which everybody may make files: "
+                      "nothing is written into it",
+                      w->part);
 }
 
 FILE *peri__stream_new(const char *path)
 {
+    if (peri__file_planted(path)) { /* as kernels say it that look after this themselves (fs.protected_symlinks) */
+        errno = EACCES;
+        return NULL;
+    }
     int fd = peri__fd_of_ours(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     FILE *stream = fd < 0 ? NULL : fdopen(fd, "wb");
     if (fd >= 0 && !stream) close(fd);
