@@ -184,7 +184,7 @@ static void trim(int64_t misses)
 {
     for (int c = CLASSES - 1; bytes_of(c) > (misses > 0 ? LARGE : HUGE - 1); c--)
         for (block **at = &cache.free[c], *b = *at; b; b = *at) {
-            if (cache.missed - b->missed < misses) {
+            if (misses > 0 && cache.missed - b->missed < misses) {
                 at = &b->next;
                 continue;
             }

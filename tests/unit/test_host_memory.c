@@ -34,6 +34,11 @@ static int stores_where_the_host_says(void *ctx)
     if (peri_host_storage_set(take, give) < 0) return 2;
     if (guest_new(&g, false, BATCH) < 0 || guest_use(&g) != BATCH * COLS || product(g.cpu) != 1) return 3;
     if (atomic_load(&taken) < ROWS * COLS * 4) return 4;
+    for (int64_t n = 1000; n < 30000000; n *= 5) { /* of each way in which free memory is kept; not all zeros */
+        peri_tensor *t;
+        if (peri_tensor_full(g.cpu, PERI_F32, 1, &n, 7, &t) < 0) return 9;
+        peri_tensor_release(t);
+    }
     if (peri_host_storage_set(NULL, NULL) != PERI_EINVAL || !strstr(peri_error_message(), "are there already"))
         return 5;
     guest_free(&g);
