@@ -66,11 +66,16 @@ end
 -- loop, or goes through a list, its functions stayed interpreted; with 30 rounds loaders had traces of more values than
 -- registers, one start in seven.) Code has to lie within 1 GiB of LuaJIT's own: hosts that map much later would leave
 -- no room there. So all addresses that code may take are taken at once, by the first trace, which is this loop; memory
--- is taken as code comes.
+-- is taken as code comes. A host may have left smaller gaps only: then code takes them piece by piece.
 if jit.status() then
-  jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "sizemcode=16384",
-    "maxmcode=16384", "loopunroll=20")
-  for _ = 1, 200 do end
+  jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "maxmcode=16384",
+    "loopunroll=20")
+  local kib = 16384
+  repeat
+    jit.opt.start("sizemcode=" .. kib)
+    assert(loadstring "for _ = 1, 200 do end")() -- a new loop: one that was given up is not compiled again
+    kib = kib / 2
+  until kib < 32 or require "jit.util".traceinfo(1)
 end
 
 -- Of the program that runs this (luajit, or the launcher), under names that no other binding has declared.
