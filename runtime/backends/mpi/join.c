@@ -14,8 +14,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -108,7 +106,7 @@ char peri__mpi_process_state(int64_t pid, char *name)
 {
     char path[64], line[256] = "", state = 0;
     snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
-    FILE *file = fopen(path, "r");
+    FILE *file = fopen(path, "re");
     const char *close = file && fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL, *open = strchr(line, '(');
     if (close) state = close[1] == ' ' ? close[2] : 0;
     if (close && open && name)
@@ -126,7 +124,7 @@ static int32_t process_rank(int64_t pid)
     bool ours = false;
     struct stat info;
     snprintf(path, sizeof path, "/proc/%lld/environ", (long long)pid);
-    FILE *file = fopen(path, "r");
+    FILE *file = fopen(path, "re");
     const bool own = file && fstat(fileno(file), &info) == 0 && info.st_uid == geteuid();
     while (own && getdelim(&line, &room, 0, file) > 0) {
         if (strncmp(line, "PMIX_RANK=", 10) == 0) rank = atoi(line + 10);
@@ -304,13 +302,9 @@ static peri_status join_wait(const mpi_group *g, const char *what, int64_t timeo
 peri_status peri__mpi_within(const mpi_group *g, const char *what, int64_t timeout_ns, void (*run)(void))
 {
     pthread_t thread;
-    sigset_t all, before;
     join.run = run;
     atomic_store(&join.done, 0);
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are for the threads that were there before */
-    int problem = pthread_create(&thread, NULL, join_thread, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int problem = peri__mpi_thread(&thread, join_thread, NULL);
     if (problem) return FAIL(PERI_ENOMEM, "mpi: %s: no thread: %s", what, strerror(problem));
     peri_status status = join_wait(g, what, timeout_ns);
     if (status >= 0) pthread_join(thread, NULL);

@@ -11,8 +11,6 @@
 #include "mpi_internal.h"
 
 #include <inttypes.h>
-#include <pthread.h>
-#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -125,12 +123,8 @@ peri_status peri__mpi_guard_start(int64_t timeout_ns)
     bool started = atomic_load(&guard.limit) != 0;
     atomic_store(&guard.limit, timeout_ns < LEAST ? LEAST : timeout_ns > MOST ? MOST : timeout_ns);
     if (started) return PERI_OK;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's threads' */
     pthread_t thread;
-    int error = pthread_create(&thread, NULL, watch, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = peri__mpi_thread(&thread, watch, NULL);
     if (error) {
         atomic_store(&guard.limit, 0);
         return FAIL(PERI_ENOMEM, "mpi: no thread could be started (error %d)", error);

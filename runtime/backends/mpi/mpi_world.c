@@ -5,7 +5,6 @@
 #include "mpi_internal.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -43,12 +42,7 @@ static void finalize_loose(void)
 {
     static atomic_int done; /* outlives this function, as the thread may */
     pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool runs = pthread_create(&thread, NULL, finalize_thread, &done) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!runs) return;
+    if (peri__mpi_thread(&thread, finalize_thread, &done) != 0) return;
     pthread_detach(thread);
     int64_t until = peri__mpi_host->time_ns() + FINALIZE_NS;
     for (int64_t round = 0; !atomic_load(&done) && peri__mpi_host->time_ns() < until; round++)

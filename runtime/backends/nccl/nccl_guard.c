@@ -87,6 +87,7 @@ peri_status peri__nccl_guard_init(nccl_world *w)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int error = pthread_create(&w->guard, NULL, guard, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!error) pthread_setname_np(w->guard, "perilune");
     if (error) return FAIL(PERI_ENOMEM, "nccl: no thread to watch the device");
     w->has_guard = true;
     return PERI_OK;
