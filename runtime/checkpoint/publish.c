@@ -188,16 +188,17 @@ static peri_status give_name(const char *folder, const char *path, bool replace,
 {
     char parent[PATH_MAX];
     if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_NOREPLACE) == 0) goto named;
-    if (errno == EINVAL || errno == ENOSYS) { /* a file system without: rename never replaces a folder that has files */
-        if (access(path, F_OK) != 0 && rename(folder, path) == 0) goto named;
+    int why = errno;
+    /* A file system or a sandbox without it: rename never replaces a folder that has files. */
+    if ((why == EINVAL || why == ENOSYS || why == EPERM || why == EACCES) && access(path, F_OK) != 0) {
+        if (rename(folder, path) == 0) goto named;
+        why = errno;
     }
-    if (errno != EEXIST && errno != ENOTEMPTY && access(path, F_OK) != 0) {
-        int why = errno;
+    if (why != EEXIST && why != ENOTEMPTY && access(path, F_OK) != 0)
         return peri__fail(PERI_EIO, "checkpoint: renaming '%.200s' to '%.200s': %s", folder, path, strerror(why));
-    }
     PERI_TRY(replaceable(path, replace, config));
     if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) != 0) {
-        int why = errno;
+        why = errno;
         return peri__fail(PERI_EIO,
                           "checkpoint: exchanging '%.200s' for '%.200s': %s; this file system cannot replace a "
                           "checkpoint: save under "

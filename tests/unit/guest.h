@@ -133,18 +133,18 @@ static bool refuse(const int *calls, int n, int number)
 /** Threads of this process, and how many of them are called @name (or NULL). */
 static int threads_called(const char *name)
 {
-    DIR *folder = opendir("/proc/self/task");
+    DIR *tasks = opendir("/proc/self/task");
     int n = 0;
-    for (struct dirent *e; folder && (e = readdir(folder));) {
-        char path[300], text[64] = "";
+    for (struct dirent *e; tasks && (e = readdir(tasks));) {
+        char name_file[300], text[64] = "";
         if (e->d_name[0] == '.') continue;
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
-        FILE *f = fopen(path, "r");
+        snprintf(name_file, sizeof name_file, "/proc/self/task/%s/comm", e->d_name);
+        FILE *f = fopen(name_file, "r");
         if (f && fgets(text, sizeof text, f)) text[strcspn(text, "\n")] = 0;
         if (f) fclose(f);
         n += !name || !strcmp(text, name);
     }
-    closedir(folder);
+    closedir(tasks);
     return n;
 }
 
@@ -156,8 +156,8 @@ static peri_status deal_and_write(guest *g)
     const peri_bucket_args args = {.buckets = 4, .n_features = 1, .block_sizes = &size};
     const peri_synthetic_args data = {.size = sizeof data, .table_rows = rows, .bag_min = &one, .bag_max = &one,
                                       .dense_features = 1, .sparse_features = 1, .alpha = 1.05};
-    char path[] = "/tmp/peri-stack-XXXXXX";
-    const peri_criteo_config reads = {.size = sizeof reads, .path = path, .table_rows = rows, .dense_features = 1,
+    char data_path[] = "/tmp/peri-stack-XXXXXX";
+    const peri_criteo_config reads = {.size = sizeof reads, .path = data_path, .table_rows = rows, .dense_features = 1,
                                       .sparse_features = 1, .world = 1, .batch_rows = 2, .end = 1};
     peri_bucket_result dealt;
     peri_tensor *lengths;
@@ -168,11 +168,11 @@ static peri_status deal_and_write(guest *g)
     if (status < 0) return status;
     peri_tensor_release(dealt.lengths);
     peri_tensor_release(dealt.ids);
-    close(mkstemp(path));
-    status = peri_synthetic_write(&data, 0, 20, path);
+    close(mkstemp(data_path));
+    status = peri_synthetic_write(&data, 0, 20, data_path);
     if (status >= 0) status = peri_criteo_open(&reads, &reader);
     if (status >= 0) peri_criteo_release(reader);
-    unlink(path);
+    unlink(data_path);
     return status;
 }
 
