@@ -25,7 +25,7 @@ enum { MOST_BYTES = 16 << 10, MOST_PATH = 1024, MOST_KEY = 160 };
 /** The first word of a small file, "?" without one. */
 static void first_word(const char *path, char *word, size_t room)
 {
-    FILE *f = fopen(path, "r");
+    FILE *f = fopen(path, "re");
     char text[64] = "";
     if (f) {
         size_t n = fread(text, 1, sizeof text - 1, f);
@@ -178,7 +178,7 @@ bool peri__tune_read(peri__tune_lines *lines)
 {
     char text[MOST_BYTES + 2], key[MOST_KEY];
     const char *path = peri__tune_file();
-    FILE *f = path[0] ? fopen(path, "r") : NULL;
+    FILE *f = path[0] ? fopen(path, "re") : NULL;
     if (!f) return false;
     size_t n = fread(text, 1, MOST_BYTES + 1, f);
     fclose(f);

@@ -190,7 +190,7 @@ peri_status peri_checkpoint_lock_new(const char *folder, peri_checkpoint_lock **
     PERI_NEED(out);
     PERI_TRY(peri__path_join(folder, ".lock", path));
     const int unmade = peri__make_folders(folder, true);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int fd = peri__fd_of_ours(open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
     int why = errno == ENOENT && unmade ? unmade : errno;
     if (fd < 0)
         return peri__fail(PERI_EIO, "checkpoint: folder '%.300s' cannot be saved into: '.lock': %s", folder,

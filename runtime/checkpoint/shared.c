@@ -77,6 +77,7 @@ static common *meet(const char *path)
     struct stat is;
     int fd = open(path, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0) fd = errno == EEXIST ? open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW) : -1, first = false;
+    fd = peri__fd_of_ours(fd);
     if (fd < 0) return NULL;
     /* All of it has to be there: who writes to memory that a full file system does not have is killed. */
     bool there = first ? posix_fallocate(fd, 0, whole) == 0 : false;

@@ -291,7 +291,7 @@ peri_status peri_plan_parse(const char *name, const char *text, int64_t bytes, p
 peri_status peri_plan_read(const char *path, peri_plan **out)
 {
     PERI_NEED(path, out);
-    FILE *file = fopen(path, "rb");
+    FILE *file = fopen(path, "rbe");
     if (!file)
         return peri__fail(errno == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "plan '%.200s': %s", path, strerror(errno));
     PERI__SCRATCH char *text = NULL;
