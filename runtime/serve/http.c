@@ -31,6 +31,8 @@ enum {
     TICK_MS = 100,
     CLOSE_WAIT = 8 /* of tcpi_state */,
     MUCH = 4,
+    LAST_NS = 300000000, /* At the end a connection that has just been used may bring one more request, whose answer
+                            says that it is the last. Its client may have sent it already. */
     MOST_HOST = 256 /* bytes of a target's host, with its end */
 };
 
@@ -108,7 +110,6 @@ static void enter(peri__http_link *link, int state)
     if (state == IDLE) {
         link->began_ns = 0;
         link->received = received(link->fd, NULL);
-        if (link->http->draining) end_link(link, PERI__HTTP_IDLE);
     }
     pthread_mutex_unlock(&link->http->lock);
 }
@@ -179,7 +180,8 @@ static void look_at(peri__http_link *link, int64_t now)
     if (left && now - link->since_ns > TICK_MS * 1000000L) return end_link(link, -1);
     if (link->began_ns) {
         if (now - link->began_ns > o->request_ns) end_link(link, PERI__HTTP_SLOW);
-    } else if (now - link->since_ns > o->idle_ns || link->http->draining) end_link(link, PERI__HTTP_IDLE);
+    } else if (now - link->since_ns > (link->http->draining ? peri__min(o->idle_ns, LAST_NS) : o->idle_ns))
+        end_link(link, PERI__HTTP_IDLE);
 }
 
 static void *watch(void *ctx)
@@ -645,11 +647,12 @@ void peri__http_quiesce(peri__http *http)
     if (http->listening >= 0) shutdown(http->listening, SHUT_RDWR);
 }
 
-int64_t peri__http_busy(peri__http *http)
+int64_t peri__http_busy(peri__http *http, bool idle)
 {
     int64_t busy = 0;
     pthread_mutex_lock(&http->lock);
-    for (peri__http_link *l = http->links; l; l = l->next) busy += !l->ending && (l->state != IDLE || l->began_ns);
+    for (peri__http_link *l = http->links; l; l = l->next)
+        busy += !l->ending && (idle || l->state != IDLE || l->began_ns);
     pthread_mutex_unlock(&http->lock);
     return busy;
 }

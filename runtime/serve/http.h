@@ -90,10 +90,11 @@ typedef struct peri__http_options {
 peri_status peri__http_open(const peri__http_options *options, const peri__http_owner *owner, peri__http **out);
 /** The port it listens on. */
 int32_t peri__http_port(const peri__http *http);
-/** Accept no more connections, close idle ones, and close others after their answer. */
+/** Accept no more connections, and close each after its next answer, or once it has been idle for some tenths of a
+ *  second. */
 void peri__http_quiesce(peri__http *http);
-/** Calls and half-read requests that there are. */
-int64_t peri__http_busy(peri__http *http);
+/** Connections with a call or a half-read request; @idle: those without, too. */
+int64_t peri__http_busy(peri__http *http, bool idle);
 /** Close all connections and free everything; all calls must have been answered. */
 void peri__http_close(peri__http *http);
 

@@ -320,20 +320,21 @@ peri_status peri__server_open(const peri__server_options *options, peri__serve_m
 
 int32_t peri__server_port(const peri__server *server) { return peri__http_port(server->http); }
 
-static int64_t unfinished(peri__server *s)
+/** Requests that have not been answered; @idle: and connections that may bring one. */
+static int64_t unfinished(peri__server *s, bool idle)
 {
     pthread_mutex_lock(&s->lock);
     int64_t n = s->n_queue + s->busy;
     pthread_mutex_unlock(&s->lock);
-    return n + peri__http_busy(s->http);
+    return n + peri__http_busy(s->http, idle);
 }
 
 void peri__server_stop(peri__server *s, int64_t grace_ns)
 {
     int64_t until = peri_time_ns() + grace_ns;
     struct timespec pause = {.tv_nsec = 2000000};
-    peri__http_quiesce(s->http); /* idle connections close; those that are half way may finish */
-    while (unfinished(s) > 0 && peri_time_ns() < until) nanosleep(&pause, NULL);
+    peri__http_quiesce(s->http);
+    while (unfinished(s, true) > 0 && peri_time_ns() < until) nanosleep(&pause, NULL);
     pthread_mutex_lock(&s->lock);
     s->stopping = true;
     peri__http_call *list = take_out(s, true);
@@ -341,6 +342,6 @@ void peri__server_stop(peri__server *s, int64_t grace_ns)
     pthread_mutex_unlock(&s->lock);
     refuse_all(s, list, true);
     /* what runs cannot be broken off; answers are sent */
-    for (int i = 0; unfinished(s) > 0 && i < 500; i++) nanosleep(&pause, NULL);
+    for (int i = 0; unfinished(s, false) > 0 && i < 500; i++) nanosleep(&pause, NULL);
     free_server(s);
 }

@@ -279,6 +279,51 @@ static void stops_after_what_runs(void **state)
     close(idle), close(running), close(waiting);
 }
 
+/** Asks again and again on a connection that it keeps, until an answer says that it is the last. */
+static void *run_keeper(void *ctx)
+{
+    follower *c = ctx;
+    char text[600], *answer = malloc(4096);
+    post_text(text, sizeof text, PREDICT, ONE);
+    for (int fd = -1; fd >= 0 || (fd = dial()) >= 0;) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        if (poll(&p, 1, 0)) { /* closed, since this thread was slow */
+            close(fd), fd = -1;
+            continue;
+        }
+        say(fd, text);
+        hear(fd, answer, 4096);
+        const bool good = !strncmp(answer, "HTTP/1.1 200", 12);
+        c->answers += good, c->wrong += !good;
+        if (!good || strstr(answer, "Connection: close")) close(fd), fd = -1;
+        pause_ms(c->answers % 3);
+    }
+    free(answer);
+    return NULL;
+}
+
+/** No request is lost that a client sends while the server stops, as long as its connection is open. */
+static void loses_nothing_at_the_end(void **state)
+{
+    enum { N = 6, STOPS = 5 };
+    (void)state;
+    for (int k = 0; k < STOPS; k++) {
+        pthread_t threads[N];
+        follower keepers[N] = {{0}};
+        begin(&(peri__server_options){.workers = 2});
+        for (int i = 0; i < N; i++) pthread_create(&threads[i], NULL, run_keeper, &keepers[i]);
+        pause_ms(50);
+        stop_ns = 20000000000;
+        stop_server(NULL);
+        open_still = false;
+        for (int i = 0; i < N; i++) {
+            pthread_join(threads[i], NULL);
+            assert_true(keepers[i].answers > 0);
+            assert_int_equal(keepers[i].wrong, 0);
+        }
+    }
+}
+
 static void refuses_what_waits_at_the_end(void **state)
 {
     pthread_t stopper;
@@ -344,6 +389,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(batches),
     cmocka_unit_test(swaps),
     cmocka_unit_test(stops_after_what_runs),
+    cmocka_unit_test(loses_nothing_at_the_end),
     cmocka_unit_test(refuses_what_waits_at_the_end),
     cmocka_unit_test(is_alive_without_a_model),
 };
