@@ -100,7 +100,10 @@ peri_status peri__folder_sync(const char *path)
     static atomic_bool told;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return failed("opening folder", path);
-    int why = peri__fault(PERI_FAULT_checkpoint_unsynced) ? EINVAL : fsync(fd) == 0 ? 0 : errno;
+    int why = peri__fault(PERI_FAULT_checkpoint_unsynced) ? EINVAL
+              : peri__fault(PERI_FAULT_checkpoint_sync)   ? EIO
+              : fsync(fd) == 0                            ? 0
+                                                          : errno;
     close(fd);
     if (why == EINVAL || why == ENOTSUP || why == EOPNOTSUPP || why == ENOSYS) {
         if (!atomic_exchange(&told, true))

@@ -84,8 +84,7 @@ void peri__saving_remove(const char *path)
     close(lock);
 }
 
-/** The folder that @path is in. */
-static void parent_of(const char *path, char out[PATH_MAX])
+void peri__parent_of(const char *path, char *out)
 {
     const char *slash = strrchr(path, '/');
     if (!slash) snprintf(out, PATH_MAX, ".");
@@ -121,7 +120,7 @@ peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder 
         return peri__fail(PERI_EINVAL,
                           "checkpoint: '%.200s' is no name for a checkpoint: it ends with a name of 1 to 200 bytes",
                           path);
-    parent_of(path, parent);
+    peri__parent_of(path, parent);
     const int unmade = peri__make_folders(parent, true);
     sweep(parent);
     PERI_TRY(peri__saving_name(path, fresh));

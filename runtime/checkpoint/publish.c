@@ -183,39 +183,51 @@ peri_status peri_checkpoint_remove(const char *given)
     return status;
 }
 
-/** Give @folder its name. An old checkpoint of that name is whole until then, and removed afterwards. */
+static bool lacks_renameat2(int why) { return why == EINVAL || why == ENOSYS || why == EPERM || why == EACCES; }
+
+/** Give @folder the name @path. @replaces: whether a checkpoint of that name was there, which is now at @folder. */
+static peri_status take_name(const char *folder, const char *path, bool replace, const peri_checkpoint_config *config,
+                             bool *replaces)
+{
+    *replaces = false;
+    if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_NOREPLACE) == 0) return PERI_OK;
+    int why = errno;
+    const bool there = access(path, F_OK) == 0;
+    /* A file system or a sandbox without it: rename never replaces a folder that has files. */
+    if (lacks_renameat2(why) && !there) {
+        if (rename(folder, path) == 0) return PERI_OK;
+        why = errno;
+    }
+    if (why != EEXIST && why != ENOTEMPTY && !there)
+        return peri__fail(PERI_EIO, "checkpoint: renaming '%.200s' to '%.200s': %s", folder, path, strerror(why));
+    PERI_TRY(replaceable(path, replace, config));
+    *replaces = true;
+    if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) == 0) return PERI_OK;
+    why = errno;
+    return peri__fail(PERI_EIO, "checkpoint: exchanging '%.200s' for '%.200s': %s%s", path, folder, strerror(why),
+                      lacks_renameat2(why) ? "; this file system cannot replace a checkpoint: save under another name"
+                                           : "");
+}
+
+/** Give @folder its name. An old checkpoint of that name is whole until the new name is on the disk, and removed
+ *  afterwards. Where the name cannot be synced, the save has failed, and everything is as it was. */
 static peri_status give_name(const char *folder, const char *path, bool replace, const peri_checkpoint_config *config)
 {
     char parent[PATH_MAX];
-    if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_NOREPLACE) == 0) goto named;
-    int why = errno;
-    /* A file system or a sandbox without it: rename never replaces a folder that has files. */
-    if ((why == EINVAL || why == ENOSYS || why == EPERM || why == EACCES) && access(path, F_OK) != 0) {
-        if (rename(folder, path) == 0) goto named;
-        why = errno;
-    }
-    if (why != EEXIST && why != ENOTEMPTY && access(path, F_OK) != 0)
-        return peri__fail(PERI_EIO, "checkpoint: renaming '%.200s' to '%.200s': %s", folder, path, strerror(why));
-    PERI_TRY(replaceable(path, replace, config));
-    if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) != 0) {
-        why = errno;
-        return peri__fail(PERI_EIO,
-                          "checkpoint: exchanging '%.200s' for '%.200s': %s; this file system cannot replace a "
-                          "checkpoint: save under "
-                          "another name",
-                          path, folder, strerror(why));
+    bool replaces;
+    PERI_TRY(take_name(folder, path, replace, config, &replaces));
+    peri__parent_of(path, parent);
+    peri_status status = peri__folder_sync(parent);
+    if (status < 0) {
+        if (replaces) renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE);
+        else rename(path, folder);
+        return status;
     }
     /* The new one is there: what is left of the old one is no error. If somebody reads it, a later save sweeps it. */
-    if (peri_checkpoint_remove(folder) < 0 && peri_error_status() != PERI_EPEER)
+    if (replaces && peri_checkpoint_remove(folder) < 0 && peri_error_status() != PERI_EPEER)
         peri__log(PERI_LOG_WARN, "checkpoint: '%s' was replaced; the old one stays as '%s': %s", path, folder,
                   peri_error_message());
-named:
-    snprintf(parent, sizeof parent, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (slash == parent) slash[1] = 0;
-    else if (slash) *slash = 0;
-    else snprintf(parent, sizeof parent, ".");
-    return peri__folder_sync(parent);
+    return PERI_OK;
 }
 
 /** PERI_EINVAL unless @text is one JSON value. */

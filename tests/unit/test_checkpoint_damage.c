@@ -43,6 +43,19 @@ static void a_failed_save_leaves_the_old_one(void **context)
         }
         assert_ok(save_one(old, 3, true, digest));
     }
+    for (int after = 1;; after++) { /* under a name that is free, it is not there after a failure */
+        peri_checkpoint *c;
+        assert_ok(peri_checkpoint_remove(path));
+        assert_ok(peri_fault_arm("checkpoint_sync", after));
+        const peri_status status = save_one(fresh, 4, false, digest);
+        const bool failed = peri_fault_passed("checkpoint_sync") >= after;
+        assert_ok(peri_fault_arm("checkpoint_sync", 0));
+        if (!failed) break;
+        assert_int_equal(status, PERI_EIO);
+        assert_int_equal(peri_checkpoint_open(path, &c), PERI_ENOTFOUND);
+        sweep(saving);
+        assert_ok(save_one(old, 3, false, digest));
+    }
 }
 
 static void read_file(const char *name, char **out, long *n)
