@@ -33,7 +33,7 @@ static peri_status add_text(peri__manifest *m, const char *text, int64_t *at)
 
 static peri_status add_numbers(peri__manifest *m, const int64_t *list, int64_t n)
 {
-    PERI_TRY(GROW(m, numbers, n));
+    PERI_TRY(GROW(m, numbers, peri__max(n, 1))); /* an array in any case: scalars compare shapes of no number */
     if (n) memcpy(m->numbers + m->n_numbers, list, (size_t)n * sizeof *list);
     m->n_numbers += n;
     return PERI_OK;
