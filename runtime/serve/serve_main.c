@@ -99,19 +99,20 @@ static bool take_words(settings *s, int argc, char **argv)
     return s->source.path != NULL;
 }
 
-/** A file for each connection: without it, accepting would fail again and again. */
+/** As many open files as this process may have: one for each connection, without which accepting would fail again and
+ *  again, and some for each checkpoint in the chain that is followed. */
 static bool allow_files(int64_t connections)
 {
     struct rlimit limit;
     rlim_t wanted = (rlim_t)connections + FILES_BESIDE;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return true;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return true;
     if (limit.rlim_max < wanted) {
         fprintf(stderr,
                 "perilune: --connections %lld takes %lld open files, and this process may have %lld (ulimit -Hn)\n",
                 (long long)connections, (long long)wanted, (long long)limit.rlim_max);
         return false;
     }
-    limit.rlim_cur = wanted;
+    limit.rlim_cur = limit.rlim_max;
     return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
