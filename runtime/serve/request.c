@@ -440,6 +440,20 @@ static bool add_binary(peri__serve_reader *r, int32_t f, const tensor *t, int64_
     return peri__serve_add_id(r, f, negative ? 0 - (uint64_t)x : (uint64_t)x, negative);
 }
 
+/** The text at @at, the next one of binary BYTES: four bytes say its length. */
+static bool add_text(peri__serve_reader *r, int32_t f, const char **at, const char *end)
+{
+    uint32_t bytes = 0;
+    const bool head = end - *at >= (int64_t)sizeof bytes;
+    if (head) memcpy(&bytes, *at, sizeof bytes);
+    if (!head || end - *at - (int64_t)sizeof bytes < bytes)
+        return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': its bytes end in the middle of a text",
+                                 r->batch->facts->inputs[f].name);
+    const char *text = *at + sizeof bytes;
+    *at = text + bytes;
+    return peri__serve_add_text(r, f, text, *at);
+}
+
 /** @samples samples of @each values (@lengths[i], if given), which stand one after the other. */
 static bool read_flat(peri__serve_reader *r, int32_t f, const tensor *t, int64_t samples, int64_t each,
                       const int64_t *lengths)
@@ -447,14 +461,16 @@ static bool read_flat(peri__serve_reader *r, int32_t f, const tensor *t, int64_t
     bool numbers = r->batch->facts->inputs[f].kind != PERI__SERVE_IDS;
     const char *name = r->batch->facts->inputs[f].name;
     int64_t total = lengths ? peri__sum(lengths, samples) : samples * each, at = 0;
-    if (t->binary && t->bytes != total * datatypes[t->type].size)
+    const bool texts = t->binary && !datatypes[t->type].size;
+    const char *text = t->data;
+    if (t->binary && !texts && t->bytes != total * datatypes[t->type].size)
         return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': %lld bytes, wanted: %lld", name,
                                  (long long)t->bytes, (long long)(total * datatypes[t->type].size));
     if (!t->binary) peri__json_enter(r->j, '[');
     for (int64_t i = 0; i < samples; i++) {
         for (int64_t k = lengths ? lengths[i] : each; k > 0; k--, at++) {
             if (t->binary) {
-                if (!add_binary(r, f, t, at)) return false;
+                if (!(texts ? add_text(r, f, &text, t->data + t->bytes) : add_binary(r, f, t, at))) return false;
             } else if (!peri__json_item(r->j)) {
                 return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': %lld values, wanted: %lld", name,
                                          (long long)at, (long long)total);
@@ -462,7 +478,7 @@ static bool read_flat(peri__serve_reader *r, int32_t f, const tensor *t, int64_t
         }
         if (!peri__serve_end(r, f)) return false;
     }
-    if (!t->binary && peri__json_item(r->j))
+    if (texts ? text < t->data + t->bytes : !t->binary && peri__json_item(r->j))
         return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': more values than the %lld that its shape says",
                                  name, (long long)total);
     return r->j->status >= 0;
@@ -535,8 +551,6 @@ static bool read_data(v2 *v, int32_t f)
         return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': datatype %s, wanted: %s", in->name,
                                  datatypes[t->type].name,
                                  ids ? "INT64, UINT64, INT32, UINT32 or BYTES" : "FP32, FP64 or whole numbers");
-    if (t->binary && !datatypes[t->type].size)
-        return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s': BYTES cannot be binary", in->name);
     bool fits = t->ndim >= 1 && t->ndim <= 2 && n >= 0 &&
                 (!ragged    ? each == in->width
                  : l->there ? !columns

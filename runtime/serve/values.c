@@ -142,11 +142,17 @@ bool peri__serve_id(peri__serve_reader *r, int32_t f)
 {
     const char *at;
     int64_t bytes;
-    uint64_t id = 0;
     char c = peri__json_next(r->j);
     if (c != '"' && !begins_number(c)) return peri__serve_refuse_kind(r, f, "an id");
     if (!peri__json_skip(r->j, &at, &bytes)) return false;
-    const char *from = at + (c == '"'), *to = at + bytes - (c == '"');
+    return peri__serve_add_text(r, f, at + (c == '"'), at + bytes - (c == '"'));
+}
+
+bool peri__serve_add_text(peri__serve_reader *r, int32_t f, const char *at, const char *to)
+{
+    const char *from = at;
+    const int shown = (int)peri__min(to - at, 40);
+    uint64_t id = 0;
     bool negative = from < to && *from == '-', fits = true;
     from += negative;
     bool whole = from < to && (*from != '0' || to == from + 1);
@@ -155,9 +161,9 @@ bool peri__serve_id(peri__serve_reader *r, int32_t f)
         fits = fits && !__builtin_mul_overflow(id, 10u, &id) && !__builtin_add_overflow(id, (uint64_t)(*d - '0'), &id);
     }
     if (!whole)
-        return BLAME(r, f, PERI__SERVE_KIND, "%.*s, wanted: an id, a whole number", (int)peri__min(bytes, 40), at);
+        return BLAME(r, f, PERI__SERVE_KIND, "'%.*s', wanted: an id, a whole number", shown, at);
     if (fits) return peri__serve_add_id(r, f, id, negative && id > 0);
-    return BLAME(r, f, PERI__SERVE_RANGE, "id %.*s, allowed: %s to %llu", (int)peri__min(bytes, 40), at,
+    return BLAME(r, f, PERI__SERVE_RANGE, "id %.*s, allowed: %s to %llu", shown, at,
                  input(r, f)->rows ? "0" : "-9223372036854775808", (unsigned long long)(input(r, f)->rows - 1));
 }
 

@@ -41,6 +41,8 @@ bool peri__serve_missing(peri__serve_reader *r, int32_t f);
 /** Numbers and ids that are not JSON. */
 bool peri__serve_add_number(peri__serve_reader *r, int32_t f, double x);
 bool peri__serve_add_id(peri__serve_reader *r, int32_t f, uint64_t id, bool negative);
+/** An id whose digits are those from @at to before @to. */
+bool peri__serve_add_text(peri__serve_reader *r, int32_t f, const char *at, const char *to);
 
 /** Samples of feature @f that this request has so far. */
 int64_t peri__serve_samples(const peri__serve_reader *r, int32_t f);

@@ -236,6 +236,77 @@ static void reads_binary_tensors(void **state)
     peri__serve_batch_fini(&b);
 }
 
+/** Binary BYTES are texts with four bytes of length in front of each. Any text that is no id, and any end but that of
+ *  the last text, is an error. */
+static void reads_binary_texts(void **state)
+{
+    static const struct {
+        const char *texts;
+        size_t bytes;
+        const char *why; /* NULL: ids 2^64 - 1 and 5 */
+    } cases[] = {
+        {"\24\0\0\0"
+         "18446744073709551615"
+         "\1\0\0\0"
+         "5",
+         29, NULL},
+        {"\24\0\0\0"
+         "18446744073709551615"
+         "\2\0\0\0"
+         "5",
+         29, "in the middle of a text"},
+        {"\24\0\0\0"
+         "18446744073709551615"
+         "\1\0\0",
+         27, "in the middle of a text"},
+        {"\24\0\0\0"
+         "18446744073709551615"
+         "\1\0\0\0"
+         "56",
+         30, "more values than the 2"},
+        {"\24\0\0\0"
+         "18446744073709551615"
+         "\377\377\377\377"
+         "5",
+         29, "in the middle of a text"},
+        {"\24\0\0\0"
+         "18446744073709551616"
+         "\1\0\0\0"
+         "5",
+         29, "id 18446744073709551616, allowed"},
+        {"\24\0\0\0"
+         "18446744073709551615"
+         "\0\0\0\0",
+         28, "'', wanted: an id"},
+        {"\24\0\0\0"
+         "18446744073709551615"
+         "\2\0\0\0"
+         "5\0",
+         30, "'5', wanted: an id"},
+    };
+    char body[1000];
+    peri__serve_batch b;
+    peri__serve_question q;
+    (void)state;
+    assert_ok(peri__serve_batch_init(&b, &facts));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int json = snprintf(
+            body, sizeof body,
+            "{\"inputs\":[" T("age", "[2]", "FP32", "[1,2]") "," T("point", "[2,2]", "FP32", "[1,2,3,4]") "," T(
+                "clicked", "[2]", "INT64",
+                "[1,2]") ",{\"name\":\"user\",\"shape\":[2],"
+                         "\"datatype\":\"BYTES\",\"parameters\":{\"binary_data_size\":%zu}}]}",
+            cases[i].bytes);
+        memcpy(body + json, cases[i].texts, cases[i].bytes);
+        const peri_status status = peri__serve_read(&b, &strict, true, body, json + (int64_t)cases[i].bytes, json, &q);
+        if (cases[i].why) assert_fails(status, PERI_EFORMAT, cases[i].why);
+        else assert_ok(status);
+    }
+    assert_int_equal(b.samples, 2);
+    assert_true((uint64_t)b.columns[3].ids[0] == UINT64_MAX && b.columns[3].ids[1] == 5);
+    peri__serve_batch_fini(&b);
+}
+
 static void prints_shortest_numbers(void **state)
 {
     static const struct {
@@ -274,7 +345,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_three_forms_alike),       cmocka_unit_test(names_what_does_not_fit),
         cmocka_unit_test(names_what_does_not_fit_in_v2), cmocka_unit_test(does_what_the_model_says_about_the_rest),
-        cmocka_unit_test(reads_binary_tensors),          cmocka_unit_test(prints_shortest_numbers),
+        cmocka_unit_test(reads_binary_tensors),          cmocka_unit_test(reads_binary_texts),
+        cmocka_unit_test(prints_shortest_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
