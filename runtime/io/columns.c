@@ -11,6 +11,7 @@
  *     group                  C D   |     A B
  *     sample               7 9 6 8 | 4 0 2 5 1 3
  */
+#include "../base/floats.h"
 #include "features.h"
 
 typedef struct part {
@@ -297,6 +298,7 @@ peri_status peri_columns_fill(peri_columns *c, int64_t first, int64_t rows, peri
                           (long long)rows, (long long)first, (long long)c->rows);
     PERI_TRY(make_order(c));
     PERI_TRY(peri__batch_reserve_rows(b, rows));
+    PERI__OWN_FLOATS;
     PERI_TRY(room_for(c, rows, 0));
     for (int64_t k = 0; k < rows; k++) {
         int64_t i = sample_at(c, first + k);

@@ -3,6 +3,7 @@
  * criteo.c: the format of lines "label TAB integers TAB hexadecimal categories". Lines are cut at their tabs, 64 bytes
  * at a time.
  */
+#include "../base/floats.h"
 #include "features.h"
 #include "lines.h"
 
@@ -254,6 +255,7 @@ static peri_status paths_of(const peri_criteo_config *o, const char ***out)
 static peri_status open_reader(const char *name, const peri_criteo_config *o, const char *text, int64_t size,
                                peri_criteo **out)
 {
+    PERI__OWN_FLOATS;
     const char **paths;
     peri__lines_config lines = {.n_paths = text ? 1 : 1 + o->n_more,
                                 .dense_features = o->dense_features,

@@ -2,6 +2,7 @@
  *
  * csv.c: the format of lines of columns that a program describes: labels, numbers, and bags of ids.
  */
+#include "../base/floats.h"
 #include "features.h"
 #include "lines.h"
 #include "text_number.h"
@@ -414,6 +415,7 @@ peri_status peri_csv_open(const peri_csv_config *options, peri_criteo **out)
 {
     PERI_TAKE(peri_csv_config, options);
     PERI_NEED(out);
+    PERI__OWN_FLOATS;
     peri__lines_config lines = {.paths = options->paths,
                                 .n_paths = options->n_paths,
                                 .rank = options->rank,

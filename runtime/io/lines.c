@@ -7,6 +7,7 @@
  * rank's are converted. A batch is taken to be full; one that ends too early, the last of its part, is read again, now
  * that its lines, and so this rank's share, are known.
  */
+#include "../base/floats.h"
 #include "lines.h"
 
 #include <errno.h>
@@ -311,6 +312,7 @@ peri_status peri_criteo_next(peri__lines *r, peri_batch *b)
     PERI_NEED(b);
     PERI_TRY(peri__batch_check(r->window.name, b, r->dense_features, r->sparse_features));
     if (r->spent) return spent(r);
+    PERI__OWN_FLOATS;
     if (r->index) return next_indexed(r, b);
     /* A whole line has a byte per field: room for more rows than can be there is not made. */
     int64_t lines = peri__min(r->batch_rows - 1, (part_end(r) - r->at) / r->fields) + 1, next, found;

@@ -5,6 +5,7 @@
  */
 #include "sparse_internal.h"
 #include "../../kernels/lookup.h"
+#include "../base/floats.h"
 
 #include <math.h>
 
@@ -254,6 +255,7 @@ peri_status peri_sparse_calibrate(peri_tensor *logit, const peri_calibration_arg
     PERI_NEED(calibrated);
     PERI_NEED(bin_ids);
     static const char f[] = "peri_sparse_calibrate";
+    PERI__OWN_FLOATS;
     PERI_TRY(check_bins(f, logit, a));
     if (a->segment_lengths) PERI_TRY(check_segments(f, logit, a));
     int64_t n = peri__numel(logit);
