@@ -1,10 +1,11 @@
 -- chains.lua: runs whose process is killed several times. A run is drawn at random: tables of any dtype and optimizer,
--- in memory or in files, maps of raw ids, a dense layer with an optimizer and a schedule, a metric, a loader; and how a
--- Saver saves it: full checkpoints and increments, at once or behind the training, how many are kept. Each start draws
--- how many ranks there are, and the plan, goes on from the newest checkpoint (or, at times, from an older one), may
--- reshard the live model, and is killed at any moment; between two starts the newest checkpoint may be compacted, and
--- that be killed, too. The law: what the last start has in the end is, to the bit, what a run has that never stopped.
--- (The metric, whose sums depend on how samples are spread over ranks, to rounding.)
+-- pooled or as sequences, in memory or in files, trained by a dense optimizer or not, maps of raw ids, a dense layer
+-- with an optimizer and a schedule, a metric, a loader; and how a Saver saves it: full checkpoints and increments, at
+-- once or behind the training, how many are kept. Each start draws how many ranks and machines there are, the plan and
+-- the pipeline, goes on from the newest checkpoint (or, at times, from an older one), may reshard the live model, and
+-- is killed at any moment, before its first save or after some of them; between two starts the newest checkpoint may
+-- be compacted, and that be killed, too. The law: what the last start has in the end is, to the bit, what a run has
+-- that never stopped. (The metric, whose sums depend on how samples are spread over ranks, to rounding.)
 --
 --   luajit tests/fuzz/chains.lua [RUNS [SEED]]      as `make test` runs it; a failure says how to repeat it
 --   luajit tests/fuzz/chains.lua SECONDSs [SEED]    as `make fuzz` runs it
@@ -19,32 +20,54 @@ local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local drawing = require "spec.support.drawing"
 local generator, pick = drawing.generator, drawing.pick
-local nn, plan, embed, C = peri.nn, peri.plan, peri.embed, peri.ffi.C
+local nn, plan, embed, P, C = peri.nn, peri.plan, peri.embed, peri.ffi, peri.ffi.C
 ffi.cdef "int usleep(unsigned); int kill(int, int); int getpid(void);"
 
-local RANKS = { 1, 2, 4 } -- means over so many ranks are exact
+local RANKS = { 1, 2, 3, 4 }
 local SAMPLES = 4         -- of a step, of all ranks together
 
 -- -- what is drawn ----------------------------------------------------------------------------------------------------
 
-local OPTIMIZERS = { "sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb",
-  "partial_rowwise_lamb", "lars_sgd", "lion", "rowwise_rmsprop_ar" }
-local DENSE = { "SGD", "Adam", "AdamW", "Adagrad", "RMSprop" }
+--- What may be beside a name: columns = each number is treated by itself, so the plan may cut columns; whole = a table
+--- lies on one rank, in memory; own = other options.
+local OPTIMIZERS = { { "sgd", columns = true }, { "adagrad", columns = true }, { "rowwise_adagrad" },
+  { "adam", columns = true }, { "partial_rowwise_adam" }, { "lamb" }, { "partial_rowwise_lamb" }, { "lars_sgd" },
+  { "lion", columns = true }, { "rowwise_rmsprop_ar" }, { "shampoo", whole = true },
+  { "rowwise_adagrad", own = { weight_decay_mode = "counter", weight_decay = 0.1,
+    counter_based_regularization = { counter_weight_decay_mode = "l2", counter_halflife = 3 } } },
+  { "rowwise_adagrad", whole = true, own = { weight_decay_mode = "counter", counter_based_regularization = {
+    learning_rate_mode = "tail_id_lr_decrease", adjustment_iter = 1, adjustment_ub = 0.3,
+    max_counter_update_freq = 2 } } },
+  { "rowwise_adagrad", own = { weight_decay_mode = "cowclip", weight_decay = 0.1, cowclip_regularization = {
+    counter_weight_decay_mode = "decouple", weight_norm_coefficient = 0.3 } } },
+  { "emainplace_rowwise_adagrad", whole = true, own = { emainplace_mode = { step_ema = 3, step_start = 1,
+    step_ema_coef = 0.7 } } } }
+local DENSE = { { "SGD", momentum = 0.5, nesterov = true }, { "SGD" }, { "Adam", amsgrad = true }, { "Adam" },
+  { "AdamW" }, { "Adagrad", lr_decay = 0.1 }, { "RMSprop", centered = true, momentum = 0.5 }, { "RMSprop" } }
+local SCHEDULES = { { "StepLR", step_size = 3, gamma = 0.5 }, { "MultiStepLR", milestones = { 2, 7 } },
+  { "ExponentialLR", gamma = 0.9 }, { "ConstantLR" }, { "LinearLR", total_iters = 7 },
+  { "PolynomialLR", total_iters = 40 }, { "CosineAnnealingLR", T_max = 5 },
+  { "CosineAnnealingWarmRestarts", T_0 = 2, T_mult = 2 }, { "CyclicLR", base_lr = 0.01, max_lr = 0.1, step_size_up = 3,
+    cycle_momentum = false } }
+local PIPELINES = { false, false, "base", "sparse_dist", "fused_sparse_dist", "prefetch_sparse_dist" }
 local POLICIES = { "LFU_EvictionPolicy", "LRU_EvictionPolicy", "DistanceLFU_EvictionPolicy" }
 
 local function drawn(seed)
   local draw = generator(seed)
   local m = { seed = seed, last = 14 + draw(12), kills = 2 + draw(4), collections = {}, dense = pick(draw, DENSE),
-    momentum = draw(2) * 0.5, schedule = draw(2) == 0, full_every = pick(draw, { 1, 2, 3, 1000 }), keep = draw(3) + 1,
+    schedule = draw(3) > 0 and pick(draw, SCHEDULES), full_every = pick(draw, { 1, 2, 3, 1000 }), keep = draw(3) + 1,
     keep_every = pick(draw, { false, 3 }), every = draw(3) + 1, async = draw(2) == 0,
     pace = pick(draw, { 0.0001, 0.1, 1 }), workers = draw(3) == 0 and 1 or 0 }
   for i = 1, draw(2) + 1 do
-    local c = { name = "c" .. i, kind = pick(draw, { "bags", "bags", "files", "mch", "hash" }), tables = {},
-      optimizer = pick(draw, OPTIMIZERS), policy = pick(draw, POLICIES), interval = draw(3) + 1 }
-    local data_type = pick(draw, { "FP32", "FP32", "FP16", "BF16" })
+    local c = { name = "c" .. i, kind = pick(draw, { "bags", "rows", "files", "dense", "mch", "hash" }),
+      tables = {}, optimizer = pick(draw, OPTIMIZERS), policy = pick(draw, POLICIES), interval = draw(3) + 1 }
+    if c.optimizer.whole and c.kind ~= "rows" then c.kind = "bags" end
+    local data_type, dim = pick(draw, { "FP32", "FP32", "FP16", "BF16" }), pick(draw, { 4, 8 })
+    if c.kind == "dense" then data_type = "FP32" end
     for k = 1, draw(2) + 1 do
-      c.tables[k] = { name = ("t%d_%d"):format(i, k), num_embeddings = (draw(30) + 4) * 8, embedding_dim = pick(draw,
-        { 4, 8 }), data_type = data_type, pooling = "SUM", feature_names = { ("f%d_%d"):format(i, k) } }
+      c.tables[k] = { name = ("t%d_%d"):format(i, k), num_embeddings = (draw(30) + 4) * 8, embedding_dim = c.kind
+        == "rows" and dim or pick(draw, { 4, 8 }), data_type = data_type,
+        pooling = c.kind ~= "rows" and "SUM" or nil, feature_names = { ("f%d_%d"):format(i, k) } }
     end
     m.collections[i] = c
   end
@@ -53,11 +76,11 @@ end
 
 local function described(m)
   local list = { ("last %d, kills %d, dense %s, schedule %s, every %d, full_every %d, keep %d, keep_every %s, "
-    .. "async %s, pace %g, workers %d"):format(m.last, m.kills, m.dense, tostring(m.schedule), m.every, m.full_every,
-    m.keep, tostring(m.keep_every), tostring(m.async), m.pace, m.workers) }
+    .. "async %s, pace %g, workers %d"):format(m.last, m.kills, m.dense[1], tostring(m.schedule and m.schedule[1]),
+    m.every, m.full_every, m.keep, tostring(m.keep_every), tostring(m.async), m.pace, m.workers) }
   for _, c in ipairs(m.collections) do
     for _, t in ipairs(c.tables) do
-      list[#list + 1] = ("  %s %s %s: %d x %d %s"):format(c.kind, c.optimizer, c.policy, t.num_embeddings,
+      list[#list + 1] = ("  %s %s %s: %d x %d %s"):format(c.kind, c.optimizer[1], c.policy, t.num_embeddings,
         t.embedding_dim, t.data_type)
     end
   end
@@ -69,10 +92,14 @@ end
 local Net = nn.Module:extend "Net"
 function Net:init(m)
   for _, c in ipairs(m.collections) do
-    local modules = {}
-    local tables = peri.util.map(c.tables, function(t) return peri.EmbeddingBagConfig(peri.util.copy(t)) end)
-    local bags = peri.EmbeddingBagCollection { tables = tables, seed = m.seed % 1000,
-      fused_params = { optimizer = c.optimizer, learning_rate = 0.1, exact = true } }
+    local modules, rows, o = {}, c.kind == "rows", c.optimizer
+    local tables = peri.util.map(c.tables, function(t)
+      return peri[rows and "EmbeddingConfig" or "EmbeddingBagConfig"](peri.util.copy(t))
+    end)
+    local fused = peri.util.copy(o.own or {})
+    fused.optimizer, fused.learning_rate, fused.exact = o[1], 0.1, o[1] ~= "shampoo" or nil
+    local bags = peri[rows and "EmbeddingCollection" or "EmbeddingBagCollection"] { tables = tables,
+      seed = m.seed % 1000, fused_params = c.kind ~= "dense" and fused or nil }
     for _, t in ipairs(c.tables) do
       if c.kind == "mch" then
         modules[t.name] = peri.MCHManagedCollisionModule { zch_size = t.num_embeddings, buckets = 4,
@@ -89,81 +116,130 @@ function Net:init(m)
   self.over = nn.Linear { in_features = 6, out_features = 2 }
 end
 
---- Gradients of rows are exact sums over samples; those of the layer are of what all ranks have alike.
+--- Gradients are numbers of few bits, so that their sums over samples and their means over ranks are exact; those of
+--- the layer are of what all ranks have alike.
 function Net:forward(b)
-  local loss = self.over(b.dense):square():sum()
+  local loss = (self.over(b.dense) * b.weights):sum()
   for name, kjt in peri.util.ordered(b.ids) do
-    loss = loss + (peri.util.resolve(self[name](kjt)):values() * b.factors):sum() * b.ranks
+    local out = peri.util.resolve(self[name](kjt))
+    if out.values then loss = loss + (out:values() * b.factors):sum() * b.ranks
+    else
+      for _, rows in peri.util.ordered(out) do
+        loss = loss + (rows:values():reshape(b.factors:size(1), -1) * b.factors):sum() * b.ranks
+      end
+    end
   end
   return loss
 end
 
-local function plan_of(m, draw, ranks)
+local function entry_of(c, t, draw, w)
+  local cuts = (c.optimizer.columns or c.kind == "dense") and t.embedding_dim == 8
+  local kinds = { "table_wise", "row_wise", "table_row_wise", "data_parallel" }
+  if cuts then kinds[5], kinds[6] = "column_wise", "grid_shard" end
+  local kind, rank, host = pick(draw, kinds), draw(w.size), draw(w.hosts)
+  local options = c.kind == "dense" and { compute_kernel = "dense" } or c.kind == "files" and draw(3) > 0
+    and { compute_kernel = "fused_uvm_caching", cache_params = plan.CacheParams { load_factor = 1 } } or {}
+  if c.optimizer.whole and c.kind ~= "dense" then return plan.table_wise(rank) end
+  if c.kind == "mch" or c.kind == "hash" then return plan.row_wise() end
+  if kind == "row_wise" then return plan.row_wise(options) end
+  if kind == "table_row_wise" then return plan.table_row_wise(host, options) end
+  if kind == "grid_shard" then return plan.grid_shard({ host, draw(w.hosts) }, options) end
+  if kind == "data_parallel" and not options.cache_params then
+    return plan.data_parallel { compute_kernel = options.compute_kernel or "fused" }
+  end
+  if kind == "column_wise" then
+    options.ranks = { rank, draw(w.size) }
+    return plan.column_wise(options)
+  end
+  return plan.table_wise(rank, options)
+end
+
+--- A plan for `world`: { size =, hosts = machines }.
+local function plan_of(m, draw, world)
   local entries = {}
   for _, c in ipairs(m.collections) do
-    local e, raw = {}, c.kind == "mch" or c.kind == "hash"
-    for _, t in ipairs(c.tables) do
-      local kind = pick(draw, raw and { "row_wise" } or { "table_wise", "row_wise", "column_wise", "data_parallel" })
-      if c.kind == "files" and draw(2) == 0 then
-        e[t.name] = plan.table_wise(draw(ranks), { compute_kernel = "fused_uvm_caching",
-          cache_params = plan.CacheParams { load_factor = 0.5 } })
-      elseif kind == "column_wise" and c.optimizer == "adam" and t.embedding_dim == 8 then
-        e[t.name] = plan.column_wise { ranks = { draw(ranks), draw(ranks) } }
-      elseif kind == "data_parallel" then e[t.name] = plan.data_parallel { compute_kernel = "fused" }
-      elseif kind == "row_wise" then e[t.name] = plan.row_wise()
-      else e[t.name] = plan.table_wise(draw(ranks)) end
-    end
-    entries[c.name] = e
+    entries[c.name] = {}
+    for _, t in ipairs(c.tables) do entries[c.name][t.name] = entry_of(c, t, draw, world) end
   end
   return entries
 end
 
-local function parts_of(m, world, draw)
+--- An object of nn.optim of a list { name, options }, with more options.
+local function made(list, more)
+  local args = peri.util.copy(list)
+  for name, value in peri.util.ordered(more) do args[name] = value end
+  return nn.optim[table.remove(args, 1)](args)
+end
+
+local function parts_of(m, world, entries)
   nn.manual_seed(m.seed)
   local ranks = world:size()
-  local model = peri.DistributedModelParallel { module = Net(m), group = world, plan = plan_of(m, draw, ranks) }
-  local named = {}
-  for _, p in ipairs(model:named_parameters()) do
-    if p.name:find "^over" then named[#named + 1] = p end
-  end
-  local momentum = (m.dense == "SGD" or m.dense == "RMSprop") and m.momentum or nil
-  local parts = { model = model, optimizer = nn.optim[m.dense] { params = named, lr = 0.05, momentum = momentum },
+  local model = peri.DistributedModelParallel { module = Net(m), group = world, plan = entries }
+  local parts = { model = model, optimizer = made(m.dense, { params = model:named_parameters(), lr = 0.05 }),
     loader = peri.data.synthetic { num_rows = 44, epochs = 9, seed = m.seed % 1000, rows = 4000, dense_features = 6,
       sparse_features = 2, batch_size = SAMPLES, rank = world:rank(), world_size = ranks,
       num_workers = m.workers },
     metric = nn.metrics.NEMetric { group = world } }
-  parts.schedule = m.schedule and nn.optim.StepLR { optimizer = parts.optimizer, step_size = 3, gamma = 0.5 } or nil
+  parts.schedule = m.schedule and made(m.schedule, { optimizer = parts.optimizer }) or nil
   return parts
 end
 
---- One step: the ids of a feature are those of the batch, within its table; raw ones are spread.
-local function train(m, parts, step, world)
-  local b, ranks = parts.loader(), world:size()
-  peri.scope(function()
-    local n, ids, labels = b.sparse_features:stride(), {}, b.labels
-    local raw = b.sparse_features:values():to_list()
-    for i, c in ipairs(m.collections) do
-      local keys, values, lengths = {}, {}, {}
-      for k, t in ipairs(c.tables) do
-        keys[k] = t.feature_names[1]
-        for s = 1, n do
-          for j = 0, 1 do
-            local id = tonumber(raw[j * n + s]) * (i + k) + step
-            values[#values + 1] = (c.kind == "mch" or c.kind == "hash") and id % 997 * 1000003 or id % t.num_embeddings
-          end
-          lengths[#lengths + 1] = 2
+--- The ids of a feature are those of the loader's batch, within its table; raw ones are spread.
+local function ids_of(m, b, step)
+  local n, ids, raw = b.sparse_features:stride(), {}, b.sparse_features:values():to_list()
+  for i, c in ipairs(m.collections) do
+    local keys, values, lengths = {}, {}, {}
+    for k, t in ipairs(c.tables) do
+      keys[k] = t.feature_names[1]
+      for s = 1, n do
+        for j = 0, 1 do
+          local id = tonumber(raw[j * n + s]) * (i + k) + step
+          values[#values + 1] = (c.kind == "mch" or c.kind == "hash") and id % 997 * 1000003 or id % t.num_embeddings
         end
+        lengths[#lengths + 1] = 2
       end
-      ids[c.name] = peri.KeyedJaggedTensor { keys = keys, lengths = lengths, values = peri.tensor(values, "i64") }
     end
-    local dense = peri.Tensor.uniform({ 3, 6 }, -1, 1, m.seed % 1000 + step)
-    if parts.optimizer.zero_grad then parts.optimizer:zero_grad() end
-    local loss = parts.model { ids = ids, dense = dense, factors = labels:reshape(-1, 1) + 0.5, ranks = ranks }
-    loss:backward()
-    parts.optimizer:step()
-    if parts.schedule then parts.schedule:step() end
-    parts.metric:update(b.dense_features:select(2, 0):sigmoid():detach(), labels)
-  end)
+    ids[c.name] = peri.KeyedJaggedTensor { keys = keys, lengths = lengths, values = peri.tensor(values, "i64") }
+  end
+  return ids
+end
+
+--- Numbers of few bits, by step.
+local function few_bits(m, step, shape, n)
+  local draw, list = generator(m.seed + step * 31 + n), {}
+  for i = 1, n do list[i] = (draw(63) - 31) / 32 end
+  return peri.tensor(list, "f32", "cpu", shape)
+end
+
+--- The batches behind step `from`, as the model takes them; `samples` has, of those that were not trained yet, what the
+--- metric sees.
+local function batches_of(m, parts, from, ranks, samples)
+  local step = from
+  return function()
+    local b = step < m.last and parts.loader()
+    if not b then return nil end
+    step = step + 1
+    samples[#samples + 1] = P.lasting(function()
+      return { b.dense_features:select(2, 0):sigmoid():detach(), b.labels:clone() }
+    end)
+    return { ids = ids_of(m, b, step), dense = few_bits(m, step, { 3, 6 }, 18),
+      weights = few_bits(m, step, { 3, 2 }, 6), factors = b.labels:reshape(-1, 1) + 0.5, ranks = ranks }
+  end
+end
+
+--- A step on the next batch, by the pipeline or, without one, by hand.
+local function train(parts, pipeline, batches, samples)
+  if pipeline then pipeline:progress(batches)
+  else
+    peri.scope(function()
+      parts.optimizer:zero_grad()
+      parts.model(batches()):backward()
+      parts.optimizer:step()
+    end)
+  end
+  if parts.schedule then parts.schedule:step() end
+  local seen = table.remove(samples, 1)
+  parts.metric:update(seen[1], seen[2])
 end
 
 -- -- a start: the process that is killed ------------------------------------------------------------------------------
@@ -192,7 +268,9 @@ local function digest(parts)
   for name, own in peri.util.ordered(parts.model:fused_optimizer():state_dict().state) do
     add("tables/" .. name, peri.shard.gather_state_dict(own))
   end
-  add("optimizer", parts.optimizer:state_dict())
+  local optimizer = parts.optimizer:state_dict()
+  for _, group in ipairs(optimizer.param_groups) do group.params = nil end -- their order is the plan's
+  add("optimizer", peri.shard.gather_state_dict(optimizer))
   if parts.schedule then add("schedule", parts.schedule:state_dict()) end
   add("loader", parts.loader:state_dict())
   return table.concat(lines, "\n")
@@ -201,23 +279,34 @@ end
 if arg[1] == "child" then
   local m, start, ranks, folder, result = drawn(tonumber(arg[2])), tonumber(arg[3]), tonumber(arg[4]), arg[5], arg[6]
   local straight = folder == "-"
+  local draw = generator(m.seed * 64 + start)
+  local w = { size = ranks, local_size = 1 + draw(ranks) }
+  w.hosts = math.ceil(ranks / w.local_size)
+  local first, second = plan_of(m, draw, w), plan_of(m, draw, w)
+  local name, turn = not straight and pick(draw, PIPELINES), { older = draw(3), which = draw(100), at = draw(2) == 0
+    and 1 + draw(6) }
   local function body(rank, world)
-    local draw = generator(m.seed * 64 + start)
-    local parts, step, saver = parts_of(m, world, draw), 0, nil
+    local parts, step, saver = parts_of(m, world, first), 0, nil
     if not straight then
-      local back = draw(3) == 0 and peri.checkpoint.Saver.list(folder) or {}
+      local back = turn.older == 0 and peri.checkpoint.Saver.list(folder) or {}
       saver = peri.checkpoint.Saver { folder = folder, parts = parts, every = m.every, full_every = m.full_every,
         keep = m.keep, keep_every = m.keep_every or nil, async = m.async, pace = m.async and m.pace or nil,
-        group = world, resume = back[2] and back[draw(#back) + 1].path or "auto" }
+        group = world, resume = back[2] and back[turn.which % #back + 1].path or "auto" }
       step = saver:resume() or 0
       if rank == 0 then write(result .. ".pid", ffi.C.getpid()) end
     end
-    local moment = not straight and draw(2) == 0 and step + draw(6) + 1
+    local samples = {}
+    local batches = batches_of(m, parts, step, ranks, samples)
+    local pipeline = name and peri.pipeline.Pipeline { model = parts.model, optimizer = parts.optimizer,
+      schedule = peri.pipeline.schedules[name] }
     for i = step + 1, m.last do
-      train(m, parts, i, world)
-      if i == moment then parts.model:reshard(plan_of(m, draw, ranks), { folder = folder .. "/.." }) end
+      train(parts, pipeline, batches, samples)
+      if not (straight or name) and turn.at == i - step then
+        parts.model:reshard(second, { folder = folder .. "/.." })
+      end
       if saver then saver:step(i) end
     end
+    if pipeline then pipeline:close() end
     if saver then saver:close(m.last) end
     local text, value = digest(parts), parts.metric:compute()
     if rank == 0 then write(result, text .. "\n@" .. require("dkjson").encode(value)) end
@@ -225,7 +314,7 @@ if arg[1] == "child" then
   if ranks == 1 and straight then
     local world = peri.init()
     body(0, world)
-  else sim.run(ranks, body) end
+  else sim.run(ranks, body, { local_size = w.local_size }) end
   return
 end
 
@@ -241,15 +330,15 @@ local function read(path)
   return text
 end
 
---- Start a process, and kill it at a random moment within `within` seconds (nil: not) of its writing `ready` (nil: of
---- now). Returns what it said.
+--- Start a process, and kill it at a random moment within `within` seconds (nil: not) of the first time that ready()
+--- is true (nil: of now). Returns what it said.
 local function process(command, ready, within)
   local pipe = io.popen(("echo $$ >%s/shell; exec %s 2>&1; "):format(folder, command))
   local began, moment = tonumber(C.peri_time_ns()), nil
   local function since() return (tonumber(C.peri_time_ns()) - began) * 1e-9 end
   while within do
     local shell = tonumber(read(folder .. "/shell") or "")
-    if not moment and shell and (not ready or read(ready)) then moment = since() + math.random() * within end
+    if not moment and shell and (not ready or ready()) then moment = since() + math.random() * within end
     if moment and since() > moment or since() > 60 then
       if shell then ffi.C.kill(shell, 9) end
       break
@@ -288,6 +377,11 @@ local function compare(want, got)
   return list
 end
 
+local function newest_number()
+  local newest = peri.checkpoint.Saver.list(folder .. "/run")[1]
+  return newest and newest.number or 0
+end
+
 local function run(seed)
   local m = drawn(seed)
   os.execute(("rm -rf %s; mkdir -p %s/run"):format(folder, folder))
@@ -300,9 +394,10 @@ local function run(seed)
     local ranks = pick(draw, RANKS)
     os.remove(folder .. "/end")
     os.remove(folder .. "/end.pid")
-    local last = start == m.kills + 1
-    local out = process(("%s %d %d %s/run %s/end"):format(self, start, ranks, folder, folder),
-      folder .. "/end.pid", not last and pick(draw, { 0.05, 0.3, 1 }) or nil)
+    local last, goal = start == m.kills + 1, newest_number() + draw(4)
+    local out = process(("%s %d %d %s/run %s/end"):format(self, start, ranks, folder, folder), function()
+      return read(folder .. "/end.pid") and newest_number() >= goal
+    end, not last and pick(draw, { 0.01, 0.1, 0.5 }) or nil)
     counts.starts = counts.starts + 1
     local got = read(folder .. "/end")
     counts.kills = counts.kills + (got and 0 or 1)
