@@ -8,10 +8,11 @@
 #include "work.h"
 #include "quantize.h"
 
-/** score(q, i) = sum over d of queries[q, d] * item i's number d, products and sums in f32, summed in any order that
- *  depends on dim alone: not on the other queries and items. Rows of codes are what rows_restore makes of them. A score
- *  that is NaN counts as -infinity. scores[q], indices[q]: the k items with the largest scores, the largest first; of
- *  equal ones the one with the smaller number comes first. 1 <= k <= n_items, k <= PERI_NEAREST_MOST. */
+/** score(q, i) = sum over d of queries[q, d] * item i's number d, in f32, summed in any order that depends on dim
+ *  alone: not on the other queries and items. On processors the sum begins with 0 and takes d in rising order, each
+ *  product by one fma, so all instruction sets have the same bits. Rows of codes are what rows_restore makes of them. A
+ *  score that is NaN counts as -infinity. scores[q], indices[q]: the k items with the largest scores, the largest
+ *  first; of equal ones the one with the smaller number comes first. 1 <= k <= n_items, k <= PERI_NEAREST_MOST. */
 typedef struct peri_op_nearest {
     const float *queries;    /* n_queries x dim */
     const void *items;       /* n_items rows that lie `stride` bytes apart */

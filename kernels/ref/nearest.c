@@ -75,7 +75,7 @@ static void ref_nearest_part(const void *args, int64_t begin, int64_t end)
             int64_t next = n;
             for (int64_t q = 0; q < op->n_queries; q++) {
                 float s = 0;
-                for (int64_t d = 0; d < op->dim; d++) s += op->queries[q * op->dim + d] * row[d];
+                for (int64_t d = 0; d < op->dim; d++) s = fmaf(op->queries[q * op->dim + d], row[d], s);
                 next = ref_offer(scores + q * op->k, indices + q * op->k, n, op->k, s, i);
             }
             n = next;

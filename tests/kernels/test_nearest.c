@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_nearest.c: kernels/nearest.h: every set of kernels against ref, on small whole numbers, whose products are exact
- * in any order, so that ties are many and all sets must settle them alike; and ref against a search that looks for the
- * best, then the next best, ...
+ * test_nearest.c: kernels/nearest.h: every set of kernels against ref, on small whole numbers, so that ties are many
+ * and all sets must settle them alike, and on thirds of them, whose sums have to be rounded alike; and ref against a
+ * search that looks for the best, then the next best, ...
  */
 #include "jagged_cases.h"
 
@@ -64,7 +64,8 @@ static void as_searched(const peri_op_nearest *op)
     for (int64_t q = 0; q < op->n_queries; q++) {
         for (int64_t i = 0; i < op->n_items; i++) {
             all[i] = 0;
-            for (int64_t d = 0; d < op->dim; d++) all[i] += op->queries[q * op->dim + d] * number_of(op, i, d);
+            for (int64_t d = 0; d < op->dim; d++)
+                all[i] = fmaf(op->queries[q * op->dim + d], number_of(op, i, d), all[i]);
             if (all[i] != all[i]) all[i] = -INFINITY;
         }
         bool *taken = room(op->n_items);
@@ -94,7 +95,9 @@ static void products(void **unused)
         op->n_items = 1 + (int64_t)draw(variant % 4 == 0 ? 400 : 60);
         op->n_queries = variant == 7 ? 0 : 1 + (int64_t)draw(9);
         op->k = 1 + (int64_t)draw((uint64_t)op->n_items);
-        op->queries = whole(op->n_queries * op->dim, PERI_F32, variant % 6 == 0);
+        float *queries = whole(op->n_queries * op->dim, PERI_F32, variant % 6 == 0);
+        for (int64_t i = 0; i < op->n_queries * op->dim && variant % 2 == 1; i++) queries[i] /= 3;
+        op->queries = queries;
         const int64_t gap = (int64_t)draw(3), size = op->dtype == PERI_F32 ? 4 : 2;
         op->stride = (op->dim + gap) * size;
         op->items = whole(op->n_items * (op->dim + gap), op->dtype, variant % 6 == 1);
