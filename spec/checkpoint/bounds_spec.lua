@@ -82,15 +82,19 @@ local function from_disk(width, rows) -- MiB that the disk gives where each read
 end
 from_disk(16, 2 ^ 17) -- 32 MiB of the file
 m, follower = nil, nil
+local function learn(mc, rows, times) -- so many new ids as the map has rows
+  peri.scope(function()
+    local ids = peri.arange(times * rows, (times + 1) * rows, 1, "i64")
+    mc(peri.KeyedJaggedTensor { keys = { "f" }, values = ids, lengths = { rows } }):values():sum():backward()
+  end)
+end
 local function raw(rows, module) -- a table of raw ids, all of whose rows are in memory
   local table_of = peri.EmbeddingBagConfig { name = "t", num_embeddings = rows, embedding_dim = 1, feature_names = { "f" } }
   local mc = peri.ManagedCollisionEmbeddingBagCollection {
     embedding_bag_collection = peri.EmbeddingBagCollection { tables = { table_of }, seed = 4, fused_params = { optimizer = "sgd" } },
     managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = { table_of },
       managed_collision_modules = { t = module } } }
-  peri.scope(function()
-    mc(peri.KeyedJaggedTensor { keys = { "f" }, values = peri.arange(0, rows, 1, "i64"), lengths = { rows } }):values():sum():backward()
-  end)
+  learn(mc, rows, 0)
   return mc
 end
 local function mch(rows)
@@ -102,6 +106,15 @@ for kind, module in peri.util.ordered { mch = mch(ROWS),
   hash = peri.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 2, max_probe = 64,
     eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 3 } } } do
   local mc = raw(ROWS, module)
+  local runs = path .. kind .. "-runs/"
+  peri.checkpoint.save(runs .. 0, { mc = mc }, { increments = true })
+  for i, how in ipairs { "increment", "async increment" } do
+    learn(mc, ROWS, i)
+    measure(how .. " of a map of kind " .. kind, function()
+      local save = peri.checkpoint.save(runs .. i, { mc = mc }, { increment_of = runs .. i - 1, async = i == 2 })
+      if i == 2 then save:wait() end
+    end)
+  end
   measure("save a map of kind " .. kind, function() peri.checkpoint.save(path .. kind, { mc = mc }) end)
   measure("load a map of kind " .. kind, function() peri.checkpoint.load(path .. kind, { mc = mc }) end)
   local numbers = "mc/_managed_collision_collection._managed_collision_modules.t." .. (kind == "mch" and "_mch_counts" or "_hash_zch_metadata")
@@ -139,7 +152,7 @@ it("beside a model saves, loads, increments, followers, other plans, full checkp
     cases, of[case] = cases + 1, tonumber(mib)
     assert.is_true(tonumber(mib) <= 64, ("%s: %s MiB"):format(case, mib))
   end
-  assert.equal(24, cases, out)
+  assert.equal(28, cases, out)
   -- A bucket of 250,000 rows is 12 MiB; where windows are small it is never there as a whole.
   local whole, windows = of["load a map into another size"], of["load a map into another size by windows"]
   assert.is_true(windows <= whole - 6, ("%d MiB by windows, %d by buckets"):format(windows, whole))

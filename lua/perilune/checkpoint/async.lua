@@ -59,9 +59,15 @@ function AsyncSave:__tostring() return ("a save of '%s' that is under way (%s)")
 
 --- A copy of a piece that does not change with the rows of a table, in the host's memory.
 local function copy_of(p)
-  if p.picked then return p.picked end
   if p.rows then return changes.read(p.source, p.rows):to(nil, "cpu") end
-  local copy = Tensor.empty(p.size, p.dtype, "cpu")
+  local copy, at = Tensor.empty(p.each and { p.listed or p.size[1] } or p.size, p.dtype, "cpu"), 0
+  if p.each then
+    p.each(function(block)
+      copy:slice(1, at, at + block:numel()):copy(block)
+      at = at + block:numel()
+    end)
+    return copy
+  end
   local tensor = p.tensor or p.shard.tensor
   if tensor then copy:copy(tensor:detach()) else p.shard.read(0, copy) end
   return copy
@@ -83,11 +89,11 @@ function AsyncSave:_take()
   check(C.peri_moment_new(moment_out))
   self._moment = wrap_moment(moment_out[0])
   for _, p in ipairs(s.pieces) do
-    local tensor, source = p.tensor or p.shard.tensor, p.shard and p.shard.source
+    local tensor, source = p.tensor or p.shard and p.shard.tensor, p.shard and p.shard.source
     index_out[0] = -1
-    if tensor and not p.rows then -- some rows are few, and copied at once
+    if tensor and not p.listed then -- some rows are few, and copied at once
       check(C.peri_moment_add(self._moment.ptr, Tensor.ptr(tensor), index_out))
-    elseif source and not p.rows then
+    elseif source and not p.listed then
       local tbe, number, name = source()
       check(C.peri_moment_add_table(self._moment.ptr, tbe, number, name, C.peri_dtype_parse(p.dtype), index_out))
     end
@@ -95,7 +101,7 @@ function AsyncSave:_take()
     if p.part < 0 and kept + p.bytes > M.pace.kept then now_[#now_ + 1] = p
     else
       if p.part < 0 then p.copy, kept = P.lasting(copy_of, p), kept + p.bytes end
-      p.tensor, p.shard, p.source, p.global, p.picked = nil, nil, nil, nil, nil
+      p.tensor, p.shard, p.source, p.global, p.each, p.each_row = nil, nil, nil, nil, nil, nil
       if p.part < 0 then later[#later + 1] = p else parts[p.part + 1] = p end
     end
   end

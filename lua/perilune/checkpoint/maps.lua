@@ -91,11 +91,30 @@ function List:add(x)
   end
   self.memory[self.n], self.n = x, self.n + 1
 end
---- The numbers, each plus `by`, as a tensor.
-function List:tensor(by)
-  local t, copy = room_for(self.n)
-  for i = 0, self.n - 1 do copy[i] = self.memory[i] + by end
-  return t
+
+--- Which of n rows are marked: a bit for each.
+local Marks = util.class "Marks"
+function Marks:init(n)
+  local kept, memory = room_for(math.ceil(n / 64))
+  ffi.fill(memory, 8 * math.ceil(n / 64))
+  self.n, self.count, self.kept, self.bits = n, 0, kept, ffi.cast("int32_t *", memory)
+end
+function Marks:has(row) return bit.band(self.bits[math.floor(row / 32)], bit.lshift(1, row % 32)) ~= 0 end
+function Marks:add(row)
+  local word = math.floor(row / 32)
+  self.bits[word], self.count = bit.bor(self.bits[word], bit.lshift(1, row % 32)), self.count + 1
+end
+--- f(row, marked, n) for each BLOCK of rows that has marked ones: it begins with `row`; marked: its n marked rows,
+--- counted from `row` on. In a scope of its own.
+function Marks:each(f)
+  local marked = ffi.new("int32_t[?]", BLOCK)
+  for row = 0, self.n - 1, BLOCK do
+    local n = 0
+    for k = 0, math.min(BLOCK, self.n - row) - 1 do
+      if self:has(row + k) then marked[n], n = k, n + 1 end
+    end
+    if n > 0 then P.scope(f, row, marked, n) end
+  end
 end
 
 -- -- saving: in the order of rows -------------------------------------------------------------------------------------
@@ -122,49 +141,82 @@ end
 --- Whether a piece (save.lua) is of a map's states: an increment has the rows of it that differ.
 function M.is_state(p) return p.shard ~= nil and not p.source and compared[split(p.name)] ~= nil end
 
---- The numbers of `before` that `after` has not (Lists), as a list in ascending order.
-local function missing(before, after)
-  local sorted, others = sort(before.memory, before.n), sort(after.memory, after.n)
-  local old, new, list, k = numbers_in(sorted), numbers_in(others), List(), 0
-  for i = 0, before.n - 1 do
-    while k < after.n and new[k] < old[i] do k = k + 1 end
-    if k == after.n or new[k] ~= old[i] then list:add(old[i]) end
+--- The numbers that a piece's map has now in the BLOCK of rows from `row` on, and how many.
+local function numbers_now(p, row)
+  local size = util.copy(p.size)
+  size[1] = math.min(BLOCK, size[1] - row)
+  local block = Tensor.empty(size, p.dtype, "cpu")
+  p.shard.read(row, block)
+  return block:read()
+end
+
+--- Those of the ids `before` (a List) that none of a piece's listed rows has now, in ascending order; nil: all are
+--- there.
+local function missing(before, p)
+  local n = before.n
+  local sorted, places = sort(before.memory, n)
+  local ids, found = numbers_in(sorted), Marks(n)
+  p.each(function(block)
+    local now, count = block:read()
+    for k = 0, count - 1 do
+      local low, past = 0, n -- the first of ids[low], ..., ids[past - 1] that is now[k] or more
+      while low < past do
+        local middle = math.floor((low + past) / 2)
+        if ids[middle] < now[k] then low = middle + 1 else past = middle end
+      end
+      if low < n and ids[low] == now[k] and not found:has(low) then found:add(low) end
+    end
+  end)
+  local list, at = nil, 0
+  if found.count < n then
+    local memory
+    list, memory = room_for(n - found.count)
+    for k = 0, n - 1 do
+      if not found:has(k) then memory[at], at = ids[k], at + 1 end
+    end
   end
-  sorted:release()
-  others:release()
+  for _, t in ipairs { sorted, places, found.kept, before.kept } do t:release() end
   return list
 end
 
---- Leave the rows of a piece out that are as the open parent has them: sets rows, listed, global as for tables, picked
---- = the numbers of these rows, and, of ids, evicted = those that the parent's rows had and no row has now (nil: none).
+--- Leave the rows of a piece out that are as the open parent has them. Sets listed = how many are left; each(f), which
+--- gives f the numbers of these rows, block by block; each_row(f), likewise the rows, counted in the whole tensor; and,
+--- of ids, evicted = those that the parent's rows had and no row has now (nil: none). Which rows are left is kept as a
+--- bit for each row; the map is read again when they are written.
 function M.leave_out(parent, p)
-  local rows, numbers, before, after = List(), List(), List(), List()
-  local free, n = free_of[split(p.name)], p.size[1]
-  for row = 0, n - 1, BLOCK do
+  local marks, before, free = Marks(p.size[1]), List(), free_of[split(p.name)]
+  for row = 0, marks.n - 1, BLOCK do
     P.scope(function()
+      local now, count = numbers_now(p, row)
       local size, offset = util.copy(p.size), util.copy(p.offset)
-      size[1], offset[1] = math.min(BLOCK, n - row), offset[1] + row
-      local block = Tensor.empty(size, p.dtype, "cpu")
-      p.shard.read(row, block)
-      local now, count = block:read()
+      size[1], offset[1] = count, offset[1] + row
       local old = parent:read(p.name, { offset = offset, size = size }):read()
       for k = 0, count - 1 do
         if now[k] ~= old[k] then
-          rows:add(row + k)
-          numbers:add(now[k])
+          marks:add(row + k)
           if free and old[k] ~= free then before:add(old[k]) end
-          if free and now[k] ~= free then after:add(now[k]) end
         end
       end
     end)
   end
-  local shape = util.copy(p.size)
-  shape[1] = rows.n
-  p.bytes, p.rows, p.listed = p.bytes / math.max(n, 1) * rows.n, rows:tensor(0), rows.n
-  p.picked = P.lasting(function() return numbers:tensor(0):to(p.dtype):reshape(shape) end)
-  p.global = function() return rows:tensor(p.offset[1]) end
-  local evicted = missing(before, after)
-  p.evicted = evicted.n > 0 and evicted:tensor(0) or nil
+  p.bytes, p.listed = p.bytes / math.max(marks.n, 1) * marks.count, marks.count
+  p.each = function(f)
+    marks:each(function(row, marked, n)
+      local block, now = Tensor.empty({ n }, "i64", "cpu"), numbers_now(p, row)
+      local numbers = numbers_in(block)
+      for i = 0, n - 1 do numbers[i] = now[marked[i]] end
+      f(block:to(p.dtype))
+    end)
+  end
+  p.each_row = function(f)
+    marks:each(function(row, marked, n)
+      local block, first = Tensor.empty({ n }, "i64", "cpu"), p.offset[1] + row
+      local numbers = numbers_in(block)
+      for i = 0, n - 1 do numbers[i] = first + marked[i] end
+      f(block)
+    end)
+  end
+  p.evicted = missing(before, p)
 end
 
 -- -- loading: in the order of ids -------------------------------------------------------------------------------------

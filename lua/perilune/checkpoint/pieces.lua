@@ -17,9 +17,8 @@ function M.numbers_text(list) return table.concat(list, ",") end
 
 --- A piece: { key = the same for pieces that are the same, name =, dtype =, shape =, offset =, size =, columns =, bytes
 --- =, and one of tensor = (elements), shard = (of a ShardedTensor) }. Of an increment that has some rows of it only
---- also rows = which, from row 0 of the piece on, listed = how many, global = function() -> the same, counted in the
---- whole tensor; and source = (embed/changes.lua), or, of a map of raw ids, picked = their numbers, evicted = ids
---- (maps.lua).
+--- also listed = how many; of a table source = (embed/changes.lua), rows = which, from row 0 of the piece on, global =
+--- function() -> the same, counted in the whole tensor; of a map of raw ids each, each_row, evicted (maps.lua).
 function M.piece(name, dtype, shape, m, source)
   local p = { name = name, dtype = dtype, shape = shape, offset = m.shard_offsets, size = m.shard_sizes,
     columns = m.columns, bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) }

@@ -43,7 +43,7 @@ local function announce(writer, p)
   t.name, t.dtype, t.ndim = p.name, C.peri_dtype_parse(p.dtype), #p.shape
   for d = 1, #p.shape do t.shape[d - 1], r.offset[d - 1], r.extent[d - 1] = p.shape[d], p.offset[d], p.size[d] end
   if p.columns then r.column, r.columns = p.columns[1], p.columns[2] end
-  if p.rows then r.rows, r.listed = p.list.name, p.listed end
+  if p.listed then r.rows, r.listed = p.list.name, p.listed end
   check(C.peri_checkpoint_writer_add(writer, t, r))
 end
 
@@ -60,9 +60,8 @@ local function put_rows(writer, p)
   end
 end
 
---- The rows of an increment, block by block.
+--- The rows of a table in an increment, block by block.
 local function put_listed(writer, p)
-  if p.picked then return check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(p.picked))) end
   local step = math.max(1, math.floor(BLOCK_BYTES / math.max(1, p.bytes / math.max(1, p.listed))))
   for i = 0, p.listed - 1, step do
     local block = changes.read(p.source, p.rows:slice(1, i, math.min(i + step, p.listed)))
@@ -72,6 +71,9 @@ local function put_listed(writer, p)
 end
 
 local function put(writer, p)
+  if p.each then
+    return p.each(function(block) check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(block))) end)
+  end
   if p.rows then return put_listed(writer, p) end
   local tensor = p.tensor or p.shard.tensor
   if tensor then check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(tensor)))
@@ -82,18 +84,18 @@ end
 --- A list of evicted ids has the numbers of the list of rows of its piece.
 local function with_lists(rank, pieces)
   local all, lists, n = {}, {}, 0
-  local function list_of(kind, length, tensor)
+  local function list_of(kind, length, from)
     local name = ("%%%s/%d/%d"):format(kind, rank, n)
     all[#all + 1] = pieces_of.piece(name, "i64", { length }, { shard_offsets = { 0 }, shard_sizes = { length } },
-      { tensor = tensor })
+      from)
     return all[#all]
   end
   for _, p in ipairs(pieces) do
-    if p.rows then
+    if p.listed then
       local key = p.source and ("%s %d %d"):format(changes.key(p.source), p.source.table, p.offset[1]) or p.key
       if not lists[key] then
-        lists[key] = list_of("rows", p.listed, p.global())
-        if p.evicted then list_of("evicted", p.evicted:numel(), p.evicted) end
+        lists[key] = list_of("rows", p.listed, p.each and { each = p.each_row } or { tensor = p.global() })
+        if p.evicted then list_of("evicted", p.evicted:numel(), { tensor = p.evicted }) end
         n = n + 1
       end
       p.list = lists[key]
@@ -185,16 +187,23 @@ local function known_as(tracker, path)
   return tracker_of.has(tracker, own) and own or same ~= "" and tracker_of.has(tracker, same) and same or nil
 end
 
---- Leave the rows out that are as the parent has them.
+--- Leave the rows out that are as the parent has them. Pieces of the same rows of a table share one list of them.
 local function leave_out(parent, tracker, pieces)
-  local since = known_as(tracker, parent.path)
+  local since, lists = known_as(tracker, parent.path), {}
+  local function rows_of(source, first)
+    local key = ("%s %d %d"):format(changes.key(source), source.table, first)
+    if lists[key] == nil then
+      lists[key] = P.lasting(tracker_of.rows, tracker, since, source, first) or false
+    end
+    return lists[key]
+  end
   for _, p in ipairs(pieces) do
     if maps.is_state(p) and fits_parent(parent, p) then maps.leave_out(parent, p) end
-    local rows = p.source and fits_parent(parent, p) and P.lasting(tracker_of.rows, tracker, since, p.source, 0)
+    local rows = p.source and fits_parent(parent, p) and rows_of(p.source, 0)
     local listed = rows and rows:numel()
     if rows and listed < p.size[1] then
       p.rows, p.listed, p.bytes = rows, listed, p.bytes / p.size[1] * listed
-      p.global = function() return tracker_of.rows(tracker, since, p.source, p.offset[1]) end
+      p.global = function() return rows_of(p.source, p.offset[1]) end
     end
   end
 end
