@@ -62,28 +62,34 @@ local function element(at, name)
   return key, rawget(at, key)
 end
 
+--- The name of the field to which trail[1], ..., trail[depth] lead. (A walk meets many fields and names few of them.)
+local function name_at(trail, depth)
+  local name = ""
+  for d = 1, depth do name = join(name, name_of(trail[d])) end
+  return name
+end
+
 --- Append { name =, value = } of all that wanted(value) is true for in a table and the plain tables in it to `list`;
---- `seen`: tables and values that are left out.
+--- `seen`: tables and values that are left out. trail[1], ..., trail[depth]: the keys that lead to the table.
 local search
-function search(module, at, prefix, wanted, seen, list)
+function search(module, at, trail, depth, wanted, seen, list)
   seen[at] = true
   local keys = util.keys(at)
-  for key, value in next, at do
-    local inner = not keys and is_plain(value) and not seen[value] and search(module, value, prefix, wanted, seen, {})
-      or {}
-    if not keys and (inner[1] or wanted(value) or wanted(key)) then
+  for key, value in next, keys and {} or at do
+    local inner = is_plain(value) and not seen[value] and search(module, value, trail, depth, wanted, seen, {}) or {}
+    if inner[1] or wanted(value) or wanted(key) then
       P.fail(("%s: field '%s' has keys that are no strings or numbers, so that its modules and parameters have no "
-        .. "order; allowed: lists, and maps from names"):format(module.class_name, prefix))
+        .. "order; allowed: lists, and maps from names"):format(module.class_name, name_at(trail, depth)))
     end
   end
   for _, key in ipairs(keys or {}) do
     local value = rawget(at, key)
     if not seen[value] and not (at == module and bookkeeping[key]) then
-      local name = join(prefix, name_of(key))
-      if is_plain(value) then search(module, value, name, wanted, seen, list)
+      trail[depth + 1] = key
+      if is_plain(value) then search(module, value, trail, depth + 1, wanted, seen, list)
       elseif wanted(value) then
         seen[value] = true
-        list[#list + 1] = { name = name, value = value }
+        list[#list + 1] = { name = name_at(trail, depth + 1), value = value }
       end
     end
   end
@@ -97,7 +103,7 @@ local function found(module, wanted, registered)
     local value = rawget(module, name)
     if value ~= nil then seen[value] = true end
   end
-  return search(module, module, "", wanted, seen, {})
+  return search(module, module, {}, 0, wanted, seen, {})
 end
 
 -- -- classes ----------------------------------------------------------------------------------------------------------
