@@ -269,6 +269,7 @@ function Saver:resume()
     if not (auto and damaged and i < #list) then load.give_up(values, begun) end
     if self.rank == 0 then say("'%s' is not good: %s; trying the one before", entry.path, (errors.describe(values))) end
   end
+  return nil
 end
 
 -- -- saving -----------------------------------------------------------------------------------------------------------
