@@ -259,7 +259,9 @@ local function digest(parts)
       peri.ffi.check(C.peri_checkpoint_checksum(peri.Tensor.ptr(x), out))
       x = out[0]
     elseif type(x) == "table" then
-      for key, y in peri.util.ordered(x) do add(name .. "/" .. tostring(key), y) end
+      for key, y in peri.util.ordered(x) do
+        if key ~= "params" then add(name .. "/" .. tostring(key), y) end -- names, in the plan's order
+      end
       return
     end
     lines[#lines + 1] = ("%s = %s"):format(name, tostring(x))
@@ -268,9 +270,7 @@ local function digest(parts)
   for name, own in peri.util.ordered(parts.model:fused_optimizer():state_dict().state) do
     add("tables/" .. name, peri.shard.gather_state_dict(own))
   end
-  local optimizer = parts.optimizer:state_dict()
-  for _, group in ipairs(optimizer.param_groups) do group.params = nil end -- their order is the plan's
-  add("optimizer", peri.shard.gather_state_dict(optimizer))
+  add("optimizer", peri.shard.gather_state_dict(parts.optimizer:state_dict()))
   if parts.schedule then add("schedule", parts.schedule:state_dict()) end
   add("loader", parts.loader:state_dict())
   return table.concat(lines, "\n")
