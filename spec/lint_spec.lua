@@ -83,6 +83,20 @@ describe("the lint of public names", function()
   end)
 end)
 
+describe("the lint of threads", function()
+  it("names an object of which nothing says which threads may use it", function()
+    local rule, header = "public objects say which threads may use them", "runtime/include/perilune/moment.h"
+    assert.same({}, complaints(rule))
+    local object = "\ntypedef struct peri_moon peri_moon;\n#endif\n"
+    assert.same({ header .. ": nothing says which threads may use a peri_moon how; say it in the head, at 'Threads:', "
+      .. "or in front of the type" }, complaints(rule, { header, "\n#endif%s*$", object }))
+    assert.same({}, complaints(rule, { header, "\n#endif%s*$", "\n/** A moon, of any thread. */" .. object }))
+    local said = complaints(rule, { header, "Threads: a moment %(peri_moment%)", "A moment" })
+    assert.equal(2, #said)
+    assert.equal(header .. ": its head has no paragraph 'Threads: ...'", said[1])
+  end)
+end)
+
 describe("the lint of CUDA faces", function()
   local rule = "kernels and operations have a CUDA face"
 

@@ -348,9 +348,41 @@ local function prefixed(ctx)
   return complaints
 end
 
+--- What the head of a public header says of threads: the paragraph that begins with "Threads:", on one line; or nil.
+local function threads_of(text)
+  for paragraph in ((text:match "^/%*(.-)%*/" or ""):gsub("\n %*$", "\n *\n") .. "\n *\n"):gmatch "(.-)\n %*\n" do
+    local said = paragraph:match "\n %* (Threads:.*)" or paragraph:match "^ %* (Threads:.*)"
+    if said then return (said:gsub("\n %*%s*", " ")) end
+  end
+end
+
+--- Objects, "typedef struct peri_x peri_x;", of which neither the paragraph on threads in their header's head nor the
+--- comment in front of them says which threads may use them how.
+local function threads(ctx)
+  local complaints, n = {}, 0
+  for _, path in ipairs(public_headers(ctx)) do
+    local text = ctx.read(path)
+    local said = threads_of(text)
+    if not said and not path:match "/perilune%.h$" then
+      complaints[#complaints + 1] = path .. ": its head has no paragraph 'Threads: ...'"
+    end
+    for at, name in text:gmatch "()\ntypedef struct (peri_[%w_]+) peri_[%w_]+;" do
+      local comment = text:sub(1, at - 1):match ".*(/%*%*.-%*/)%s*$" or ""
+      n = n + 1
+      if not (said or ""):find("%f[%w_]" .. name .. "%f[^%w_]") and not comment:find "thread" then
+        complaints[#complaints + 1] = ("%s: nothing says which threads may use a %s how; say it in the head, at "
+          .. "'Threads:', or in front of the type"):format(path, name)
+      end
+    end
+  end
+  if n < 30 then complaints[#complaints + 1] = n .. " objects were found in public headers; the rule is blind" end
+  return complaints
+end
+
 return {
   { "public headers are cdef-clean", clean_headers }, { "exported symbols = cdef = public headers", exported },
-  { "public functions are documented", documented }, { "public functions have callers", called },
+  { "public functions are documented", documented }, { "public objects say which threads may use them", threads },
+  { "public functions have callers", called },
   { "public names follow the rules of docs/embedding_c.md", named },
   { "plugins export their entry only", plugins },
   { "global symbols carry the prefix", prefixed }, { "programs of the last release go on", contract },

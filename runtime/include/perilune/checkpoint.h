@@ -15,7 +15,11 @@
  * Everything here is local: no function communicates. Reading blocks until the bytes are there; what is put into a
  * writer is copied, and written by threads of its own meanwhile: an error of the file system may be told by a later
  * call, at the latest by finish. Files are untrusted: sizes are checked before anything is allocated, and nothing in
- * them is executed. Handles are for one thread at a time.
+ * them is executed.
+ *
+ * Threads: each object is used by one thread at a time: peri_checkpoint, peri_checkpoint_folder, peri_checkpoint_lock,
+ * peri_checkpoint_writer, peri_checkpoint_publishing, peri_checkpoint_follower, peri_checkpoint_state. Two objects may
+ * be used by two threads at once, also of one folder.
  */
 #ifndef PERILUNE_CHECKPOINT_H
 #define PERILUNE_CHECKPOINT_H
@@ -156,7 +160,7 @@ typedef struct peri_checkpoint_config {
     int64_t increment;  /* how many increments there are from a full checkpoint to this one; with a parent 1 or more:
                            its number + 1 */
     const char *same_as; /* this full checkpoint has everything that the increment of this digest and its parents have,
-                            and stands for it; * NULL: none */
+                            and stands for it; NULL: none */
 } peri_checkpoint_config;
 
 /** Join @parts[@n] (peri_checkpoint_writer_part of all ranks) to the manifest of @folder, sync it, and rename @folder

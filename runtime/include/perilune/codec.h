@@ -8,7 +8,8 @@
  * codec on one message: it knows the splits, and how many elements of the wire's dtype each of them takes. All
  * functions are local and queue on the current stream; nothing here is recorded on the tape.
  *
- * Threads: a codec is any number of threads'; a context one thread's at a time.
+ * Threads: nothing changes a codec (peri_codec), so any number of threads may use it at once; a context
+ * (peri_codec_context) is used by one thread at a time.
  */
 #ifndef PERILUNE_CODEC_H
 #define PERILUNE_CODEC_H

@@ -8,8 +8,9 @@
  * of ranks. One call of peri_collision_remap is one iteration; results depend neither on the order of its ids nor on
  * the number of threads.
  *
- * Functions are local, do not communicate, and borrow their arguments. A map lives on one device, and calls about one
- * map come one at a time.
+ * Functions are local, do not communicate, and borrow their arguments. A map lives on one device.
+ *
+ * Threads: a map (peri_collision) is used by one thread at a time; two maps may be used by two threads at once.
  */
 #ifndef PERILUNE_COLLISION_H
 #define PERILUNE_COLLISION_H
@@ -85,7 +86,7 @@ typedef struct peri_collision_config {
     int32_t first_bucket;     /* this map has [first_bucket, first_bucket + n_buckets); both 0: all */
     int32_t n_buckets;
     int32_t on_miss;          /* PERI_MISS_* */
-    int32_t policy;           /* PERI_FORGET_* of the kind */
+    int32_t policy;           /* PERI_FORGET_* of the kind; MCH needs one */
     double decay_exponent;    /* LRU, DISTANCE_LFU: > 0; 0: 1 */
     int64_t eviction_interval; /* MCH: iterations, up to 2^31 - 1; 0: 1 */
     int32_t filter;           /* MCH: PERI_FILTER_* */

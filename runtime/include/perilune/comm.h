@@ -8,7 +8,10 @@
  * first failure (a mismatch between ranks, a dead peer, a deadline, an abort) every later call on it returns
  * PERI_EABORTED and quotes the first message.
  *
- * Works and groups of one world are used by one thread at a time. Ranks count from 0.
+ * Ranks count from 0.
+ *
+ * Threads: all groups (peri_group), works (peri_work) and reducers (peri_reducer) of one world together are used by one
+ * thread at a time, since a call about one of them moves the operations of the others on, too.
  */
 #ifndef PERILUNE_COMM_H
 #define PERILUNE_COMM_H

@@ -7,7 +7,8 @@
  * late as it can, in any order that no event forbids, on memory that the host cannot touch. Every thread has a current
  * stream per device, on which all tensor operations queue; it starts as the device's default stream.
  *
- * Threads: devices are any thread's, and so is queueing on a stream. An event is recorded by one thread at a time.
+ * Threads: any number of threads may use a device (peri_device) and queue on a stream (peri_stream) at once. An event
+ * (peri_event) is recorded by one thread at a time; any thread may wait for it afterwards.
  */
 #ifndef PERILUNE_DEVICE_H
 #define PERILUNE_DEVICE_H

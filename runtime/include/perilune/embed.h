@@ -11,11 +11,12 @@
  * are made, on whatever streams they are queued; lookups in memory do not wait for each other. Results do not depend on
  * the number of threads; the formulas are in kernels/tbe.h.
  *
- * Threads: any thread may call anything here at any time. Lookups of tables in memory run beside each other; a call
- * that changes something (updates, writes, flushes, and every lookup of tables in files) waits until the calls of other
- * threads have returned, and they for it. So a lookup sees an update as a whole or not at all. One batch
- * (peri_tbe_batch) is in one thread's call at a time: a second thread gets PERI_EINVAL. Views of states
- * (peri_tbe_state, peri_tbe_leaf) are plain memory: who writes through them keeps others away.
+ * Threads: any thread may call anything about a table batch (peri_tbe), a block list (peri_tbe_blocks) and row marks
+ * (peri_row_marks) at any time. Lookups of tables in memory run beside each other; a call that changes something
+ * (updates, writes, flushes, and every lookup of tables in files) waits until the calls of other threads have returned,
+ * and they for it. So a lookup sees an update as a whole or not at all. One batch (peri_tbe_batch) is in one thread's
+ * call at a time: a second thread gets PERI_EINVAL. Views of states (peri_tbe_state, peri_tbe_leaf) are plain memory:
+ * who writes through them keeps others away.
  *
  * Memory: peri_tbe_forward allocates nothing, except when more calls are under way at once than ever before, or bags
  * are more than ever before. A program with N threads that cannot have this later makes N batches of its largest size

@@ -15,7 +15,7 @@
  *
  * A group of one rank exchanges nothing: the result is the input, without codec and without division.
  *
- * Threads: works and groups of one world are one thread's at a time, as comm.h says.
+ * Threads: works and groups of one world are used by one thread at a time, as comm.h says.
  */
 #ifndef PERILUNE_EXCHANGE_H
 #define PERILUNE_EXCHANGE_H

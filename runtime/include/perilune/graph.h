@@ -21,8 +21,8 @@
  * waits for or reads (items, verdicts on ids), copies from or to the host, events, exchanges, random numbers (their
  * seeds are numbers of the host; those of dropout are told to the graph), tables' lookups and optimizers' steps.
  *
- * Threads: a graph is used by one thread at a time. While a thread captures, others may do what they like, but for
- * changing the tensors that the function uses.
+ * Threads: a graph (peri_graph) is used by one thread at a time. While a thread captures, others may do what they like,
+ * but for changing the tensors that the function uses.
  */
 #ifndef PERILUNE_GRAPH_H
 #define PERILUNE_GRAPH_H

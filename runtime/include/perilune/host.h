@@ -38,6 +38,9 @@
  * (PERI_EUNSUPPORTED). Fork while no other thread is in a call on an object that the child will use. fork itself waits
  * until other threads have left the libraries that multiply matrices (a block of 256 rows at most, or the loading of
  * such a library), so that the child finds their locks free.
+ *
+ * Threads: peri_host_init, peri_host_log_set and peri_host_tensor may be called by any thread at any time; all others
+ * while no other thread is in a call of the library.
  */
 #ifndef PERILUNE_HOST_H
 #define PERILUNE_HOST_H

@@ -8,7 +8,9 @@
  * takes its own rows of each *global* batch of G rows, rows [G*rank/world, G*(rank+1)/world) of it, so that what is
  * trained does not depend on the number of ranks.
  *
- * Threads: a reader, a batch and a feed are one thread's at a time; a feed has a thread of its own beside it.
+ * Threads: each object is used by one thread at a time: peri_batch, peri_criteo, peri_arrays, peri_columns,
+ * peri_columns_writer, peri_logistic, and peri_feed, which has a thread of its own beside it. Two objects may be used
+ * by two threads at once.
  */
 #ifndef PERILUNE_IO_H
 #define PERILUNE_IO_H

@@ -7,8 +7,8 @@
  * rows, rows of rank 0 first, and its bags begin at lengths_offset_per_key[k]. `lengths` has one entry per bag,
  * `offsets` one more: their complete cumulative sum.
  *
- * Containers are counted handles over tensors of one device. They are immutable but for the *_copy functions, and one
- * thread at a time may use one container. Nobody may change lengths or offsets under a container.
+ * Containers are counted handles over tensors of one device. They are immutable but for the *_copy functions. Nobody
+ * may change lengths or offsets under a container.
  *
  * Checks. Counts, dtypes, shapes, keys and devices are checked by every constructor. What lengths and offsets hold (not
  * negative, monotone, ending at the number of values) is checked where it can be read for nothing: at once on devices
@@ -18,6 +18,10 @@
  * Unless a comment says otherwise functions are local, do not communicate, return containers and tensors that are
  * *new*, borrow their arguments, and leave outputs untouched on failure. Host arrays that are returned are borrowed and
  * live as long as the container.
+ *
+ * Threads: nothing changes a key list (peri_keys) or a plan for regrouping (peri_regroup), so any number of threads may
+ * use them at once. A container (peri_jt, peri_kjt, peri_kt) is used by one thread at a time, since it keeps what it
+ * learns of its sizes.
  */
 #ifndef PERILUNE_JAGGED_H
 #define PERILUNE_JAGGED_H

@@ -6,9 +6,11 @@
  * modules and needs LuaJIT's shared library. Programs that never call this header load neither.
  *
  * A *state* is one LuaJIT. It shares nothing with other states but what it is given, so a program has one for each
- * thread that runs scripts, and gives them the same tensors and tables. One thread at a time may call a state: a second
- * one is told so (PERI_EINVAL), as is a call from inside another call of the same state. Objects belong to their state.
- * Releasing is any thread's, at any time.
+ * thread that runs scripts, and gives them the same tensors and tables.
+ *
+ * Threads: a state (peri_lua) with all its objects (peri_lua_object) is called by one thread at a time: a second one is
+ * told so (PERI_EINVAL), as is a call from inside another call of the same state. Any thread may release them, at any
+ * time.
  *
  * A thread that runs scripts needs 256 KiB of stack. Endless recursion of functions of Lua is an error, whatever the
  * stack ("stack overflow"). Recursion through functions of C that call back (string.gsub with a function, table.sort,

@@ -14,6 +14,10 @@
  * not of how many they are, not of the thread. On one instruction set it has the same bits every time.
  *
  * No function here needs Lua, MPI, or a device.
+ *
+ * Threads: nothing changes a model (peri_model), so any number of threads may use it at once. A context
+ * (peri_model_context), a follower (peri_model_follower) and a writer (peri_model_writer) are used by one thread at a
+ * time.
  */
 #ifndef PERILUNE_MODEL_H
 #define PERILUNE_MODEL_H

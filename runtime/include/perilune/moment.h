@@ -14,8 +14,10 @@
  *     peri_moment_pass(m, i, row + n);         nobody reads those rows of it again
  *     peri_moment_release(m);
  *
- * Functions are local. A moment is for one thread at a time; updates may run in others. What is written through
- * peri_tensor_data is not seen. If memory runs out while rows are copied, training goes on and reading fails.
+ * Functions are local. What is written through peri_tensor_data is not seen. If memory runs out while rows are copied,
+ * training goes on and reading fails.
+ *
+ * Threads: a moment (peri_moment) is used by one thread at a time; others may update its tables meanwhile.
  */
 #ifndef PERILUNE_MOMENT_H
 #define PERILUNE_MOMENT_H

@@ -5,7 +5,7 @@
  * Everything here is local and queues on the current stream without waiting; nothing is recorded. Parameters are
  * contiguous f32 or f64 leaves, changed in place. Parameters without a gradient are passed over.
  *
- * Threads: one optimizer, and its parameters, are one thread's at a time.
+ * Threads: an optimizer (peri_optim) and its parameters are used by one thread at a time.
  */
 #ifndef PERILUNE_OPTIM_H
 #define PERILUNE_OPTIM_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * perilune/perilune.h: all of the public C API but host.h (which mentions lua_State). The Lua declarations are made
- * from this file.
+ * perilune/perilune.h: all of the public C API but host.h, whose functions take functions of the program's. The Lua
+ * declarations are made from this file.
  */
 #ifndef PERILUNE_PERILUNE_H
 #define PERILUNE_PERILUNE_H

@@ -3,7 +3,8 @@
  * perilune/precision.h: how exact products are, by PyTorch's names: TF32 for products of f32, and regions in which
  * products run in 16-bit floats (autocast).
  *
- * Threads: each setting says whether it is the process's or the calling thread's.
+ * Threads: each setting says whether it is the process's or the calling thread's. A region (peri_autocast) is used by
+ * one thread at a time: the one that has entered it, until it has left it.
  */
 #ifndef PERILUNE_PRECISION_H
 #define PERILUNE_PRECISION_H

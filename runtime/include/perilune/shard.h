@@ -2,7 +2,8 @@
  *
  * perilune/shard.h: sharding types as geometry, and sharded embedding modules.
  *
- * Threads: a sharded module, and the group that it is over, are one thread's at a time.
+ * Threads: a sharded module (peri_sharded), the group that it is over, and all else of that group's world are used by
+ * one thread at a time (perilune/comm.h). So is a plan (peri_plan).
  */
 #ifndef PERILUNE_SHARD_H
 #define PERILUNE_SHARD_H
@@ -89,7 +90,7 @@ PERI_API peri_status peri_option_value(const char *option, const char *name, int
 PERI_API const char *peri_option_name(const char *option, int32_t i, int32_t *value);
 
 /** A plan that was made before (by a planner, by hand) and written as JSON (docs/plans.md): how the tables of a model's
- *  modules are cut. One thread's at a time. */
+ *  modules are cut. */
 typedef struct peri_plan peri_plan;
 
 struct peri_sharded_table;

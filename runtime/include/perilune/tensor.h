@@ -7,9 +7,10 @@
  * function is local, does not communicate, returns tensors that are *new*, and borrows its arguments; on failure
  * outputs are untouched.
  *
- * Threads: counting references is any thread's. Any number of threads may read a tensor at once; who changes one in
- * place (fill, write, copy, a gradient, an optimizer) does so while nobody else uses its memory. Recording is switched
- * for each thread; one backward pass, and the tape that it walks, is one thread's at a time.
+ * Threads: any thread may add and give up references of a tensor (peri_tensor), and any number of threads may read one
+ * at once. Who changes one in place (fill, write, copy, a gradient, an optimizer) does so while nobody else uses its
+ * memory. Recording is switched for each thread. A backward pass (peri_backward), and the tape that it walks, are used
+ * by one thread at a time.
  */
 #ifndef PERILUNE_TENSOR_H
 #define PERILUNE_TENSOR_H
