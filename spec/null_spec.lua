@@ -4,26 +4,33 @@
 -- there is nothing to do; the others answer nothing (0, NULL, false; -1 for a number that counts from 0), and none
 -- crashes.
 -- What such calls made is never released, which is no leak of the library's.
-local COMMAND = 'ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0" luajit spec/support/null_calls.lua %d 2>&1'
+local shell = require "spec.support.shell"
+
+--- What null_calls.lua prints from call number `first` on.
+local function calls_from(first)
+  local env = shell.luajit_env()
+  env.ASAN_OPTIONS = (os.getenv "ASAN_OPTIONS" or "") .. ":detect_leaks=0"
+  return shell.run(("luajit spec/support/null_calls.lua %d"):format(first), env, 600)
+end
 
 describe("C functions", function()
   it("say what is missing when they are called with NULL", function()
     local bad, first, found = {}, 1, nil
     while not found do
-      local pipe = assert(io.popen(COMMAND:format(first)))
+      local out = calls_from(first)
       local number, call, said
-      for line in pipe:lines() do
+      for line in out:gmatch "[^\n]+" do
         local n, what = line:match "^call (%d+) (.*)$"
         found = line:match "^end (%d+)$"
         if n then number, call, said = tonumber(n), what, nil
         elseif found or line:match "^%-?%d+ " then
           said = true
-          if line:match "^%-%d+ .?.?.?$" then bad[#bad + 1] = ("%s: %s"):format(call, line) end
+          local system = line:match "^%-5 " -- PERI_EIO: it was left to the system to say
+          if system or line:match "^%-%d+ .?.?.?$" then bad[#bad + 1] = ("%s: %s"):format(call, line) end
         else bad[#bad + 1] = ("%s: %s"):format(call, line) end
       end
-      pipe:close()
       if not said then bad[#bad + 1] = ("%s crashes"):format(call) end
-      assert(found or number and number >= first, "no call was made")
+      assert(found or number and number >= first, "no call was made: " .. out)
       first = (number or 0) + 1
     end
     assert.same({}, bad)

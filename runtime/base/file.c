@@ -145,6 +145,7 @@ peri_status peri_file_write(const char *path, const void *data, int64_t size, bo
     PERI_NEED(path);
     if (size < 0) return peri__fail(PERI_EINVAL, "peri_file_write: %lld bytes, allowed: 0 or more", (long long)size);
     if (!*path) return peri__fail(PERI_EINVAL, "peri_file_write: the name of the file is empty");
+    if (!data) size = 0;
     if (folders) peri__make_folders(path, false);
     const char *refused = follow(path, target);
     if (refused) return peri__fail(PERI_EIO, "peri_file_write: %s: %s", path, refused);
