@@ -6,8 +6,8 @@
  *   items=3,7:0.5
  *
  * One sample a call. Each argument is an input by its name: numbers of a dense input, or ids, with a weight behind a
- * colon where the model wants weights. The program prints the outputs; of one that is a list of the sample, all members
- * in a row. Without inputs it prints what the model takes.
+ * colon where the model wants weights; "items=" is an empty list. The program prints the outputs; of one that is a list
+ * of the sample, all members in a row. Without inputs it prints what the model takes.
  */
 #include <errno.h>
 #include <perilune/model.h>

@@ -46,6 +46,20 @@ local function machine_paths(ctx)
   return complaints
 end
 
+--- The manual for C programs has each public header in the title of a section.
+local function manual(ctx)
+  local complaints, titles = {}, {}
+  for title in ctx.read "docs/embedding_c.md":gmatch "\n### ([^\n]*)" do titles[#titles + 1] = title end
+  titles = table.concat(titles, "\n")
+  for _, path in ipairs(ctx.lines "ls runtime/include/perilune/*.h") do
+    local name = path:match "[^/]+$"
+    if name ~= "perilune.h" and not titles:find("%f[%w]" .. name:gsub("%.", "%%.")) then
+      complaints[#complaints + 1] = ("docs/embedding_c.md: no section has %s in its title"):format(name)
+    end
+  end
+  return complaints
+end
+
 --- Who has an installation has the public headers and the documents, `make install` says which, and nothing else of
 --- this tree.
 local function headers(ctx)
@@ -167,4 +181,5 @@ end
 
 return { { "documents fit their page", widths }, { "lines of documents begin no list by accident", marks },
   { "documents name what exists", paths },
-  { "no paths of one machine", machine_paths }, { "public headers name what is installed", headers } }
+  { "no paths of one machine", machine_paths }, { "public headers name what is installed", headers },
+  { "the manual for C programs has all public headers", manual } }
