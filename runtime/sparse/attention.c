@@ -5,6 +5,7 @@
 #include "sparse_internal.h"
 #include "../../kernels/sequence.h"
 
+#include <math.h>
 #include <stdio.h>
 
 /* -- sequences ----------------------------------------------------------------------------------------------------- */
@@ -282,10 +283,11 @@ static peri_status compute(peri_tensor *const *in, const peri_attention_args *ar
 {
     bool softmax = args->form == PERI_ATTENTION_SOFTMAX;
     peri_tensor *saved[PERI_NODE_SAVED] = {NULL};
-    const double number[] = {args->alpha, args->scale};
     peri__node *node;
     marks m;
     PERI_TRY(check_operands(in));
+    const double number[] = {args->alpha != 0 ? args->alpha : 1 / sqrt((double)in[Q]->shape[2]),
+                             args->scale != 0 ? args->scale : 1};
     const int64_t shape[3] = {in[V]->shape[0], in[V]->shape[1], in[V]->shape[2]}, items = shape[0] * shape[1];
     PERI_TRY(check_marks(name, args->seq_offsets, args->num_targets, in[Q]));
     PERI_TRY(marks_init(name, &m, args->seq_offsets, args->num_targets, shape[0], args->max_seq_len,

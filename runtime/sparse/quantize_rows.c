@@ -11,11 +11,14 @@ static peri_status check_format(const char *f, const peri_row_format *r)
 {
     if (r->codes < 0 || r->codes >= PERI_QUANTIZE_COUNT)
         return peri__fail(PERI_EINVAL, "%s: codes %d, allowed: 0..3", f, r->codes);
-    if (r->alignment < 1 || r->alignment > 4096)
-        return peri__fail(PERI_EINVAL, "%s: alignment %d, allowed: 1..4096", f, r->alignment);
+    if (r->alignment < 0 || r->alignment > 4096)
+        return peri__fail(PERI_EINVAL, "%s: alignment %d, allowed: 1..4096, or 0: 1", f, r->alignment);
     if (r->codes == PERI_QUANTIZE_FP8) {
-        if (r->exponent_bits < 2 || r->exponent_bits > 5)
-            return peri__fail(PERI_EINVAL, "%s: %d exponent bits, allowed: 2..5", f, r->exponent_bits);
+        if (r->exponent_bits == 0 && r->exponent_bias != 0)
+            return peri__fail(PERI_EINVAL, "%s: exponent bias %d without exponent bits", f, r->exponent_bias);
+        if (r->exponent_bits != 0 && (r->exponent_bits < 2 || r->exponent_bits > 5))
+            return peri__fail(PERI_EINVAL, "%s: %d exponent bits, allowed: 2..5, or 0: 4 and a bias of 7", f,
+                              r->exponent_bits);
         if (r->exponent_bias < 0 || r->exponent_bias > 63)
             return peri__fail(PERI_EINVAL, "%s: exponent bias %d, allowed: 0..63", f, r->exponent_bias);
         if (r->scale_dtype != -1 && r->scale_dtype != PERI_F32)
@@ -41,10 +44,12 @@ peri_status peri__rows_layout(const char *f, const peri_row_format *r, int64_t c
     int64_t codes = peri__ceil_div(cols * bits_of[r->codes], 8),
             scales = scaled ? 2 * peri_dtype_size(r->scale_dtype) : 0;
     if (fp8 && scaled) codes = (codes + 3) & ~(int64_t)3;
-    int64_t bytes = peri__ceil_div(codes + scales, r->alignment) * r->alignment;
+    const int64_t alignment = r->alignment ? r->alignment : 1;
+    int64_t bytes = peri__ceil_div(codes + scales, alignment) * alignment;
     *out = (peri_k_rows_args){.cols = cols, .stride = bytes, .codes_at = r->scale_first ? scales : 0,
                               .scale_at = !scaled ? -1 : r->scale_first ? 0 : codes, .bits = bits_of[r->codes],
-                              .exponent_bits = fp8 ? r->exponent_bits : 0, .exponent_bias = fp8 ? r->exponent_bias : 0,
+                              .exponent_bits = !fp8 ? 0 : r->exponent_bits ? r->exponent_bits : 4,
+                              .exponent_bias = !fp8 ? 0 : r->exponent_bits ? r->exponent_bias : 7,
                               .half = r->scale_dtype == PERI_F16};
     return PERI_OK;
 }

@@ -232,7 +232,7 @@ for _, device in ipairs(require "spec.support.devices") do
       bad("fp8 rows with scales of f16, allowed: f32, none", Q.format, { codes = "fp8", scale = "f16" })
       bad("6 exponent bits, allowed: 2..5", Q.format, { codes = "fp8", exponent_bits = 6 })
       bad("exponent bias %-1, allowed: 0..63", Q.format, { codes = "fp8", exponent_bias = -1 })
-      bad("alignment 0", Q.format, { codes = "int8", alignment = 0 })
+      bad("alignment %-1, allowed: 1..4096", Q.format, { codes = "int8", alignment = -1 })
       bad("x is i64 %[1%]", Q.rows, peri.zeros({ 1 }, "i64", device), int8)
       bad("x is f32 %[%]", Q.rows, peri.zeros({}, "f32", device), int8)
       bad("min_max is f32 %[2, 2%] for 2 rows, wanted two numbers a row, and f16", Q.rows, x, int8,

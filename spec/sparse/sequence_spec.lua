@@ -205,6 +205,7 @@ describe("errors name what is wrong and what is allowed", function()
     ["num_targets[0] is -1, allowed: 0..2"] = { num_targets = i64 { -1, 0 } },
     ["1 num_targets for 2 sequences"] = { num_targets = i64 { 0 } },
     ["a sequence of 3 members, allowed: max_seq_len, 2"] = { max_seq_len = 2 },
+    ["alpha is 0, wanted: a factor"] = { alpha = 0 },
     ["q and k are"] = { k = peri.zeros { 4, 2, 3 } },
     ["q and v are"] = { v = peri.zeros({ 5, 2, 3 }, "f64") },
     ["wanted [rows, heads, size]"] = { q = peri.zeros { 5, 6 } },

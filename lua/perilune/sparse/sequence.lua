@@ -41,7 +41,8 @@ local function attend(func, a, form, max_seq_len, scale)
   c.max_seq_len, c.max_attn_len, c.causal, c.form = max_seq_len, want(func, a, "max_attn_len", "count"), a.causal, form
   c.contextual_seq_len = want(func, a, "contextual_seq_len", "count")
   c.min_full_attn_seq_len = want(func, a, "min_full_attn_seq_len", "count")
-  c.alpha, c.scale = a.alpha or 1 / math.sqrt(a.q:size(-1)), scale
+  if a.alpha == 0 then P.fail(func .. ": alpha is 0, wanted: a factor of the products (default: 1 / sqrt(D))") end
+  c.alpha, c.scale = a.alpha or 0, scale -- 0: C's default
   check(C.peri_sparse_attention(c, out))
   return (wrap(out[0]))
 end

@@ -45,6 +45,8 @@
  *    that the library fills in, `size` says how much room there is.) A newer library takes 0 for the members that an
  *    older caller does not have. An older library refuses what it does not know, if that is not 0 (PERI_EUNSUPPORTED).
  *  - All other structures stay as they are. They are zeroed likewise: 0 is the default of each of their members.
+ *  - Numbers of optimizers (learning rates, betas, eps) are what they say, 0 too: peri_optim_default and
+ *    peri_tbe_optimizer_default fill in peri_optim_config and peri_tbe_optimizer_config before a program changes some.
  *
  *  Functions, constants and members keep their names, numbers and places; new ones may come. */
 enum { PERI_ABI_VERSION = 1 };

@@ -27,8 +27,8 @@ typedef struct peri_row_format {
     int32_t scale_dtype; /* of scale and bias: PERI_F32 (INT8; FP8: scale and 0, codes padded to a multiple of 4),
                             PERI_F16 (INT8, INT4, INT2); -1: there are none (FP8) */
     bool scale_first;    /* before the codes */
-    int32_t alignment;   /* the bytes of a row are a multiple of it; 1 and more */
-    int32_t exponent_bits, exponent_bias; /* FP8: 2..5 and 0..63; else ignored */
+    int32_t alignment;   /* the bytes of a row are a multiple of it, 1..4096; 0: 1 */
+    int32_t exponent_bits, exponent_bias; /* FP8: 2..5 and 0..63, or both 0: 4 and 7; else ignored */
 } peri_row_format;
 
 /** Bytes of a row of @cols numbers. */

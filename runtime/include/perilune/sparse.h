@@ -253,7 +253,8 @@ typedef struct peri_attention_args {
     peri_tensor *num_targets; /* [sequences] i32 or i64: how many of its last members are targets; or NULL: none */
     int64_t max_seq_len;      /* a longer sequence is an error; 0: any length is fine */
     int64_t max_attn_len;     /* how far back a member looks; 0: everywhere */
-    double alpha, scale;      /* scale: of PERI_ATTENTION_SILU */
+    double alpha;             /* factor of the products of q and k; 0: 1 / sqrt(D) */
+    double scale;             /* PERI_ATTENTION_SILU: factor of the weights; 0: 1 */
     int32_t form;             /* PERI_ATTENTION_* */
     bool causal;              /* members of the history do not see what is behind them */
     int64_t contextual_seq_len; /* how many of the first members of each sequence are contextual: they see the whole
