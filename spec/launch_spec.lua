@@ -47,6 +47,20 @@ describe_launcher("perilune run, one rank", function()
     assert.equal(0, select(2, run("run " .. script "local _ = 1" .. " >&-"))) -- closed from the start, and never used
   end)
 
+  it("fails when the output of ranks could not be written, and goes on when nobody reads it any more", function()
+    local path = script "print(('x'):rep(100))\nrequire('perilune').init()\nprint 'lost'"
+    local out, status = run("run -n 2 " .. path .. " >/dev/full")
+    assert.equal(74, status)
+    assert.equal(1, count(out, "perilune: standard output could not be written"))
+    assert.equal(7, select(2, run("run -n 2 " .. script "print 'lost' os.exit(7)" .. " >/dev/full")))
+    local long = "for i = 1, 3000 do print(('x'):rep(60)) end "
+    out = run("run -n 2 " .. script(long .. "io.stderr:write 'done\\n'") .. " | head -1")
+    assert.equal(2, count(out, "done"))
+    out, status = run("run -n 2 " .. script(long) .. " | wc -l")
+    assert.equal("6000", out:match "%d+")
+    assert.equal(0, status)
+  end)
+
   it("says how many files it wants to open, where it may not open so many", function()
     local out, status = shell.run(("ulimit -n 64; %s run -n 2 %s"):format(shell.perilune, script ""))
     assert.equal(2, status)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * job.c: mpirun as a child of the launcher: what it writes to its standard error, the signals that come meanwhile, and
- * its end, one event after the other. Its input and output are the launcher's own.
+ * its end, one event after the other. Its input is the launcher's own, and so is its output if that is a terminal.
+ * Other output goes through the launcher, which learns whether it could be written; mpirun would not tell.
  */
 #include "host_internal.h"
 
@@ -9,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <limits.h>
 #include <lauxlib.h>
 #include <lua.h>
 #include <poll.h>
@@ -33,6 +35,7 @@
 static struct {
     pid_t pid;    /* 0: none */
     int error;    /* its standard error, -1 when that is at its end */
+    int output;   /* its standard output, likewise; -1 too where that is the launcher's */
     int signals;  /* signals to this process */
     int socket;   /* tells that all ranks have started, -1: not yet */
     sigset_t before; /* signals that were blocked before it */
@@ -40,7 +43,7 @@ static struct {
     bool ended;
     int n_started;
     pid_t started[1024]; /* what it had started when it was told to end: ranks, and who starts them on other machines */
-} job = {.error = -1, .signals = -1, .socket = -1};
+} job = {.error = -1, .output = -1, .signals = -1, .socket = -1};
 
 static int failure(lua_State *L, const char *what)
 {
@@ -52,8 +55,8 @@ static int failure(lua_State *L, const char *what)
 /** In the child: become the program @words; says why not through @report. A Ctrl-C, or a SIGTERM to the whole group of
  *  processes, is the launcher's, which may give the ranks time; mpirun would end them at once, and does so at a
  *  SIGHUP. */
-static _Noreturn void become(char *const *words, const char *preload, int error, int report, pid_t parent,
-                             const sigset_t *mask)
+static _Noreturn void become(char *const *words, const char *preload, int error, int output, int report,
+                             pid_t parent, const sigset_t *mask)
 {
     if (preload) setenv("LD_PRELOAD", preload, 1);
     sigset_t ours = *mask;
@@ -61,7 +64,8 @@ static _Noreturn void become(char *const *words, const char *preload, int error,
     sigaddset(&ours, SIGTERM);
     sigprocmask(SIG_SETMASK, &ours, NULL);
     prctl(PR_SET_PDEATHSIG, SIGHUP, 0, 0, 0); /* no ranks without a launcher */
-    if (getppid() == parent && dup2(error, STDERR_FILENO) >= 0) execvp(words[0], words);
+    if (getppid() == parent && dup2(error, STDERR_FILENO) >= 0 && (output < 0 || dup2(output, STDOUT_FILENO) >= 0))
+        execvp(words[0], words);
     int problem = errno;
     if (write(report, &problem, sizeof problem) < 0) _exit(126);
     _exit(127);
@@ -87,7 +91,7 @@ static int files(lua_State *L)
 static int start(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
-    int count = (int)lua_objlen(L, 1), error[2], report[2], problem = 0;
+    int count = (int)lua_objlen(L, 1), error[2], report[2], output[2] = {-1, -1}, problem = 0;
     luaL_argcheck(L, count > 0 && !job.pid, 1, "a program's name and arguments wanted, one program at a time");
     const char *preload = luaL_optstring(L, 3, NULL);
     const char **words = lua_newuserdata(L, sizeof *words * ((size_t)count + 1));
@@ -114,11 +118,14 @@ static int start(lua_State *L)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* ranks whose mpirun has died come here: see sweep */
     job.signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (job.signals < 0 || pipe2(error, O_CLOEXEC) != 0 || pipe2(report, O_CLOEXEC) != 0) return failure(L, "a pipe");
+    if (fcntl(STDOUT_FILENO, F_GETFD) >= 0 && !isatty(STDOUT_FILENO) && pipe2(output, O_CLOEXEC) != 0)
+        return failure(L, "a pipe");
     fflush(NULL);
     pid_t parent = getpid();
     job.pid = fork();
-    if (job.pid == 0) become((char *const *)words, preload, error[1], report[1], parent, &job.before);
+    if (job.pid == 0) become((char *const *)words, preload, error[1], output[1], report[1], parent, &job.before);
     close(error[1]);
+    if (output[1] >= 0) close(output[1]);
     close(report[1]);
     if (job.pid < 0) return failure(L, "fork");
     bool failed = read(report[0], &problem, sizeof problem) == sizeof problem; /* ends when the program has begun */
@@ -129,6 +136,11 @@ static int start(lua_State *L)
     }
     job.error = error[0];
     fcntl(job.error, F_SETFL, O_NONBLOCK);
+    job.output = output[0];
+    if (job.output >= 0) {
+        fcntl(job.output, F_SETFL, O_NONBLOCK);
+        signal(SIGPIPE, SIG_IGN); /* who reads our output may go; the ranks go on, and the exit code tells of it */
+    }
     lua_pushinteger(L, job.pid);
     return 1;
 }
@@ -164,27 +176,55 @@ static bool next_text(lua_State *L)
     return n > 0;
 }
 
+/** Whether our standard output takes text now: then it takes PIPE_BUF bytes without a wait. */
+static bool output_ready(void)
+{
+    struct pollfd to = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    return poll(&to, 1, 0) != 0;
+}
+
+/** Pass on some of what the program has written to its standard output; false: there is nothing, or nobody takes it. A
+ *  failure stays with stdout, whose end makes the exit code of it (main.c); what comes after it is dropped. */
+static bool pass_output(void)
+{
+    char text[PIPE_BUF];
+    if (job.output < 0 || !output_ready()) return false;
+    const ssize_t n = read(job.output, text, sizeof text);
+    if (n > 0) {
+        if (!ferror(stdout) && fwrite(text, 1, (size_t)n, stdout) == (size_t)n) fflush(stdout);
+        return true;
+    }
+    if (n < 0 && !(job.ended && errno == EAGAIN)) return false;
+    close(job.output);
+    job.output = -1;
+    return false;
+}
+
 /** next(seconds): what happens next, within so long: "text", string; "signal", number; "end", exit code, signal or nil;
  *  "time". */
 static int next(lua_State *L)
 {
     double seconds = luaL_checknumber(L, 1);
     struct signalfd_siginfo info;
-    for (bool waited = false;; waited = true) {
+    for (;;) {
+        const bool over = job.ended; /* then everything that it wrote can be read at once */
         /* see started */
         for (int fd; job.socket >= 0 && (fd = accept4(job.socket, NULL, NULL, SOCK_CLOEXEC)) >= 0;) close(fd);
         lua_settop(L, 0);
         lua_pushliteral(L, "text");
         if (next_text(L)) return 2;
+        for (int round = 0; round < 16 && pass_output();) round++; /* signals are heard between them */
         lua_settop(L, 0);
         if (next_signal(&info)) {
             lua_pushliteral(L, "signal");
             lua_pushinteger(L, (lua_Integer)info.ssi_signo);
             return 2;
         }
-        if (job.ended && waited) break; /* after its end everything that it wrote can be read at once */
-        struct pollfd list[2] = {{.fd = job.signals, .events = POLLIN}, {.fd = job.error, .events = POLLIN}};
-        if (!job.ended && poll(list, 2, (int)(seconds * 1e3)) == 0) {
+        if (over && job.output < 0) break;
+        struct pollfd list[3] = {{.fd = job.signals, .events = POLLIN}, {.fd = job.error, .events = POLLIN},
+                                 {.fd = job.output, .events = POLLIN}};
+        if (job.output >= 0 && !output_ready()) list[2] = (struct pollfd){.fd = STDOUT_FILENO, .events = POLLOUT};
+        if ((!job.ended || job.output >= 0) && poll(list, 3, (int)(seconds * 1e3)) == 0) {
             reap(); /* a thread of a library may have taken the signal of its end */
             lua_pushliteral(L, "time");
             return 1;
@@ -282,12 +322,12 @@ static bool left_behind(long pid, const char *own)
 /** The next job may begin. */
 static void forget(void)
 {
-    const int files[] = {job.error, job.signals, job.socket};
+    const int files[] = {job.error, job.output, job.signals, job.socket};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         if (files[i] >= 0) close(files[i]);
     sigprocmask(SIG_SETMASK, &job.before, NULL);
     memset(&job, 0, sizeof job);
-    job.error = job.signals = job.socket = -1;
+    job.error = job.output = job.signals = job.socket = -1;
 }
 
 /** sweep(): end the ranks of this machine that have outlived mpirun, and what mpirun has left behind when it was told
