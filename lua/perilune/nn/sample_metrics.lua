@@ -1,0 +1,175 @@
+-- sample_metrics.lua: metrics that need the samples themselves: areas under curves. Each keeps those of its window.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local ranks = require "perilune.nn.ranks"
+local samples = require "perilune.nn.samples"
+local states = require "perilune.nn.metric_state"
+local C, check = P.C, P.check
+local OF_CLASSES = C.PERI_METRIC_LABELS_OF_CLASSES
+local ENTROPY = C.PERI_METRIC_PROBABILITIES + OF_CLASSES
+
+local M = {}
+local number = ffi.new "double[1]"
+
+--- The last `size` samples, in arrays that grow up to that many. most (or nil): if the first samples are more than
+--- that, so many of them stay until the next come.
+local Samples = util.class "Samples"
+function Samples:init(size, most)
+  self.size, self.used, self.at, self.room = math.max(size, most or 0), 0, 0, 0 -- at: the oldest, once all are used
+  self.arrays, self.lasting = {}, size
+end
+
+--- Forget what is older than the last `lasting` samples.
+function Samples:shrink()
+  local keep = math.min(self.used, self.lasting)
+  for k = 1, 3 do
+    local all, array = self:in_order(k), ffi.new("double[?]", keep + 1)
+    ffi.copy(array, all + self.used - keep, keep * 8)
+    self.arrays[k] = array
+  end
+  self.size, self.used, self.at, self.room = self.lasting, keep, 0, keep
+end
+
+function Samples:reserve(n)
+  if n <= self.room then return end
+  self.room = math.min(self.size, math.max(n, 2 * self.room, 1024))
+  for k = 1, 3 do
+    local more = ffi.new("double[?]", self.room)
+    if self.arrays[k] then ffi.copy(more, self.arrays[k], self.used * 8) end
+    self.arrays[k] = more
+  end
+end
+
+--- Take in the samples s (a peri_metric_samples).
+function Samples:push(s)
+  local n = tonumber(s.n)
+  local from = math.max(0, n - self.size)
+  self:reserve(math.min(self.size, self.used + n))
+  while from < n do
+    local full = self.used == self.size
+    local to = full and self.at or self.used
+    local count = math.min(n - from, self.size - to)
+    ffi.copy(self.arrays[1] + to, s.predictions + from, count * 8)
+    ffi.copy(self.arrays[2] + to, s.labels + from, count * 8)
+    if s.weights ~= nil then ffi.copy(self.arrays[3] + to, s.weights + from, count * 8)
+    else
+      for i = to, to + count - 1 do self.arrays[3][i] = 1 end
+    end
+    if full then self.at = (self.at + count) % self.size else self.used = self.used + count end
+    from = from + count
+  end
+end
+
+--- The k-th array (predictions, labels, weights) from the oldest sample to the newest: a copy.
+function Samples:in_order(k)
+  local copy = ffi.new("double[?]", self.used + 1)
+  if self.used == 0 then return copy end
+  ffi.copy(copy, self.arrays[k] + self.at, (self.used - self.at) * 8)
+  ffi.copy(copy + self.used - self.at, self.arrays[k], self.at * 8)
+  return copy
+end
+
+local BINS = 1000
+local single = ffi.new "float[1]"
+
+--- The base of these metrics. options_of, place: see the function at the end.
+local function base(RecMetric, options_of, place)
+  --- Keeps the last window_size samples.
+  local SampleMetric = util.class("SampleMetric", RecMetric)
+  function SampleMetric:init(args)
+    options_of(self, args)
+    self.samples = false
+  end
+
+  --- Forget all samples.
+  function SampleMetric:reset()
+    self.samples = false
+    for _, field in ipairs(self.sums) do ffi.fill(self[field], self.bins * 8) end
+  end
+
+  function SampleMetric:update(predictions, labels, weights)
+    self:_take(self:_look(predictions, labels, weights))
+  end
+  function SampleMetric:_look(predictions, labels, weights)
+    return samples.metric_samples(self.class_name, self.needs, predictions, labels, weights)
+  end
+  function SampleMetric:_take(s, memory)
+    if self._taken then self:_taken(s) end
+    self.samples = self.samples or Samples(place(self))
+    if self.samples.size > self.samples.lasting then self.samples:shrink() end
+    self.samples:push(s)
+    return memory and self
+  end
+
+  states.of_samples(SampleMetric, Samples, place)
+
+  --- What `compute`, a function of C, makes of the window's samples of all ranks.
+  function SampleMetric:_area(compute)
+    self.samples = self.samples or Samples(place(self))
+    local s, parts = ffi.new "peri_metric_samples", {}
+    for k = 1, 3 do parts[k] = self.samples:in_order(k) end
+    local n
+    parts, n = ranks.gather(self.group, parts, self.samples.used)
+    s.predictions, s.labels, s.weights, s.n = parts[1], parts[2], parts[3], n
+    check(compute(s, number))
+    return number[0]
+  end
+  return SampleMetric
+end
+
+local function define_areas(SampleMetric)
+  --- Area under the ROC curve of the window; ties count one half.
+  M.AUCMetric = util.class("AUCMetric", SampleMetric)
+  M.AUCMetric.needs = OF_CLASSES
+  function M.AUCMetric:compute() return { window_auc = self:_area(C.peri_metric_auc) } end
+
+  --- Regression AUC of the window: the share of pairs, weighted w_i * w_j, that predictions and labels do not order in
+  --- opposite ways. (TorchRec ignores the weights.)
+  M.RAUCMetric = util.class("RAUCMetric", SampleMetric)
+  M.RAUCMetric.needs = 0
+  function M.RAUCMetric:compute() return { window_rauc = self:_area(C.peri_metric_rauc) } end
+end
+
+local function define_auprc(SampleMetric, place)
+  --- Average precision of the window; over everything from a histogram of 1,000 bins of predictions in [0, 1] (0.5
+  --- while a class is missing).
+  M.AUPRCMetric = util.class("AUPRCMetric", SampleMetric)
+  M.AUPRCMetric.needs, M.AUPRCMetric.sums, M.AUPRCMetric.bins = ENTROPY, { "positive", "negative" }, BINS
+  function M.AUPRCMetric:init(args)
+    SampleMetric.init(self, args)
+    self.positive, self.negative = ffi.new("double[?]", BINS), ffi.new("double[?]", BINS)
+  end
+  function M.AUPRCMetric:_taken(s)
+    for i = 0, tonumber(s.n) - 1 do
+      local p, y, w = s.predictions[i], s.labels[i], s.weights ~= nil and s.weights[i] or 1
+      single[0] = p -- in f32, as the reference bins them
+      single[0] = single[0] * BINS
+      local bin = math.min(math.floor(single[0]), BINS - 1)
+      self.positive[bin] = self.positive[bin] + w * y
+      self.negative[bin] = self.negative[bin] + w * (1 - y)
+    end
+  end
+  function M.AUPRCMetric:compute()
+    place(self)
+    local counts = {}
+    for bin = 1, BINS do counts[bin], counts[BINS + bin] = self.positive[bin - 1], self.negative[bin - 1] end
+    counts = ranks.sum(self.group, counts)
+    local positive, negative, area = 0, 0, 0
+    for bin = BINS, 1, -1 do
+      positive, negative = positive + counts[bin], negative + counts[BINS + bin]
+      if positive + negative > 0 then area = area + counts[bin] * (positive / (positive + negative)) end
+    end
+    return { lifetime_auprc = (positive == 0 or negative == 0) and 0.5 or area / positive,
+      window_auprc = self:_area(C.peri_metric_auprc) }
+  end
+end
+
+--- The metrics by name. RecMetric: the base of all metrics; options_of, place: what all of them do with their arguments
+--- and their group (metrics.lua).
+return function(RecMetric, options_of, place)
+  local SampleMetric = base(RecMetric, options_of, place)
+  define_areas(SampleMetric)
+  define_auprc(SampleMetric, place)
+  return M
+end
