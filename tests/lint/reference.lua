@@ -32,17 +32,50 @@ local function look(entry, page, types, gen, complain)
   if not used then complain(entry, "no example on its page uses it") end
 end
 
+--- Words of types that are not classes: what LuaCATS brings along.
+local plain = {}
+for word in ("any nil true false boolean number integer string table function fun ffi.cdata self"):gmatch "%S+" do
+  plain[word] = true
+end
+
+--- Complaints about types of an entry that nothing declares: editors know nothing of them. known: the classes.
+local function look_at_types(entry, known, complain)
+  local function look_at(what, text)
+    local names = {} -- of what a function in the type takes: fun(name: type)
+    for name in text:gmatch "([%w_]+)%??:" do names[name] = true end
+    for word in text:gsub("'[^']*'", ""):gsub('"[^"]*"', ""):gmatch "%a[%w_%.]*" do
+      if not (plain[word] or known[word] or names[word]) then
+        complain(entry, ("%s is of the type '%s', which nothing declares"):format(what, word))
+      end
+    end
+  end
+  for _, kind in ipairs { "params", "fields" } do
+    for _, p in ipairs(entry[kind] or {}) do look_at(("'%s'"):format(p.name), p.type) end
+  end
+  for _, r in ipairs(entry.returns or {}) do look_at("what it returns", r.type) end
+end
+
 local function described(ctx)
   local gen = dofile "runtime/gen/reference.lua"
   local complaints = {}
   local ok, pages, types = pcall(gen.pages)
   if not ok then return { pages } end
+  local known = {}
+  for _, path in ipairs(ctx.lines "ls lua/perilune/reference/*.lua") do
+    for name in ("\n" .. ctx.read(path)):gmatch "\n%-%-%-@class ([%w_%.]+)" do known[name] = true end
+  end
   local function complain(entry, why)
     complaints[#complaints + 1] = ("%s: %s: %s"):format(entry.where, entry.name, why)
+  end
+  for name, block in pairs(types) do -- any order: complaints of tables of arguments
+    look_at_types(block, known, function(_, why)
+      complaints[#complaints + 1] = ("lua/perilune/reference: %s: %s"):format(name, why)
+    end)
   end
   for _, page in ipairs(pages) do
     for _, entry in ipairs(page.entries) do
       if entry.kind == "function" or entry.kind == "class" then look(entry, page, types, gen, complain) end
+      look_at_types(entry, known, complain)
       local called = entry.kind == "function" and table.concat(({ entry.names:gsub("%s", "") }), "", 1, 1)
       local list = {}
       for i, p in ipairs(entry.params) do list[i] = p.name end

@@ -39,7 +39,7 @@ function checkpoint.Checkpoint:compact(path, replace) end
 ---Errors: a name that is not there.
 ---@param name string Such as `model/over.weight`.
 ---@param patch? function `function(shard)`: brings a shard up to date by itself, and returns true, or false: it is read (default: none).
----@return peri.StoredTensor # Of the tensor's shape `[...]`.
+---@return table # The source, of the tensor's shape `[...]`.
 function checkpoint.Checkpoint:stored(name, patch) end
 
 ---The checkpoints that a Saver has made in a folder, the newest first. Local.

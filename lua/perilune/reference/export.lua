@@ -42,7 +42,7 @@ function export.save(model, path, options) end
 ---Errors: no such file; one that is no model file, is damaged, or is not whole; one of a later version.
 ---@param path string The file.
 ---@param options? table `verify = true`: compare all checksums; `copy = true`: read it into memory; `guard = true`: the process survives that the file is cut while a call reads it, by a handler for SIGBUS (default: none).
----@return peri_model # The file.
+---@return any # The file, open (a `peri_model` of C).
 function export.open(path, options) end
 
 ---Open a model file for following the checkpoints that a trainer saves into a folder, increments too. What it returns

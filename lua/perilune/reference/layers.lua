@@ -31,7 +31,7 @@ nn.MultiheadAttention = {}
 ---@field num_heads integer Parts that they are cut into.
 ---@field dropout? number Share of weights that is dropped in training (default: 0).
 ---@field bias? boolean Whether the products have biases (default: true).
----@field batch_first? boolean [B, L, E] instead of [L, B, E] (default: false).
+---@field batch_first? boolean Whether inputs are [B, L, E] instead of [L, B, E] (default: false).
 ---@field dtype? string dtype of the parameters (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
@@ -73,7 +73,7 @@ nn.GRU = {}
 ---@field hidden_size integer Size of the states.
 ---@field num_layers? integer Layers over one another (default: 1).
 ---@field bias? boolean Whether the products have biases (default: true).
----@field batch_first? boolean [B, L, size] instead of [L, B, size] (default: false).
+---@field batch_first? boolean Whether inputs are [B, L, size] instead of [L, B, size] (default: false).
 ---@field dropout? number Share that is dropped between layers in training (default: 0).
 ---@field bidirectional? boolean Each layer in both directions (default: false).
 ---@field dtype? string dtype of the parameters (default: f32).
