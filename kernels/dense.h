@@ -72,7 +72,7 @@ enum {
     PERI_UNARY_ROOT = 18,      /* sqrt x                               1 / (2 sqrt x), 0 at 0 */
     PERI_UNARY_LOG1P = 19,     /* log(1 + x)                           1 / (1 + x) */
     PERI_UNARY_EXPM1 = 20,     /* exp(x) - 1                           exp x */
-    PERI_UNARY_RSQRT = 21,     /* 1 / sqrt x                           -1 / (2 x sqrt x) */
+    PERI_UNARY_RSQRT = 21,     /* 1 / sqrt x                           -(1 / sqrt x)^3 / 2 (of -0: infinity) */
     PERI_UNARY_SIN = 22,       /* sin x                                cos x */
     PERI_UNARY_COS = 23,       /* cos x                                -sin x */
     PERI_UNARY_ERF = 24,       /* the error function                   2 / sqrt(pi) exp(-x^2) */

@@ -99,6 +99,8 @@ static void cpu_unary(const void *args, int64_t begin, int64_t end)
     }
 }
 
+static inline k_vec cpu_cube(k_vec v) { return v * v * v; }
+
 static void cpu_unary_grad(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_unary_grad_args *a = args;
@@ -137,7 +139,7 @@ static void cpu_unary_grad(const void *args, int64_t begin, int64_t end)
     case PERI_UNARY_EXPM1: K_MAP2(dx, dy, s, v * k_exp(w)); break;
     case PERI_UNARY_SIN: K_MAP2(dx, dy, s, v * k_cos(w)); break;
     case PERI_UNARY_COS: K_MAP2(dx, dy, s, v * -k_sin(w)); break;
-    case PERI_UNARY_RSQRT: K_MAP2(dx, dy, s, v * (-half / (w * k_sqrt(w)))); break;
+    case PERI_UNARY_RSQRT: K_MAP2(dx, dy, s, v * (-half * cpu_cube(1 / k_sqrt(w)))); break;
     default: ref_unary_grad(args, begin, end); break;
     }
 }

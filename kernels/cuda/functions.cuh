@@ -56,6 +56,7 @@ template <class T> static __device__ __forceinline__ T peri_softplus(T x)
 {
     return (x > 0 ? x : x != x ? x : T(0)) + peri_log1p(peri_exp(-peri_abs(x)));
 }
+template <class T> static __device__ __forceinline__ T peri_cube(T x) { return x * x * x; }
 /** exp(-x^2 / 2): what the square was rounded by is multiplied in, since it counts where the square is large. Beyond 40
  *  it is 0. */
 template <class T> static __device__ __forceinline__ T peri_gauss(T x)
@@ -126,7 +127,7 @@ template <class T> static __device__ __forceinline__ T peri_df(int32_t op, T s, 
     case PERI_UNARY_ROOT: return s == 0 ? T(0) : T(0.5) / peri_sqrt(s);
     case PERI_UNARY_LOG1P: return T(1) / (T(1) + s);
     case PERI_UNARY_EXPM1: return peri_exp(s);
-    case PERI_UNARY_RSQRT: return T(-0.5) / (s * peri_sqrt(s));
+    case PERI_UNARY_RSQRT: return T(-0.5) * peri_cube(T(1) / peri_sqrt(s));
     case PERI_UNARY_SIN: return peri_cos(s);
     case PERI_UNARY_COS: return -peri_sin(s);
     case PERI_UNARY_ERF: return T(1.12837916709551257390) * peri_exp(-s * s);

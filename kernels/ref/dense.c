@@ -40,6 +40,7 @@ static void ref_axpy(const void *args, int64_t begin, int64_t end)
 
 static double ref_sigmoid(double x) { return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x)); }
 static double ref_softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
+static double ref_cube(double x) { return x * x * x; }
 static double ref_normal_cdf(double x) { return 0.5 * erfc(x * -0.70710678118654752440); }
 
 static double ref_f(int32_t op, double x, double a, double b)
@@ -103,7 +104,7 @@ static double ref_df(int32_t op, double s, double a, double b)
     case PERI_UNARY_ROOT: return s == 0 ? 0 : 0.5 / sqrt(s);
     case PERI_UNARY_LOG1P: return 1 / (1 + s);
     case PERI_UNARY_EXPM1: return exp(s);
-    case PERI_UNARY_RSQRT: return -0.5 / (s * sqrt(s));
+    case PERI_UNARY_RSQRT: return -0.5 * ref_cube(1 / sqrt(s));
     case PERI_UNARY_SIN: return cos(s);
     case PERI_UNARY_COS: return -sin(s);
     case PERI_UNARY_ERF: return 1.12837916709551257390 * exp(-s * s);

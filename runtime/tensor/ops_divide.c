@@ -55,7 +55,7 @@ static peri_status divide(const division *d, peri_tensor *a, peri_tensor *b, per
     PERI_TRY(check_bool(d, a, b, common));
     if (!peri__is_integer(common)) return peri__float_binary(d->function, d->real, a, b, out);
     PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
-    peri_status status = check_divisors(d->function, o.in[1]);
+    peri_status status = peri__numel(a) > 0 ? check_divisors(d->function, o.in[1]) : PERI_OK; /* else none divides */
     if (status >= 0) status = peri__integer(d->function, d->integer, o.in[0], o.in[1], &o.out);
     return peri__narrow(&o, status, out);
 }
@@ -87,7 +87,7 @@ static peri_status divide_by(const division *d, peri_tensor *x, double divisor, 
         peri_tensor_release(number);
         return status;
     }
-    if (divisor == 0) return peri__fail(PERI_ERANGE, "%s: the divisor is 0", d->function);
+    if (divisor == 0 && peri__numel(x) > 0) return peri__fail(PERI_ERANGE, "%s: the divisor is 0", d->function);
     PERI_TRY(peri__cast(x, x->dtype == PERI_BOOL ? PERI_I64 : x->dtype, &wide));
     peri_status status = peri__integer_by(d->function, d->integer, wide, divisor, out);
     peri_tensor_release(wide);
