@@ -6,6 +6,7 @@
 #ifndef PERI_KERNELS_ELEMENTS_H
 #define PERI_KERNELS_ELEMENTS_H
 
+#include <math.h>
 #include <perilune/base.h>
 
 #include "dense.h"
@@ -219,6 +220,70 @@ typedef struct peri_k_in_batch_logits_args {
     int64_t n;
     double scale, fill;
 } peri_k_in_batch_logits_args;
+
+/** Sums of blocks of rows, x [outer][n][inner] and dst [outer][blocks][inner]: dst[o][k][i] = the sum of x[o][r][i]
+ *  over the rows r of block k, which begins with row k * block and has `block` rows, or what is left of n. x: integers
+ *  or bool; sums are 64 bits, and wrap. blocks = ceil(n / block), at least 1. range: outer * blocks * inner. */
+typedef struct peri_k_integer_sum_args {
+    int64_t *dst;
+    const void *x;
+    int32_t dtype;
+    int64_t n, block, blocks, inner;
+} peri_k_integer_sum_args;
+
+/** Triangles of matrices, x and dst [matrices][rows][cols] of elements of `width` bytes: dst[m][r][c] = x[m][r][c]
+ *  where c <= r + k (`upper`: c >= r + k), elsewhere `fill`. range: matrices * rows. */
+typedef struct peri_k_triangle_args {
+    void *dst;
+    const void *x;
+    int32_t width; /* 1, 2, 4, 8 or 16 */
+    bool upper;
+    int64_t rows, cols, k; /* |k| <= 2^62 */
+    uint8_t fill[16];
+} peri_k_triangle_args;
+
+/** The cosine of the angle between rows of a and b [rows][cols]: y[r] = a . b / (|a| |b|). A size |a| below eps counts
+ *  as eps; added > 0: it is sqrt(a . a + added). In f64; of f32 and f64. sizes[r] has what the gradient needs: 1 / |a|,
+ *  1 / |b|, and the factors of y a and y b in it: 1 / |a| over the true size of a (0: 0), or 1 / |a|^2 if added > 0,
+ *  and that of b. range: rows. */
+typedef struct peri_k_cosine_args {
+    void *y;
+    double *sizes; /* [rows][4] */
+    const void *a, *b;
+    int32_t dtype;
+    double eps, added;
+    int64_t cols;
+} peri_k_cosine_args;
+
+/** da = dy (b / (|a| |b|) - y sizes[2] a), db likewise; da or db may be NULL. range: rows. */
+typedef struct peri_k_cosine_grad_args {
+    void *da, *db;
+    const void *dy, *y, *a, *b;
+    const double *sizes;
+    int32_t dtype;
+    int64_t cols;
+} peri_k_cosine_grad_args;
+
+/** What sizes has of a and of b whose squares add up to @a and @b; returns 1 / (|a| |b|). */
+K_INLINE double k_cosine_sizes(double a, double b, double eps, double added, double *sizes)
+{
+    const double squares[2] = {a, b};
+    for (int i = 0; i < 2; i++) {
+        const double size = sqrt(squares[i] + added), counted = added > 0 || !(size < eps) ? size : eps;
+        sizes[i] = 1 / counted;
+        sizes[2 + i] = size > 0 ? 1 / (counted * size) : 0;
+    }
+    return sizes[0] * sizes[1];
+}
+
+/** dst[i] = whether x[i] is one of sorted[n], which rises as sort_lines has it. No NaN is. Any dtype that is not
+ *  complex. range: elements. */
+typedef struct peri_k_member_args {
+    uint8_t *dst;
+    const void *sorted, *x;
+    int32_t dtype;
+    int64_t n;
+} peri_k_member_args;
 
 /** An element to be sorted: its key (k_sort_key below) and its place. */
 typedef struct peri_k_sort_entry {

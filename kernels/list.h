@@ -163,7 +163,10 @@
             X(running_product, peri_k_product_dim_args) X(running_product_grad, peri_k_product_dim_grad_args)          \
                 X(running_extreme, peri_k_running_extreme_args) X(mode_line, peri_k_mode_args)                         \
                     X(bin_number, peri_k_bin_args) X(unravel, peri_k_unravel_args)                                     \
-                        X(in_batch_logits, peri_k_in_batch_logits_args)
+                        X(in_batch_logits, peri_k_in_batch_logits_args)                                                \
+                            X(integer_sum, peri_k_integer_sum_args) X(triangle, peri_k_triangle_args)                  \
+                                X(member, peri_k_member_args) X(cosine, peri_k_cosine_args)                            \
+                                    X(cosine_grad, peri_k_cosine_grad_args)
 #define PERI_STEPS_ELEMENTS(X) X(sort_line, peri_k_sort_line_args) X(take_add, peri_k_take_add_args)
 #define PERI_OPS_ELEMENTS(X) X(sort_lines, peri_op_sort_lines) X(take_add, peri_k_take_add_args)
 

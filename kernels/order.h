@@ -118,4 +118,12 @@ K_INLINE int64_t k_search(const void *sorted, int64_t begin, int64_t n, const vo
     return low;
 }
 
+/** Whether x[i] is one of the rising elements sorted[0], ..., sorted[n - 1]; a NaN is none. */
+K_INLINE bool k_is_member(const void *sorted, int64_t n, const void *x, int64_t i, int32_t dtype)
+{
+    if (k_is_nan(x, i, dtype)) return false;
+    const int64_t at = k_search(sorted, 0, n, x, i, dtype, false);
+    return at < n && k_sort_key(sorted, at, dtype, false) == k_sort_key(x, i, dtype, false);
+}
+
 #endif

@@ -226,6 +226,7 @@ for _, device in ipairs(devices) do
       local mask = peri.tensor({ { 1, 0, 1 }, { 0, 0, 1 } }, "bool", device)
       local ids, places = peri.tensor({ 1, 0, 1 }, "i64", device), peri.tensor({ { 1, 0, 1 }, { 0, 0, 1 } }, "i64",
         device)
+      local seen = peri.tensor({ { 1, 1, 0 }, { 1, 0, 1 } }, "u8", device):ne(0)
       local cases = {
         { function(x, y) return F.where(mask, x, y) end, { { 2, 3 }, { 3 } } },
         { function(x) return x:masked_fill(mask, 3) end, { { 2, 3 } } },
@@ -259,6 +260,12 @@ for _, device in ipairs(devices) do
         { function(x, w) return F.rms_norm(x, 1, w, 0.1) end, { { 2, 4 }, { 4 } } },
         { function(q, k, v) return F.scaled_dot_product_attention(q, k, v, nil, true) end,
           { { 2, 3, 2 }, { 2, 3, 2 }, { 2, 3, 2 } } },
+        { function(q, k, v) return F.scaled_dot_product_attention(q, k, v, seen, true, 0.5) end,
+          { { 2, 2, 2 }, { 3, 2 }, { 2, 3, 4 } } },
+        { function(x) return x:pad({ 1, -1, 0, 2 }, 3) end, { { 2, 3, 4 } } },
+        { function(x) return x:triu(1):square() + x:tril(-1) end, { { 2, 3, 4 } } },
+        { function(x, y) return F.cosine_similarity(x, y, 1) end, { { 3, 4 }, { 3, 1 } } },
+        { function(x, y) return F.cosine_similarity(x, y, 2) end, { { 2, 3, 2 }, { 2, 3, 2 } } },
         { function(x) return x:median() + x:quantile(0.3, 2):sum() + x:roll(1):flip(1)[mask]:sum() end, { { 2, 3 } } },
         { function(x) return x[{ 1, { 0, 3, 2 } }] * x[0][1] end, { { 2, 3 } } },
         { function(x) return x:clone():squeeze():unsqueeze(1) end,
@@ -292,6 +299,45 @@ for _, device in ipairs(devices) do
       assert.same({ 1, -2, 3, 1, 4, -1 }, x:ceil():to_list())
       assert.same({ { 4.5, -3, 0 }, { 0.5, 4, -1 } }, x:index_add(1, peri.tensor({ 0, 0 }, "i64", device),
         peri.tensor({ { 0, 0, 0 }, { 3.5, -1, -3 } }, "bf16", device)):to_table())
+    end)
+
+    it("sum integers of any size and layout as additions one after the other would", function()
+      for _, shape in ipairs { { 0 }, { 3, 0, 2 }, { 2500 }, { 2, 1100, 3 }, { 5, 4, 3, 2 } } do
+        local n = peri.util.product(shape)
+        local t = (peri.arange(n, nil, nil, "i64", device) % 7 - 3):reshape(shape)
+        local strided = #shape > 1 and t:transpose(1, 2) or t
+        local f64 = strided:to "f64"
+        for _, dtype in ipairs { "i64", "i32", "i16", "i8" } do
+          local x = #shape > 1 and t:to(dtype):transpose(1, 2) or t:to(dtype)
+          assert.same({ "i64", f64:sum():item() }, { x:sum():dtype(), x:sum():item() })
+          assert.same(f64:sum(1):to_list(), x:sum(1):to_list())
+          assert.same(f64:sum(-1, true):shape(), x:sum(-1, true):shape())
+          if #shape > 2 then assert.same(f64:sum({ 1, 3 }):to_list(), x:sum({ 3, 1 }):to_list()) end
+        end
+        assert.equal(strided:gt(0):to("f64"):sum():item(), strided:gt(0):sum():item())
+      end
+      assert.same({ 1, 0, 1 }, peri.tensor({ 1, 0, 0, 1 }, "u8", device):ne(0):diff():to_list())
+      local one = peri.tensor(5LL, "i64", device)
+      one:sum():fill(7)
+      assert.equal(5, one:item()) -- the sum is another tensor
+    end)
+
+    it("take what PyTorch takes of zeros", function()
+      for _, dtype in ipairs { "f32", "f64" } do
+        for _, n in ipairs { 1, 37 } do
+          for _, case in ipairs { { 0.0, -inf }, { -0.0, inf } } do
+            local x = peri.full({ n }, case[1], dtype, device):requires_grad()
+            x:rsqrt():sum():backward()
+            assert.same(peri.full({ n }, case[2], dtype):to_list(), x:grad():to_list())
+          end
+        end
+      end
+      local none, zeros = peri.empty({ 0, 2 }, "i64", device), peri.zeros({ 2 }, "i64", device)
+      for _, f in ipairs { F.fmod, F.remainder, F.floor_divide } do
+        assert.same({ 0, 2 }, f(none, 0):shape())
+        assert.same({ 0, 2 }, f(none, zeros):shape())
+        assert.error_matches(function() f(peri.ones({ 2 }, "i64", device), zeros) end, "2 of 2 divisors are 0")
+      end
     end)
 
     it("keep the sign of a zero where PyTorch does", function()
@@ -416,7 +462,7 @@ for _, device in ipairs(devices) do
       refuses("tensordot: dimension 2 of .* and 1 of .*, wanted equal sizes", F.tensordot, x, x, 1)
       refuses("mode: the 1st dimension of .* is empty", F.mode, peri.empty({ 0, 3 }, "f32", device), 1)
       refuses("2 shifts of 1 dimensions", x.roll, x, { 1, 2 }, 1)
-      refuses("5 numbers, wanted two for each of at most 2", x.pad, x, { 1, 1, 1, 1, 1 })
+      refuses("5 numbers for f32 %[2, 3%], wanted two for each of at most 2", x.pad, x, { 1, 1, 1, 1, 1 })
       refuses("from 3 to below 3, wanted 1 to 2%^53", peri.randint, 3, 3, { 2 })
       refuses("a row with only 0 above 0, wanted finite ones from 0 on, 1 or more", F.multinomial, x, 1, true)
       refuses("a row with only 2 above 0, wanted finite ones from 0 on, 3 or more", F.multinomial,

@@ -306,6 +306,65 @@ struct unravel_one {
     }
 };
 
+template <class T> struct integer_sum_one {
+    peri_k_integer_sum_args a;
+    __device__ void operator()(int64_t u) const
+    {
+        const int64_t line = u / a.inner, o = line / a.blocks, k = line - o * a.blocks, left = a.n - k * a.block,
+                      rows = left < a.block ? left : a.block;
+        const T *x = (const T *)a.x + (o * a.n + k * a.block) * a.inner + (u - line * a.inner);
+        uint64_t sum = 0;
+        for (int64_t r = 0; r < rows; r++) sum += (uint64_t)x[r * a.inner];
+        a.dst[u] = (int64_t)sum;
+    }
+};
+
+template <class T> struct triangle_one {
+    peri_k_triangle_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        const int64_t row = i / a.cols, c = i - row * a.cols, diagonal = row % a.rows + a.k;
+        if (a.upper ? c >= diagonal : c <= diagonal) ((T *)a.dst)[i] = ((const T *)a.x)[i];
+        else memcpy((T *)a.dst + i, a.fill, sizeof(T));
+    }
+};
+
+struct member_one {
+    peri_k_member_args a;
+    __device__ void operator()(int64_t i) const { a.dst[i] = k_is_member(a.sorted, a.n, a.x, i, a.dtype); }
+};
+
+/** A warp a row. */
+template <class T> struct cosine_row {
+    peri_k_cosine_args a;
+    __device__ void operator()(int64_t r, int lane, unsigned mask) const
+    {
+        const T *x = (const T *)a.a + r * a.cols, *z = (const T *)a.b + r * a.cols;
+        double ab = 0, aa = 0, bb = 0;
+        for (int64_t c = lane; c < a.cols; c += 32) {
+            const double p = (double)x[c], q = (double)z[c];
+            ab += p * q, aa += p * p, bb += q * q;
+        }
+        ab = peri_group_sum<32>(ab, mask);
+        aa = peri_group_sum<32>(aa, mask);
+        bb = peri_group_sum<32>(bb, mask);
+        if (lane == 0) ((T *)a.y)[r] = (T)(ab * k_cosine_sizes(aa, bb, a.eps, a.added, a.sizes + 4 * r));
+    }
+};
+
+/** i: an element of da and db. */
+template <class T> struct cosine_grad_one {
+    peri_k_cosine_grad_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        const int64_t r = i / a.cols;
+        const double *size = a.sizes + 4 * r, g = (double)((const T *)a.dy)[r], y = (double)((const T *)a.y)[r];
+        const double both = g * (size[0] * size[1]), x = (double)((const T *)a.a)[i], z = (double)((const T *)a.b)[i];
+        if (a.da) ((T *)a.da)[i] = (T)(both * z - g * (y * size[2]) * x);
+        if (a.db) ((T *)a.db)[i] = (T)(both * x - g * (y * size[3]) * z);
+    }
+};
+
 struct search_one {
     peri_k_search_args a;
     __device__ void operator()(int64_t i) const
@@ -423,6 +482,29 @@ PERI_CUDA_KERNEL(in_batch_logits)
                                 : each(begin * a->n, end * a->n, c, in_batch_logit<float>{*a});
 }
 PERI_CUDA_KERNEL(unravel) { return each(begin, end, c, unravel_one{*a}); }
+PERI_CUDA_KERNEL(integer_sum)
+{
+    switch (a->dtype) {
+    case PERI_I64: return each(begin, end, c, integer_sum_one<int64_t>{*a});
+    case PERI_I32: return each(begin, end, c, integer_sum_one<int32_t>{*a});
+    case PERI_I16: return each(begin, end, c, integer_sum_one<int16_t>{*a});
+    case PERI_I8: return each(begin, end, c, integer_sum_one<int8_t>{*a});
+    default: return each(begin, end, c, integer_sum_one<uint8_t>{*a});
+    }
+}
+#define TRIANGLE(T) each(begin * a->cols, end * a->cols, c, triangle_one<T>{*a})
+PERI_CUDA_KERNEL(triangle) { return PERI_BY_WORD(a->width, TRIANGLE); }
+PERI_CUDA_KERNEL(member) { return each(begin, end, c, member_one{*a}); }
+PERI_CUDA_KERNEL(cosine)
+{
+    return a->dtype == PERI_F64 ? each_warp(begin, end, c, cosine_row<double>{*a})
+                                : each_warp(begin, end, c, cosine_row<float>{*a});
+}
+PERI_CUDA_KERNEL(cosine_grad)
+{
+    return a->dtype == PERI_F64 ? each(begin * a->cols, end * a->cols, c, cosine_grad_one<double>{*a})
+                                : each(begin * a->cols, end * a->cols, c, cosine_grad_one<float>{*a});
+}
 PERI_CUDA_KERNEL(search) { return each(begin, end, c, search_one{*a}); }
 PERI_CUDA_KERNEL(iota) { return each(begin, end, c, iota_one{*a}); }
 

@@ -419,6 +419,116 @@ static void ref_in_batch_logits(const void *args, int64_t begin, int64_t end)
     }
 }
 
+/* -- sums of integers, triangles, members -------------------------------------------------------------------------- */
+
+/** Row k of block sums @o is dst[@from..@to) of it; rows of x are added to it one after the other. */
+#define REF_INTEGER_SUM(T)                                                                                             \
+    do {                                                                                                               \
+        const T *x = (const T *)a->x + (o * a->n + k * a->block) * a->inner;                                           \
+        if (a->inner == 1) {                                                                                           \
+            uint64_t sum = 0;                                                                                          \
+            for (int64_t r = 0; r < rows; r++) sum += (uint64_t)x[r];                                                  \
+            dst[0] = (int64_t)sum;                                                                                     \
+        } else {                                                                                                       \
+            memset(dst + from, 0, sizeof *dst * (size_t)(to - from));                                                  \
+            for (int64_t r = 0; r < rows; r++)                                                                         \
+                for (int64_t i = from; i < to; i++)                                                                    \
+                    dst[i] = (int64_t)((uint64_t)dst[i] + (uint64_t)x[r * a->inner + i]);                              \
+        }                                                                                                              \
+    } while (0)
+
+static void ref_integer_sum(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_integer_sum_args *a = args;
+    for (int64_t u = begin, next; u < end; u = next) {
+        const int64_t line = u / a->inner, o = line / a->blocks, k = line % a->blocks, left = a->n - k * a->block,
+                      rows = left < a->block ? left : a->block, from = u - line * a->inner;
+        next = (line + 1) * a->inner < end ? (line + 1) * a->inner : end;
+        const int64_t to = from + next - u;
+        int64_t *dst = a->dst + line * a->inner;
+        switch (a->dtype) {
+        case PERI_I64: REF_INTEGER_SUM(int64_t); break;
+        case PERI_I32: REF_INTEGER_SUM(int32_t); break;
+        case PERI_I16: REF_INTEGER_SUM(int16_t); break;
+        case PERI_I8: REF_INTEGER_SUM(int8_t); break;
+        default: REF_INTEGER_SUM(uint8_t); break;
+        }
+    }
+}
+
+static void ref_fill_with(char *dst, int64_t n, const uint8_t *fill, size_t width)
+{
+    for (int64_t i = 0; i < n; i++) memcpy(dst + (size_t)i * width, fill, width);
+}
+
+static void ref_triangle(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_triangle_args *a = args;
+    const size_t width = (size_t)a->width;
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t at = row % a->rows + a->k + (a->upper ? 0 : 1); /* the column where what is kept begins or ends */
+        const int64_t cut = at < 0 ? 0 : at > a->cols ? a->cols : at;
+        const int64_t from = a->upper ? cut : 0, to = a->upper ? a->cols : cut;
+        const char *x = (const char *)a->x + (size_t)(row * a->cols) * width;
+        char *dst = (char *)a->dst + (size_t)(row * a->cols) * width;
+        ref_fill_with(dst, from, a->fill, width);
+        memcpy(dst + (size_t)from * width, x + (size_t)from * width, (size_t)(to - from) * width);
+        ref_fill_with(dst + (size_t)to * width, a->cols - to, a->fill, width);
+    }
+}
+
+static void ref_member(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_member_args *a = args;
+    for (int64_t i = begin; i < end; i++) a->dst[i] = k_is_member(a->sorted, a->n, a->x, i, a->dtype);
+}
+
+/* -- cosines ------------------------------------------------------------------------------------------------------- */
+
+/** Sums are made of eight, so that they fit into vectors. */
+#define REF_COSINE(T)                                                                                                  \
+    do {                                                                                                               \
+        const T *x = (const T *)a->a + r * a->cols, *z = (const T *)a->b + r * a->cols;                                \
+        double ab[8] = {0}, aa[8] = {0}, bb[8] = {0};                                                                  \
+        for (int64_t c = 0; c < a->cols; c += 8)                                                                       \
+            for (int64_t i = 0; i < (a->cols - c < 8 ? a->cols - c : 8); i++) {                                        \
+                const double p = (double)x[c + i], q = (double)z[c + i];                                               \
+                ab[i] += p * q, aa[i] += p * p, bb[i] += q * q;                                                        \
+            }                                                                                                          \
+        for (int i = 1; i < 8; i++) ab[0] += ab[i], aa[0] += aa[i], bb[0] += bb[i];                                    \
+        ((T *)a->y)[r] = (T)(ab[0] * k_cosine_sizes(aa[0], bb[0], a->eps, a->added, a->sizes + 4 * r));                \
+    } while (0)
+
+static void ref_cosine(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_cosine_args *a = args;
+    for (int64_t r = begin; r < end; r++) {
+        if (a->dtype == PERI_F64) REF_COSINE(double);
+        else REF_COSINE(float);
+    }
+}
+
+#define REF_COSINE_GRAD(T)                                                                                             \
+    do {                                                                                                               \
+        const double *size = a->sizes + 4 * r, g = (double)((const T *)a->dy)[r], y = (double)((const T *)a->y)[r];    \
+        const double both = g * (size[0] * size[1]), of_a = g * (y * size[2]), of_b = g * (y * size[3]);               \
+        const T *x = (const T *)a->a + r * a->cols, *z = (const T *)a->b + r * a->cols;                                \
+        T *da = a->da, *db = a->db;                                                                                    \
+        for (int64_t c = 0; da && c < a->cols; c++)                                                                    \
+            da[r * a->cols + c] = (T)(both * (double)z[c] - of_a * (double)x[c]);                                      \
+        for (int64_t c = 0; db && c < a->cols; c++)                                                                    \
+            db[r * a->cols + c] = (T)(both * (double)x[c] - of_b * (double)z[c]);                                      \
+    } while (0)
+
+static void ref_cosine_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_cosine_grad_args *a = args;
+    for (int64_t r = begin; r < end; r++) {
+        if (a->dtype == PERI_F64) REF_COSINE_GRAD(double);
+        else REF_COSINE_GRAD(float);
+    }
+}
+
 /* -- sorting: merges of runs, or by bytes of keys; both keep the order of equal keys ------------------------------- */
 
 enum {

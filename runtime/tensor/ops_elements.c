@@ -492,6 +492,38 @@ peri_status peri_op_searchsorted(peri_tensor *sorted, peri_tensor *x, bool right
     return peri__narrow(&o, status, out);
 }
 
+/** Of operands of one dtype, which are not recorded. */
+static peri_status is_in(peri_tensor *x, peri_tensor *tests, peri_tensor **out)
+{
+    PERI__HELD peri_tensor *flat = NULL, *line = NULL, *sorted = NULL, *y = NULL;
+    PERI_TRY(peri_tensor_reshape(tests, 1, (int64_t[]){peri__numel(tests)}, &line));
+    PERI_TRY(peri_op_sort(line, 0, false, -1, &sorted, NULL));
+    PERI_TRY(peri__contiguous_of(x, &flat));
+    PERI_TRY(peri_tensor_new(peri__device(x), PERI_BOOL, x->ndim, x->shape, &y));
+    peri_k_member_args k = {.dst = peri__data(y), .sorted = peri__data(sorted), .x = peri__data(flat),
+                            .dtype = x->dtype, .n = sorted->shape[0]};
+    PERI_TRY(PERI_LAUNCH(peri__device(x), member, &k, peri__numel(y), PERI_ELEMENT_GRAIN / 4));
+    *out = peri__give(&y);
+    return PERI_OK;
+}
+
+peri_status peri_op_isin(peri_tensor *x, peri_tensor *tests, peri_tensor **out)
+{
+    static const char *const function = "peri_op_isin";
+    PERI__HELD peri_tensor *own = NULL, *others = NULL;
+    peri__operands o;
+    PERI_NEED(out);
+    PERI_TRY(check_order(function, "x", x));
+    PERI_TRY(check_order(function, "tests", tests));
+    PERI_TRY(peri__detached(x, &own));
+    PERI_TRY(peri__detached(tests, &others));
+    PERI_TRY(peri__widen(&o, PERI__IN_OWN, (peri_tensor *[]){own, others}, 2));
+    o.back = -1;
+    peri_status status = check_alike(function, o.in[0], o.in[1]);
+    if (status >= 0) status = is_in(o.in[0], o.in[1], &o.out);
+    return peri__narrow(&o, status, out);
+}
+
 /* -- sorting ------------------------------------------------------------------------------------------------------- */
 
 static const peri__node_vtab sort_vtab = {.name = "sort", .backward = gather_backward};

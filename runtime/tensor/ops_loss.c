@@ -294,25 +294,19 @@ static peri_status check_rows(const char *function, peri_tensor *x, peri_tensor 
 }
 
 /** What the kernel needs, contiguous: x, labels, weight, and room for lse and, where rows count differently, for what
- *  each counts. */
-static peri_status take_rows(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_config *how,
+ *  each counts. @checked: the labels are known to be classes; else this waits for them. */
+static peri_status take_rows(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_config *how, bool checked,
                              peri_tensor **saved)
 {
-    peri_tensor *checked = NULL;
+    PERI__HELD peri_tensor *known = NULL, *cast = NULL;
     PERI_TRY(peri__contiguous_of(x, &saved[X]));
     PERI_TRY(peri__contiguous_of(labels, &saved[LABELS]));
-    if (how->ignores) PERI_TRY(without_ignored(saved[LABELS], how->ignore_index, &checked));
-    else peri_tensor_retain(checked = saved[LABELS]);
-    peri_status status = check_labels(checked, x->shape[1]);
-    peri_tensor_release(checked);
-    PERI_TRY(status);
+    if (how->ignores) PERI_TRY(without_ignored(saved[LABELS], how->ignore_index, &known));
+    if (!checked) PERI_TRY(check_labels(known ? known : saved[LABELS], x->shape[1]));
     PERI_TRY(peri__tensor_like(x, 1, x->shape, &saved[LSE]));
     if (how->weight) {
-        peri_tensor *cast;
         PERI_TRY(peri__cast(how->weight, x->dtype, &cast));
-        status = peri__contiguous_of(cast, &saved[WEIGHT]);
-        peri_tensor_release(cast);
-        PERI_TRY(status);
+        PERI_TRY(peri__contiguous_of(cast, &saved[WEIGHT]));
     }
     return how->weight || how->ignores ? peri__tensor_like(x, 1, x->shape, &saved[COUNT]) : PERI_OK;
 }
@@ -337,13 +331,13 @@ static peri_status reduce_rows(peri_tensor **loss, int32_t reduction, peri_tenso
 }
 
 static peri_status cross_entropy(peri_tensor *x, peri_tensor *labels, const peri_cross_entropy_config *how,
-                                 int32_t reduction, peri_tensor **out)
+                                 bool checked, int32_t reduction, peri_tensor **out)
 {
     peri_tensor *saved[SAVED] = {NULL}, *loss = NULL;
     peri__node *node;
     peri_status status;
     PERI_TRY(check_rows("peri_op_cross_entropy", x, labels, reduction, how));
-    PERI_TRY_GOTO(take_rows(x, labels, how, saved), out);
+    PERI_TRY_GOTO(take_rows(x, labels, how, checked, saved), out);
     PERI_TRY_GOTO(peri__tensor_like(x, 1, x->shape, &loss), out);
     peri_k_cross_entropy_args args = {.loss = peri__data(loss),
                                       .lse = peri__data(saved[LSE]),
@@ -383,7 +377,7 @@ peri_status peri_op_cross_entropy_with(peri_tensor *x, peri_tensor *labels, cons
     PERI__NOT_AT_BORDER;
     PERI_TAKE(peri_cross_entropy_config, config);
     PERI_TRY(peri__widen(&o, PERI__IN_F32, &x, 1));
-    return peri__narrow(&o, cross_entropy(o.in[0], labels, config, reduction, out ? &o.out : NULL), out);
+    return peri__narrow(&o, cross_entropy(o.in[0], labels, config, false, reduction, out ? &o.out : NULL), out);
 }
 
 peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out)
@@ -439,7 +433,7 @@ static peri_status check_items(const char *function, const char *what, const per
                       peri__pair_text(x, t, text, sizeof text));
 }
 
-/** x and log_q of one dtype, f32 or f64. */
+/** *out (new, recorded) = the logits by the kernel. x [n, n] and log_q are of one dtype, f32 or f64. */
 static peri_status in_batch_logits(const char *function, peri_tensor *x, peri_tensor *ids, peri_tensor *log_q,
                                    double scale, peri_tensor **out)
 {
@@ -448,9 +442,6 @@ static peri_status in_batch_logits(const char *function, peri_tensor *x, peri_te
     peri_tensor *in[2] = {x, log_q};
     peri__node *node;
     PERI_TRY(peri__check_float(function, "x", x));
-    if (x->ndim != 2 || x->shape[0] != x->shape[1])
-        return peri__fail(PERI_EINVAL, "%s: x is %s, wanted as many rows as columns", function,
-                          peri__tensor_text(x, text, sizeof text));
     if (ids) PERI_TRY(check_items(function, "ids", x, ids));
     if (ids && !peri__is_integer(ids->dtype))
         return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: integers", function,
@@ -471,20 +462,37 @@ static peri_status in_batch_logits(const char *function, peri_tensor *x, peri_te
     return PERI_OK;
 }
 
-peri_status peri_op_in_batch_logits(peri_tensor *x, peri_tensor *ids, peri_tensor *log_q, double scale,
-                                    peri_tensor **out)
+/** x, the products of queries and items, and log_q of one dtype, f32 or f64. */
+static peri_status in_batch_softmax(const char *function, peri_tensor *x, peri_tensor *ids, peri_tensor *log_q,
+                                    double scale, int32_t reduction, peri_tensor **out)
 {
-    static const char *const function = "peri_op_in_batch_logits";
-    PERI__HELD peri_tensor *wide = NULL;
-    peri_tensor *in[2] = {x, log_q};
+    const peri_cross_entropy_config plain = {.size = sizeof plain};
+    PERI__HELD peri_tensor *logits = NULL, *own = NULL;
+    PERI_TRY(in_batch_logits(function, x, ids, log_q, scale, &logits));
+    PERI_TRY(peri_tensor_arange(peri__device(x), PERI_I64, 0, 1, x->shape[0], &own));
+    return cross_entropy(logits, own, &plain, true, reduction, out);
+}
+
+peri_status peri_op_in_batch_softmax(peri_tensor *queries, peri_tensor *items, peri_tensor *ids, peri_tensor *log_q,
+                                     double scale, int32_t reduction, peri_tensor **out)
+{
+    static const char *const function = "peri_op_in_batch_softmax";
+    char text[300];
+    PERI__HELD peri_tensor *columns = NULL, *products = NULL, *wide = NULL;
     peri__operands o;
     PERI_NEED(out);
-    PERI_TRY(peri__check_tensor(function, "x", x, -1, -1));
+    PERI_TRY(peri__check_real(function, "queries", queries));
+    PERI_TRY(peri__check_real(function, "items", items));
     if (log_q) PERI_TRY(peri__check_tensor(function, "log_q", log_q, -1, -1));
-    PERI_TRY(peri__widen(&o, PERI__IN_F32, in, 2));
+    if (queries->ndim != 2 || items->ndim != 2 || queries->shape[0] != items->shape[0])
+        return peri__fail(PERI_EINVAL, "%s: queries and items are %s, wanted two dimensions each and as many rows",
+                          function, peri__pair_text(queries, items, text, sizeof text));
+    PERI_TRY(peri_tensor_transpose(items, 0, 1, &columns));
+    PERI_TRY(peri_op_matmul(queries, columns, &products));
+    PERI_TRY(peri__widen(&o, PERI__IN_F32, (peri_tensor *[]){products, log_q}, 2));
     peri_status status = PERI_OK;
     if (log_q && o.in[1]->dtype != o.in[0]->dtype) status = peri_tensor_to(o.in[1], o.in[0]->dtype, NULL, &wide);
     if (status >= 0)
-        status = in_batch_logits(function, o.in[0], ids, wide ? wide : o.in[1], scale, &o.out);
+        status = in_batch_softmax(function, o.in[0], ids, wide ? wide : o.in[1], scale, reduction, &o.out);
     return peri__narrow(&o, status, out);
 }

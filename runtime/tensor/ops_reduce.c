@@ -566,53 +566,62 @@ peri_status peri_op_running_sum(peri_tensor *x, int32_t dim, peri_tensor **out)
 
 /* -- sums of integers ---------------------------------------------------------------------------------------------- */
 
-/** *t (taken, i64) becomes its sum along @d, which stays with size 1: the last of its running sums. */
-static peri_status sum_along(peri_tensor **t, int32_t d)
+enum { SUM_BLOCK = 1024 }; /* rows that one thread adds up; their sums are added up after them */
+
+/** *out (new, i64 [outer][blocks][inner]) = sums of blocks of @block rows of contiguous @x, which is taken as
+ *  [outer][n][inner]. */
+static peri_status sum_blocks(const peri_tensor *x, int64_t outer, int64_t n, int64_t block, int64_t inner,
+                              peri_tensor **out)
 {
-    peri_tensor *x = *t, *sums = NULL, *last = NULL;
-    int64_t shape[PERI_MAX_DIMS];
-    peri_status status;
-    memcpy(shape, x->shape, sizeof shape);
-    shape[d] = 1;
-    *t = NULL;
-    if (x->shape[d] == 0) {
-        PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, shape, t), out);
-        status = peri__tensor_zero(*t);
-        goto out;
+    const int64_t blocks = peri__max(peri__ceil_div(n, block), 1), shape[3] = {outer, blocks, inner};
+    PERI__HELD peri_tensor *y = NULL;
+    PERI_TRY(peri_tensor_new(peri__device(x), PERI_I64, 3, shape, &y));
+    peri_k_integer_sum_args args = {.dst = peri__data(y), .x = peri__data(x), .dtype = x->dtype, .n = n, .block = block,
+                                    .blocks = blocks, .inner = inner};
+    PERI_TRY(PERI_LAUNCH(peri__device(x), integer_sum, &args, peri__numel(y),
+                         peri__ceil_div(PERI_ELEMENT_GRAIN, peri__min(block, peri__max(n, 1)))));
+    *out = peri__give(&y);
+    return PERI_OK;
+}
+
+/** *t (taken, contiguous) becomes its sum over the dimensions @first..@last, [outer][1][inner]. */
+static peri_status sum_along(peri_tensor **t, const int64_t *shape, int32_t ndim, int32_t first, int32_t last)
+{
+    int64_t outer = 1, n = 1, inner = 1;
+    for (int32_t d = 0; d < ndim; d++) *(d < first ? &outer : d > last ? &inner : &n) *= shape[d];
+    for (bool done = false; !done; n = peri__max(peri__ceil_div(n, SUM_BLOCK), 1)) {
+        PERI__HELD peri_tensor *x = *t;
+        *t = NULL;
+        done = n <= SUM_BLOCK;
+        PERI_TRY(sum_blocks(x, outer, n, SUM_BLOCK, inner, t));
     }
-    PERI_TRY_GOTO(run_sums(x, d, false, &sums), out);
-    PERI_TRY_GOTO(peri__tensor_view(sums, x->ndim, shape, sums->stride,
-                                    sums->offset + (x->shape[d] - 1) * sums->stride[d], &last),
-                  out);
-    status = peri__contiguous_of(last, t);
-out:
-    peri_tensor_release(x);
-    peri_tensor_release(sums);
-    peri_tensor_release(last);
-    return status;
+    return PERI_OK;
 }
 
 static peri_status sum_integers(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim,
                                 peri_tensor **out)
 {
     uint32_t mask;
-    int64_t shape[PERI_MAX_DIMS];
+    int64_t left[PERI_MAX_DIMS], shape[PERI_MAX_DIMS];
     int32_t ndim = 0;
-    peri_tensor *t;
+    PERI__HELD peri_tensor *t = NULL;
     PERI_NEED(out);
     PERI_TRY(peri__mask_of(function, x, dims, n, &mask));
-    PERI_TRY(peri__cast(x, PERI_I64, &t));
-    peri_status status = PERI_OK;
-    for (int32_t d = x->ndim - 1; d >= 0 && status >= 0; d--)
-        if (mask >> d & 1) status = sum_along(&t, d);
+    PERI_TRY(peri__contiguous_of(x, &t));
+    memcpy(left, x->shape, sizeof left);
+    if (x->ndim == 0) PERI_TRY(sum_along(&t, left, 0, 0, 0)); /* a copy of its element */
+    for (int32_t last = x->ndim - 1, first; last >= 0; last = first - 1) { /* neighbours are one dimension */
+        first = last;
+        if (!(mask >> last & 1)) continue;
+        while (first > 0 && mask >> (first - 1) & 1) first--;
+        PERI_TRY(sum_along(&t, left, x->ndim, first, last));
+        for (int32_t d = first; d <= last; d++) left[d] = 1;
+    }
     for (int32_t d = 0; d < x->ndim; d++)
-        if (!(mask >> d & 1) || keepdim) shape[ndim++] = mask >> d & 1 ? 1 : x->shape[d];
-    peri_tensor *flat = NULL;
-    if (status >= 0) status = peri__contiguous_of(t, &flat);
-    if (status >= 0) status = peri__tensor_view(flat, ndim, shape, NULL, flat->offset, out);
-    peri_tensor_release(flat);
-    peri_tensor_release(t);
-    return status;
+        if (!(mask >> d & 1) || keepdim) shape[ndim++] = left[d];
+    PERI_TRY(peri__shaped(&t, ndim, shape));
+    *out = peri__give(&t);
+    return PERI_OK;
 }
 
 peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out)

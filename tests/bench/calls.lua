@@ -19,10 +19,11 @@ local CALLS = 50
 -- -- the functions: each is called with x, a tensor of 4 x 4 numbers that may want a gradient ------------------------
 
 local b = peri.Tensor.uniform({ 4, 4 }, 0.5, 1.5, 1, 1)
-local mask, places = b:gt(1), peri.zeros({ 4, 4 }, "i64")
+local mask, places, zeros = b:gt(1), peri.zeros({ 4, 4 }, "i64"), peri.zeros { 4, 4 }
 local classes, signs = peri.tensor({ 0, 1, 2, 3 }, "i64"), peri.tensor { 1, -1, 1, -1 }
 local weight, pair = peri.ones { 4 }, { b, b }
-local in_batch = { ids = classes, temperature = 0.5 }
+local in_batch, sparse = { ids = classes, temperature = 0.5 }, peri.Tensor.uniform({ 4, 2, 4 }, 0, 1, 1, 2)
+local batches, weights = peri.Tensor.uniform({ 2, 4, 4 }, 0, 1, 1, 3), { weight, weight }
 local functions = {
   abs = F.abs, exp = F.exp, relu = F.relu, affine = function(x) return F.affine(x, 2, 1) end, gelu = F.gelu,
   add = function(x) return x + b end, mul = function(x) return x * b end, div = function(x) return x / b end,
@@ -64,6 +65,7 @@ local functions = {
   attention = function(x) return F.scaled_dot_product_attention(x, b, b, nil, true) end,
   mse_loss = function(x) return F.mse_loss(x, b) end, l1_loss = function(x) return F.l1_loss(x, b) end,
   huber_loss = function(x) return F.huber_loss(x, b) end,
+  binary_cross_entropy = function(x) return F.binary_cross_entropy(x, zeros) end,
   bce_with_logits = function(x) return F.binary_cross_entropy_with_logits(x, b) end,
   focal = function(x) return F.sigmoid_focal_loss(x, b) end, kl_div = function(x) return F.kl_div(x, b) end,
   cross_entropy = function(x) return F.cross_entropy(x, classes) end,
@@ -75,7 +77,45 @@ local functions = {
   hinge_embedding_loss = function(x) return F.hinge_embedding_loss(x, b) end,
   bpr_loss = function(x) return F.bpr_loss(x, b) end,
   in_batch_softmax_loss = function(x) return F.in_batch_softmax_loss(x, b, in_batch) end,
+  smooth_l1_loss = function(x) return F.smooth_l1_loss(x, b) end,
+  margin_ranking_loss = function(x) return F.margin_ranking_loss(x, b, b) end,
+  gumbel_softmax = F.gumbel_softmax,
+  baddbmm = function() return F.baddbmm(batches, batches, batches) end,
+  bmm = function() return F.bmm(batches, batches) end,
+  interaction = function(x) return F.interaction(x, sparse) end,
+  cross_net = function(x) return F.cross_net(x, nil, pair, nil) end,
+  argmin = function(x) return F.argmin(x, 2) end, argsort = function(x) return F.argsort(x, 2) end,
+  amin = function(x) return F.amin(x, 2) end, cummax = function(x) return F.cummax(x, 2) end,
+  cummin = function(x) return F.cummin(x, 2) end, max = F.max, min = F.min,
+  ["max 2"] = function(x) return F.max(x, 2) end,
+  minimum = function(x) return F.minimum(x, b) end, bincount = function() return F.bincount(classes) end,
+  bucketize = function(x) return F.bucketize(x, weight) end, clone = F.clone,
+  diag = F.diag, trace = F.trace, triu = F.triu, unbind = F.unbind,
+  ["diag 1"] = function() return F.diag(weight) end,
+  meshgrid = function() return F.meshgrid(weights) end,
+  repeat_interleave = function(x) return F.repeat_interleave(x, 2, 1) end,
+  ["repeat_interleave tensor"] = function(x) return F.repeat_interleave(x, classes, 1) end,
+  split = function(x) return F.split(x, { 2, 2 }) end, tile = function(x) return F.tile(x, { 2, 2 }) end,
+  take_along_dim = function(x) return F.take_along_dim(x, places, 2) end,
+  select = function(x) return F.select(x, 1, 0) end, squeeze = F.squeeze,
+  unsqueeze = function(x) return F.unsqueeze(x, 1) end, permute = function(x) return F.permute(x, { 2, 1 }) end,
+  dropout = function(x) return F.dropout(x, 0.5, 1, 1) end, bernoulli = F.bernoulli,
+  multinomial = function() return F.multinomial(b, 2) end,
+  mean_parts = function(x) return F.mean_parts(F.sum(x), 4) end,
+  mean_of = function(x) return F.mean_of(F.sum(x), 4) end,
+  allclose = function(x) return F.allclose(x, b) end, equal = function(x) return F.equal(x, b) end,
+  floor_divide = function(x) return F.floor_divide(x, b) end, fmod = function(x) return F.fmod(x, b) end,
+  remainder = function(x) return F.remainder(x, b) end, leaky_relu = F.leaky_relu,
+  reciprocal = F.reciprocal,
 }
+for _, name in ipairs { "cos", "sin", "erf", "exp", "expm1", "log1p", "floor", "ceil", "round", "trunc", "sign", "sqrt",
+  "square", "rsqrt", "neg", "sigmoid", "silu", "tanh", "softplus", "logsigmoid", "logical_not", "isnan", "isinf",
+  "isfinite" } do
+  functions[name] = F[name]
+end
+for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge", "sub", "logical_and", "logical_or", "logical_xor" } do
+  functions[name] = function(x) return F[name](x, b) end
+end
 
 -- -- the clock --------------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,25 @@ local function more(same, ids_on)
       x:reshape(-1):nonzero(), x:to("i32"):unique(), ids_on(d, 10, 7, 213):one_hot(7), loss:detach(), queries:grad(),
       log_q:grad() }
   end, 1e-6)
+  same("borders, triangles and sums of integers", function(d)
+    local x = ids_on(d, 60, 5, 220):to("f32"):reshape(3, 4, 5)
+    local leaf = x:clone():detach():requires_grad()
+    local sum = leaf:pad({ 1, -2, 0, 3 }, 2):square():sum() + leaf:triu(-1):square():sum() + leaf:tril():square():sum()
+    sum:backward()
+    local ids = ids_on(d, 6000, 90, 221):reshape(3, 2000)
+    return { sum:detach(), leaf:grad(), ids:sum(), ids:sum(1), ids:sum(2, true), ids:gt(7):count_nonzero(2),
+      ids:to("i8"):sum { 1, 2 }, ids:pad({ 1, 1 }, -4), ids:isin(ids_on(d, 9, 90, 222)), (x / 2):isin(x),
+      ids:tile { 2, 1, 2 } }
+  end)
+  same("cosines and attention", function(d)
+    local x, y = ids_on(d, 48, 5, 223):to("f32"):reshape(2, 4, 6), ids_on(d, 48, 7, 224):to("f32"):reshape(2, 4, 6)
+    local a, b = x:clone():detach():requires_grad(), y:clone():detach():requires_grad()
+    local loss = F.cosine_similarity(a, b):sum() + F.cosine_similarity(a, b, 2):square():sum()
+      + F.cosine_embedding_loss(a:select(1, 0), b:select(1, 1), ids_on(d, 4, 2, 225):to "f32" * 2 - 1)
+      + F.scaled_dot_product_attention(a, b, b, nil, true):square():sum()
+    loss:backward()
+    return { loss:detach(), a:grad(), b:grad() }
+  end, 1e-5)
   same("logarithms and circles", function(d)
     local x = ids_on(d, 40, 9, 207):to("f32"):requires_grad()
     local sum = (x / 9):log1p() + (x / 9):expm1() + (x + 1):rsqrt() + x:sin() + x:cos() + (x / 4):erf()

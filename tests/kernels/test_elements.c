@@ -483,6 +483,122 @@ static void batches_of_items(void **unused)
     }
 }
 
+/** Sums of blocks against sums of 64 bits that are written down; all kinds of integers and bool. */
+static void integer_sums(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 120; variant++) {
+        const int64_t n = (int64_t)draw(40), inner = variant & 1 ? 1 : 1 + (int64_t)draw(9),
+                      outer = 1 + (int64_t)draw(3), block = 1 + (int64_t)draw(12),
+                      blocks = n > 0 ? (n + block - 1) / block : 1, all = outer * blocks * inner;
+        peri_k_integer_sum_args a = {.dtype = real_dtypes[4 + variant % 6], .n = n, .block = block, .blocks = blocks,
+                                     .inner = inner};
+        a.x = elements(outer * n * inner + 1, a.dtype);
+        int64_t *dst = a.dst = room(8 * all);
+        compare("integer sum", PERI_K_integer_sum, &a, all, (output[]){OUTPUT(a.dst, 8 * all)}, 1);
+        a.dst = dst;
+        peri_kernels_ref.fn[PERI_K_integer_sum](&a, 0, all);
+        for (int64_t u = 0; u < all; u++) {
+            const int64_t o = u / inner / blocks, k = u / inner % blocks;
+            uint64_t sum = 0;
+            for (int64_t r = k * block; r < n && r < (k + 1) * block; r++)
+                sum += (uint64_t)ref_load(a.x, (o * n + r) * inner + u % inner, a.dtype).i;
+            assert_int_equal(dst[u], (int64_t)sum);
+        }
+        drop_all(NULL);
+    }
+}
+
+static void triangles(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 100; variant++) {
+        const int32_t which = variant % 10;
+        const int64_t rows = 1 + (int64_t)draw(7), cols = 1 + (int64_t)draw(7), many = 1 + (int64_t)draw(3),
+                      width = widths[which], bytes = many * rows * cols * width;
+        peri_k_triangle_args a = {.width = (int32_t)width, .upper = variant / 10 & 1, .rows = rows, .cols = cols,
+                                  .k = (int64_t)draw(17) - 8};
+        if (variant > 90) a.k = variant & 1 ? INT64_C(1) << 62 : -(INT64_C(1) << 62);
+        for (int i = 0; i < 16; i++) a.fill[i] = (uint8_t)(i + 1);
+        a.x = elements(many * rows * cols, real_dtypes[which]);
+        char *dst = a.dst = room(bytes);
+        compare("triangle", PERI_K_triangle, &a, many * rows, (output[]){OUTPUT(a.dst, bytes)}, 1);
+        a.dst = dst;
+        peri_kernels_ref.fn[PERI_K_triangle](&a, 0, many * rows);
+        for (int64_t i = 0; i < many * rows * cols; i++) {
+            const int64_t apart = i % cols - i / cols % rows;
+            const bool inside = a.upper ? apart >= a.k : apart <= a.k;
+            assert_memory_equal(dst + i * width, inside ? (const char *)a.x + i * width : (const char *)a.fill, width);
+        }
+        drop_all(NULL);
+    }
+}
+
+static void members(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 100; variant++) {
+        const int32_t dtype = real_dtypes[variant % 10];
+        const int64_t n = 1 + (int64_t)draw(12), many = 1 + (int64_t)draw(40), width = widths[variant % 10];
+        peri_k_sort_line_args s = {.sort = {.x = elements(n, dtype), .values = room(n * width), .indices = room(8 * n),
+                                            .dtype = dtype, .lines = 1, .n = n, .k = n},
+                                   .room = room((int64_t)sizeof(peri_k_sort_entry) * 2 * n)};
+        peri_kernels_ref.fn[PERI_K_sort_line](&s, 0, 1);
+        peri_k_member_args a = {.sorted = s.sort.values, .x = elements(many, dtype), .dtype = dtype,
+                                .n = variant > 90 ? 0 : n};
+        uint8_t *dst = a.dst = room(many);
+        compare("member", PERI_K_member, &a, many, (output[]){OUTPUT(a.dst, many)}, 1);
+        a.dst = dst;
+        peri_kernels_ref.fn[PERI_K_member](&a, 0, many);
+        for (int64_t i = 0; i < many; i++) {
+            bool there = false;
+            for (int64_t j = 0; j < a.n; j++) {
+                const ref_value x = ref_load(a.x, i, dtype), y = ref_load(s.sort.x, j, dtype);
+                there = there || (x.integer ? x.i == y.i : ref_to_f64(x) == ref_to_f64(y));
+            }
+            assert_int_equal(dst[i], there);
+        }
+        drop_all(NULL);
+    }
+}
+
+/** Rows of small whole numbers, whose sums are exact, against the formula; the gradient against differences. */
+static void cosines(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 40; variant++) {
+        const int64_t rows = 1 + (int64_t)draw(5), cols = (int64_t)draw(40), all = rows * cols;
+        const double added = variant & 1 ? 0.25 : 0, eps = variant & 2 ? 1e-8 : 3;
+        double *x = room(8 * all + 8), *z = room(8 * all + 8), *dy = room(8 * rows);
+        for (int64_t i = 0; i < all; i++) x[i] = (double)draw(9) - 4, z[i] = (double)draw(9) - 4;
+        for (int64_t r = 0; r < rows; r++) dy[r] = (double)draw(5) - 2;
+        peri_k_cosine_args a = {.a = x, .b = z, .y = room(8 * rows), .sizes = room(32 * rows), .dtype = PERI_F64,
+                                .eps = eps, .added = added, .cols = cols};
+        double *y = a.y, *sizes = a.sizes;
+        compare("cosine", PERI_K_cosine, &a, rows,
+                (output[]){OUTPUT(a.y, 8 * rows), OUTPUT(a.sizes, 32 * rows)}, 2);
+        a.y = y, a.sizes = sizes;
+        peri_kernels_ref.fn[PERI_K_cosine](&a, 0, rows);
+        peri_k_cosine_grad_args g = {.da = room(8 * all + 8), .db = room(8 * all + 8), .dy = dy, .y = y, .a = x, .b = z,
+                                     .sizes = sizes, .dtype = PERI_F64, .cols = cols};
+        double *da = g.da, *db = g.db;
+        peri_kernels_ref.fn[PERI_K_cosine_grad](&g, 0, rows);
+        for (int64_t r = 0; r < rows; r++) {
+            double ab = 0, aa = 0, bb = 0;
+            for (int64_t c = r * cols; c < (r + 1) * cols; c++) ab += x[c] * z[c], aa += x[c] * x[c], bb += z[c] * z[c];
+            const double sa = sqrt(aa + added), sb = sqrt(bb + added);
+            const double na = added > 0 ? sa : fmax(sa, eps), nb = added > 0 ? sb : fmax(sb, eps);
+            assert_true(fabs(y[r] - ab / (na * nb)) < 1e-14);
+            for (int64_t c = r * cols; c < (r + 1) * cols; c++) {
+                const double wa = aa + added > 0 ? x[c] / (na * sa) : 0, wb = bb + added > 0 ? z[c] / (nb * sb) : 0;
+                assert_true(fabs(da[c] - dy[r] * (z[c] / (na * nb) - y[r] * wa)) < 1e-13);
+                assert_true(fabs(db[c] - dy[r] * (x[c] / (na * nb) - y[r] * wb)) < 1e-13);
+            }
+        }
+        drop_all(NULL);
+    }
+}
+
 /** The order of keys is that of numbers, NaN last, -0 beside 0. */
 static void keys(void **unused)
 {
@@ -521,6 +637,10 @@ int main(void)
         cmocka_unit_test_teardown(modes, drop_all),
         cmocka_unit_test_teardown(bins_and_places, drop_all),
         cmocka_unit_test_teardown(batches_of_items, drop_all),
+        cmocka_unit_test_teardown(integer_sums, drop_all),
+        cmocka_unit_test_teardown(triangles, drop_all),
+        cmocka_unit_test_teardown(members, drop_all),
+        cmocka_unit_test_teardown(cosines, drop_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

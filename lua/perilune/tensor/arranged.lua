@@ -5,6 +5,8 @@ local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor.core"
 local F = require "perilune.tensor.ops"
 local signature = require "perilune.signature"
+local spelled = require "perilune.tensor.spelled"
+local watch = signature.watch
 local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
 
 local lengths_out = ffi.new "peri_tensor *[1]"
@@ -55,16 +57,33 @@ local function repeated(t, d, times, each)
   shape[d] = shape[d] * times
   return view:reshape(shape)
 end
+--- t `times[i]` times over along each of n dimensions; sizes: its own. Each that changes is repeated along a new
+--- dimension in front of it; where there would be more than 8 dimensions, the rest is left to another round.
+local function tiled(t, sizes, times, n)
+  local split, wide, shape, left, more = {}, {}, {}, {}, false
+  for i = 1, n do
+    local size, many = sizes[i], times[i]
+    local later = many ~= 1 and #split + 2 + n - i > 8
+    left[i], more = later and many or 1, more or later
+    if later then many = 1 end
+    if many ~= 1 then split[#split + 1], wide[#wide + 1] = 1, many end
+    split[#split + 1], wide[#wide + 1], shape[i] = size, size, many * size
+  end
+  local y = t:reshape(split):expand(wide):reshape(shape)
+  if more then return (tiled(y, shape, left, n)) end
+  return y
+end
 --- t as often as a list says along each dimension: of fewer numbers than dimensions the last ones are meant, for more
 --- the result has more dimensions.
 function F.tile(t, times)
-  local tiled = t
-  for _ = t:dim() + 1, #times do tiled = F.unsqueeze(tiled, 1) end
-  local first = tiled:dim() - #times
-  for i = #times, 1, -1 do
-    if times[i] ~= 1 then tiled = repeated(tiled, first + i, times[i]) end
+  local own, sizes, each, changes = t:shape(), {}, {}, false
+  local n = math.max(#own, #times)
+  for i = 1, n do
+    sizes[i], each[i] = own[i - n + #own] or 1, times[i - n + #times] or 1
+    changes = changes or each[i] ~= 1
   end
-  return tiled == t and F.clone(t) or tiled
+  if n == #own and not changes then return (F.clone(t)) end
+  return (tiled(t, sizes, each, n))
 end
 
 --- Each element along dim as often as a number, or for each its own of a tensor of one dimension, says, one beside the
@@ -84,22 +103,15 @@ function F.repeat_interleave(t, times, dim)
   return (F.index_select(t, d, F.searchsorted(ends, Tensor.arange(0, total, 1, "i64", t:describe().device), true)))
 end
 
---- The columns of the last two dimensions, and beside each row the column of its element on the diagonal k.
-local function columns_and_diagonal(func, t, k)
-  if t:dim() < 2 then P.fail(("%s: %s, wanted two dimensions or more"):format(func, Tensor._text(t))) end
-  local device, rows, columns = t:describe().device, t:size(-2), t:size(-1)
-  k = k or 0
-  return Tensor.arange(0, columns, 1, "i64", device), F.unsqueeze(Tensor.arange(k, k + rows, 1, "i64", device), 2)
-end
 --- t with zeros below the diagonal of the last two dimensions, or, with k, the diagonal k places right of it.
 function F.triu(t, k)
-  local columns, diagonal = columns_and_diagonal("triu", t, k)
-  return (F.masked_fill(t, F.lt(columns, diagonal), 0))
+  check(C.peri_op_triangle(ptr(t), k or 0, true, out))
+  return (wrap(out[0]))
 end
 --- t with zeros above it.
 function F.tril(t, k)
-  local columns, diagonal = columns_and_diagonal("tril", t, k)
-  return (F.masked_fill(t, F.gt(columns, diagonal), 0))
+  check(C.peri_op_triangle(ptr(t), k or 0, false, out))
+  return (wrap(out[0]))
 end
 
 --- Of a matrix the elements on the diagonal k (0) places right of the main one; of a row the matrix that has it there.
@@ -108,8 +120,7 @@ function F.diag(t, k)
   if t:dim() == 1 then
     local n = t:size(1)
     local square = F.unsqueeze(t, 2):expand { n, n }
-    local columns, diagonal = columns_and_diagonal("diag", square)
-    square = F.masked_fill(square, F.ne(columns, diagonal), 0)
+    square = F.triu(F.tril(square))
     if k == 0 then return square end
     return (F.pad(square, k > 0 and { k, 0, 0, k } or { 0, -k, -k, 0 }))
   end
@@ -134,26 +145,18 @@ function F.outer(a, b)
   return (F.mul(F.unsqueeze(a, 2), b))
 end
 
---- `size` slices of `value` along dimension d of what has the shape of t elsewhere.
-local function filled(t, d, size, value)
-  local shape, about = t:shape(), t:describe()
-  shape[d] = size
-  return (Tensor.full(shape, value or 0, about.dtype, about.device))
-end
+local pads_type = ffi.typeof "int64_t[?]"
 --- t with `value` (0) around it: a list of how many before and behind it along the last dimension, then along the one
 --- before, and so on. Negative: so many elements are cut off.
 function F.pad(t, pads, value)
-  if #pads % 2 ~= 0 or #pads > 2 * t:dim() then
-    P.fail(("pad: %d numbers, wanted two for each of at most %d dimensions"):format(#pads, t:dim()))
-  end
-  for i = 1, #pads, 2 do
-    local d, before, behind = t:dim() - (i - 1) / 2, pads[i], pads[i + 1]
-    if before < 0 or behind < 0 then t = t:slice(d, math.max(0, -before), t:size(d) + math.min(0, behind)) end
-    if before > 0 and behind > 0 then t = F.cat({ filled(t, d, before, value), t, filled(t, d, behind, value) }, d)
-    elseif before > 0 then t = F.cat({ filled(t, d, before, value), t }, d)
-    elseif behind > 0 then t = F.cat({ t, filled(t, d, behind, value) }, d) end
-  end
-  return t
+  if watch.call then return (spelled.pad(t, pads, value or 0)) end
+  local n = #pads
+  local array = pads_type(n)
+  for i = 1, n do array[i - 1] = pads[i] end
+  local number = type(value) == "number" and value or 0
+  local wide = value and type(value) ~= "number" and Tensor.tensor({ value }, t:dtype(), t:device(), {})
+  check(C.peri_op_pad(ptr(t), array, n, wide and ptr(wide) or nil, number, out))
+  return (wrap(out[0]))
 end
 
 --- A list of views, one for each element along dim (1), which they do not have.

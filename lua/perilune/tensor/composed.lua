@@ -6,6 +6,8 @@ local F = require "perilune.tensor.ops"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local formula = require "perilune.tensor.formula"
+local spelled = require "perilune.tensor.spelled"
+local watch = signature.watch
 
 local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
 local NONE, SUM, MEAN = P.C.PERI_LOSS_NONE, P.C.PERI_LOSS_SUM, P.C.PERI_LOSS_MEAN
@@ -40,7 +42,7 @@ local shifted_log = formula("logsumexp", 2, 2, function(f, sum, most, low, high)
   return f.add(f.log(sum), f.clamp(most, low, high))
 end)
 local function logsumexp(t, dim, keepdim)
-  local most, bound = F.amax(t:detach(), dim, true), largest[t:dtype()]
+  local most, bound = F.amax(t:describe().requires_grad and t:detach() or t, dim, true), largest[t:dtype()]
   local log = shifted_log(NONE, nil, false, exponentials(SUM, dim, true, t, most, -bound, bound), most, -bound, bound)
   return keepdim and log or without(log, dim)
 end
@@ -300,12 +302,13 @@ function F.tensordot(a, b, dims)
   append(rows, columns)
   return (of:reshape(rows))
 end
---- Each element minus the one before it along dim (-1), n (1) times over.
+--- Each element minus the one before it along dim (-1), n (1) times over; of bool whether they differ.
 function F.diff(t, n, dim)
   dim = dim or -1
+  local apart = t:dtype() == "bool" and F.ne or F.sub
   for _ = 1, math.min(tonumber(n or 1), t:size(dim)) do -- then none are left
     local size = t:size(dim)
-    t = F.sub(t:slice(dim, math.min(1, size), size), t:slice(dim, 0, math.max(0, size - 1)))
+    t = apart(t:slice(dim, math.min(1, size), size), t:slice(dim, 0, math.max(0, size - 1)))
   end
   return t
 end
@@ -366,17 +369,11 @@ end
 --- numbers that are added, broadcast to [..., n, m]; is_causal: row i sees columns 0..i; scale: 1 / sqrt(D) if not
 --- given.
 function F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, scale)
-  local scores = F.affine(F.matmul(q, k:transpose(-1, -2)), scale or 1 / math.sqrt(q:size(-1)), 0)
-  if is_causal then
-    local device = q:describe().device
-    local rows = Tensor.arange(0, q:size(-2), 1, "i64", device)
-    local columns = Tensor.arange(0, k:size(-2), 1, "i64", device)
-    scores = F.masked_fill(scores, F.gt(columns, F.unsqueeze(rows, 2)), -math.huge)
-  end
-  if attn_mask then
-    scores = attn_mask:dtype() == "bool" and F.where(attn_mask, scores, -math.huge) or F.add(scores, attn_mask)
-  end
-  return (F.matmul(F.softmax(scores, -1), v))
+  scale = scale or 1 / math.sqrt(q:size(-1))
+  if watch.call then return (spelled.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, scale)) end
+  check(C.peri_op_scaled_dot_product_attention(ptr(q), ptr(k), ptr(v), attn_mask and ptr(attn_mask) or nil,
+    is_causal or false, scale, out))
+  return (wrap(out[0]))
 end
 
 signature.check_each_one("", F, { "isinf", "logical_not" }, "t: tensor")

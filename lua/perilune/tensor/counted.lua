@@ -57,11 +57,8 @@ function F.count_nonzero(t, dim) return (F.sum(F.ne(t, 0), dim)) end
 
 --- Whether each element of t is among those of `tests`: bool.
 function F.isin(t, tests)
-  local n = tests:numel()
-  if n == 0 then return (Tensor.full(t:shape(), 0, "bool", t:device())) end
-  local sorted = F.sort(tests:detach():reshape(-1))
-  local place = F.clamp(F.searchsorted(sorted, t:detach()), 0, n - 1)
-  return (F.eq(F.gather(sorted, 1, place:reshape(-1)):reshape(t:shape()), t:detach()))
+  check(C.peri_op_isin(ptr(t), ptr(tests), out))
+  return (wrap(out[0]))
 end
 
 -- -- in the middle ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ local F = require "perilune.tensor.ops"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local formula = require "perilune.tensor.formula"
+local spelled = require "perilune.tensor.spelled"
+local watch = signature.watch
 
 local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
 local NONE, MEAN, SUM = C.PERI_LOSS_NONE, C.PERI_LOSS_MEAN, C.PERI_LOSS_SUM
@@ -141,39 +143,28 @@ function F.triplet_margin_loss(anchor, positive, negative_rows, margin, p, eps, 
     eps or 1e-6))
 end
 
-local squares = formula("cosine_similarity", 1, 0, function(f, t) return f.square(t) end)
-local products = formula("cosine_similarity", 4, 1, function(f, a, b, a_square, b_square, eps)
-  return f.mul(f.div(a, f.clamp(f.root(a_square), eps, math.huge)), f.div(b, f.clamp(f.root(b_square), eps, math.huge)))
-end)
-local function cosine_similarity(a, b, dim, eps)
-  return (products(SUM, dim, false, a, b, squares(SUM, dim, true, a), squares(SUM, dim, true, b), eps))
+local function cosine(a, b, dim, eps, added)
+  check(C.peri_op_cosine_similarity(ptr(a), ptr(b), dim > 0 and dim - 1 or dim, eps, added, out))
+  return (wrap(out[0]))
 end
 --- The cosine of the angle between a and b, which broadcast, along dim (-1); sizes below eps (1e-8) count as eps.
 function F.cosine_similarity(a, b, dim, eps)
   dim, eps = dim or -1, eps or 1e-8
-  if not (Tensor._is_float(a) or Tensor._is_float(b)) then
-    P.fail(("cosine_similarity: %s, allowed: floats; cast it with t:to \"f32\""):format(Tensor._text(a)))
-  end
-  if not Tensor._same_shape(a, b) then
-    local shape = Tensor._broadcast(a, b)
-    a, b = a:expand(shape), b:expand(shape)
-  end
-  return (F._both_in_f32(cosine_similarity, a, b, dim, eps))
+  if watch.call then return (spelled.cosine_similarity(a, b, dim, eps)) end
+  return (cosine(a, b, dim, eps, 0))
 end
 
-local product = formula("cosine_embedding_loss", 2, 0, function(f, a, b) return f.mul(a, b) end, true)
-local cosine_embedding = loss_of("cosine_embedding_loss", 4, 1, function(f, ab, aa, bb, target, margin)
-  local cosine = f.div(ab, f.sqrt(f.mul(f.affine(aa, 1, 1e-12), f.affine(bb, 1, 1e-12))))
-  return f.where(f.eq(target, f.number(1)), f.affine(cosine, -1, 1), f.relu(f.sub(cosine, f.number(margin))))
+local cosine_embedding = loss_of("cosine_embedding_loss", 2, 1, function(f, of_row, target, margin)
+  return f.where(f.eq(target, f.number(1)), f.affine(of_row, -1, 1), f.relu(f.sub(of_row, f.number(margin))))
 end)
 --- Of rows a and b [B, D] and target [B]: 1 - cosine where it is 1, max(0, cosine - margin) where it is -1. margin: 0.
 --- Squares of sizes are 1e-12 larger here than they are, as PyTorch's: gradients of rows of zeros are not infinite.
 function F.cosine_embedding_loss(a, b, target, margin, reduction)
   alike("cosine_embedding_loss", "a", a, "b", b)
-  local ab = product(SUM, -1, false, a, b)
-  alike("cosine_embedding_loss", "the cosine of each row", ab, "target", target)
-  return (cosine_embedding(code_of("cosine_embedding_loss", reduction), nil, false, ab, product(SUM, -1, false, a, a),
-    product(SUM, -1, false, b, b), target, margin or 0))
+  local whole = not (Tensor._is_float(a) or Tensor._is_float(b))
+  local of_row = cosine(whole and a:to "f32" or a, b, -1, 0, 1e-12)
+  alike("cosine_embedding_loss", "the cosine of each row", of_row, "target", target)
+  return (cosine_embedding(code_of("cosine_embedding_loss", reduction), nil, false, of_row, target, margin or 0))
 end
 
 -- A target of 0 has no logarithm, and counts nothing.
@@ -215,15 +206,10 @@ function F.in_batch_softmax_loss(queries, items, options)
   if not (temperature > 0 and temperature < math.huge) then
     P.fail(("in_batch_softmax_loss: temperature is %s, allowed: finite numbers above 0"):format(temperature))
   end
-  if queries:dim() ~= 2 or items:dim() ~= 2 or queries:size(1) ~= items:size(1) then
-    P.fail(("in_batch_softmax_loss: queries %s and items %s, wanted two dimensions each and as many rows"):format(
-      Tensor._text(queries), Tensor._text(items)))
-  end
-  local scores, ids, log_q = F.matmul(queries, items:transpose(1, 2)), o.ids, o.log_q
-  check(C.peri_op_in_batch_logits(ptr(scores), ids and ptr(ids), log_q and ptr(log_q), 1 / temperature, out))
-  local logits = wrap(out[0])
-  local own = Tensor.arange(0, queries:size(1), 1, "i64", queries:describe().device)
-  return (F.cross_entropy(logits, own, o.reduction))
+  local ids, log_q = o.ids, o.log_q
+  check(C.peri_op_in_batch_softmax(ptr(queries), ptr(items), ids and ptr(ids), log_q and ptr(log_q), 1 / temperature,
+    code_of("in_batch_softmax_loss", o.reduction), out))
+  return (wrap(out[0]))
 end
 
 signature.check_one("", F, {

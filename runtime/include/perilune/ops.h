@@ -118,6 +118,14 @@ PERI_API peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32
  *  all parts become that of x at once. */
 PERI_API peri_status peri_op_split(peri_tensor *x, const int64_t *sizes, int32_t n, int32_t dim, peri_tensor **out);
 
+/** @x with a border of @value (of x's dtype, without dimensions), or of @number where it is NULL: pads[0] elements
+ *  before and pads[1] behind the last dimension, then of the one before it, and so on: two for each of at most all dimensions.
+ *  Negative: so many are cut off. Any dtype. */
+PERI_API peri_status peri_op_pad(peri_tensor *x, const int64_t *pads, int32_t n, peri_tensor *value, double number,
+                                 peri_tensor **out);
+/** @x with zeros where, in its last two dimensions, column - row > @k (@upper: < @k). Any dtype. */
+PERI_API peri_status peri_op_triangle(peri_tensor *x, int64_t k, bool upper, peri_tensor **out);
+
 /* -- reductions ---------------------------------------------------------------------------------------------------- */
 
 /** Sum over dimensions @dims[n]; n = 0: over all. @keepdim leaves them with size 1. The sum of nothing is 0. Integers
@@ -154,6 +162,19 @@ PERI_API peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tenso
 PERI_API peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias,
                                         double eps, peri_tensor **out);
 
+/** The cosine of the angle between @a and @b, which broadcast, along @dim: what is left of their shape. Sizes below
+ *  @eps count as eps; @added > 0: a size is the root of the sum of squares plus it. Floats; the result is of the dtype that
+ *  they have together. */
+PERI_API peri_status peri_op_cosine_similarity(peri_tensor *a, peri_tensor *b, int32_t dim, double eps, double added,
+                                               peri_tensor **out);
+
+/** softmax(@scale q k^T) v: q [..., n, D], k [..., m, D], v [..., m, V], whose first dimensions broadcast. @mask (NULL:
+ *  none) broadcasts to [..., n, m]: bool, true where a column may be seen, or numbers that are added. @is_causal: row i
+ *  sees columns 0..i. */
+PERI_API peri_status peri_op_scaled_dot_product_attention(peri_tensor *q, peri_tensor *k, peri_tensor *v,
+                                                          peri_tensor *mask, bool is_causal, double scale,
+                                                          peri_tensor **out);
+
 /* -- comparing, choosing, picking, sorting ------------------------------------------------------------------------- */
 
 /** bool: a @op b (PERI_COMPARE_*), broadcast as in peri_op_add; @b NULL: with the number @number, rounded to a's dtype
@@ -175,6 +196,9 @@ PERI_API peri_status peri_op_scatter(peri_tensor *x, int32_t dim, peri_tensor *i
  *  larger): where it goes among them. @sorted has one dimension, or all sizes of x but the last. NaN is larger than all
  *  numbers. Operands of two dtypes become one, as in peri_op_add. @out: i64 of the shape of x. */
 PERI_API peri_status peri_op_searchsorted(peri_tensor *sorted, peri_tensor *x, bool right, peri_tensor **out);
+/** bool, of the shape of @x: whether each of its elements is one of @tests, of any shape. No NaN is. Operands of two
+ *  dtypes become one, as in peri_op_add. */
+PERI_API peri_status peri_op_isin(peri_tensor *x, peri_tensor *tests, peri_tensor **out);
 /** The first @k elements along @dim in rising (@descending: falling) order, and their places (i64; @indices may be
  *  NULL). NaN is larger than all numbers; equal ones keep their order. @k < 0: all. Any dtype that is not complex. */
 PERI_API peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k, peri_tensor **values,
@@ -245,11 +269,11 @@ PERI_API peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t re
 /** Softmax cross entropy of logits @x [B, C] and class numbers @labels (i64 [B], 0 <= label < C). Waits for the labels
  *  to be checked: PERI_ERANGE names the first bad row. */
 PERI_API peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out);
-/** Logits of a batch whose items are negatives of each other: @x [B, B], of query i and item j, times @scale, minus
- *  @log_q [B] (of item j: the logarithm of how often it is drawn; NULL: 0); -infinity where item j has the id of item i
- *  (@ids [B], integers; NULL: all differ) and is another one. Gradients of x and log_q. */
-PERI_API peri_status peri_op_in_batch_logits(peri_tensor *x, peri_tensor *ids, peri_tensor *log_q, double scale,
-                                             peri_tensor **out);
+/** The loss of choosing item i of the batch for query i among all: @queries and @items [B, D]. Of the logits, which are
+ *  products times @scale, that of item j loses @log_q[j] (the logarithm of how often it is drawn; [B], NULL: 0). Item j
+ *  is no negative of query i where it has the id of item i (@ids [B], integers; NULL: all differ). */
+PERI_API peri_status peri_op_in_batch_softmax(peri_tensor *queries, peri_tensor *items, peri_tensor *ids,
+                                              peri_tensor *log_q, double scale, int32_t reduction, peri_tensor **out);
 /** How rows of a cross entropy count. */
 typedef struct peri_cross_entropy_config {
     int64_t size;           /* sizeof(peri_cross_entropy_config) */
