@@ -49,6 +49,7 @@ local functions = {
   histc = F.histc, searchsorted = function(x) return F.searchsorted(weight, x) end,
   gather = function(x) return F.gather(x, 2, places) end, take = function(x) return F.index_select(x, 1, classes) end,
   scatter_add = function(x) return F.scatter_add(x, 2, places, b) end,
+  scatter = function(x) return F.scatter(x, 2, places, b) end,
   index_add = function(x) return F.index_add(x, 1, classes, b) end,
   index = function(x) return x[1] end, slice = function(x) return x:slice(1, 1, 3) end,
   reshape = function(x) return x:reshape(2, 8) end, transpose = function(x) return x:transpose(1, 2):contiguous() end,
@@ -108,7 +109,7 @@ local functions = {
   remainder = function(x) return F.remainder(x, b) end, leaky_relu = F.leaky_relu,
   reciprocal = F.reciprocal,
 }
-for _, name in ipairs { "cos", "sin", "erf", "exp", "expm1", "log1p", "floor", "ceil", "round", "trunc", "sign", "sqrt",
+for _, name in ipairs { "cos", "sin", "erf", "log", "expm1", "log1p", "floor", "ceil", "round", "trunc", "sign", "sqrt",
   "square", "rsqrt", "neg", "sigmoid", "silu", "tanh", "softplus", "logsigmoid", "logical_not", "isnan", "isinf",
   "isfinite" } do
   functions[name] = F[name]

@@ -34,7 +34,7 @@ end
 
 --- Words of types that are not classes: what LuaCATS brings along.
 local plain = {}
-for word in ("any nil true false boolean number integer string table function fun ffi.cdata self"):gmatch "%S+" do
+for word in ("any nil true false boolean number integer string table function fun userdata ffi.cdata"):gmatch "%S+" do
   plain[word] = true
 end
 

@@ -119,8 +119,8 @@ PERI_API peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32
 PERI_API peri_status peri_op_split(peri_tensor *x, const int64_t *sizes, int32_t n, int32_t dim, peri_tensor **out);
 
 /** @x with a border of @value (of x's dtype, without dimensions), or of @number where it is NULL: pads[0] elements
- *  before and pads[1] behind the last dimension, then of the one before it, and so on: two for each of at most all dimensions.
- *  Negative: so many are cut off. Any dtype. */
+ *  before and pads[1] behind the last dimension, then of the one before it, and so on: two each for some or all
+ *  dimensions. Negative: so many are cut off. Any dtype. */
 PERI_API peri_status peri_op_pad(peri_tensor *x, const int64_t *pads, int32_t n, peri_tensor *value, double number,
                                  peri_tensor **out);
 /** @x with zeros where, in its last two dimensions, column - row > @k (@upper: < @k). Any dtype. */
@@ -163,8 +163,8 @@ PERI_API peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tenso
                                         double eps, peri_tensor **out);
 
 /** The cosine of the angle between @a and @b, which broadcast, along @dim: what is left of their shape. Sizes below
- *  @eps count as eps; @added > 0: a size is the root of the sum of squares plus it. Floats; the result is of the dtype that
- *  they have together. */
+ *  @eps count as eps; @added > 0: a size is the root of the sum of squares plus it. Floats; the result is of the dtype
+ *  that they have together. */
 PERI_API peri_status peri_op_cosine_similarity(peri_tensor *a, peri_tensor *b, int32_t dim, double eps, double added,
                                                peri_tensor **out);
 
