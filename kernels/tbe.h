@@ -152,6 +152,8 @@ typedef struct peri_k_tbe_reach {
     bool in_order; /* the cache lines of a row are read in order: hardware may fetch those behind them; else out of
                       order */
     bool rows_near; /* tbe_update: f16 and bf16 rows are asked for into the first level when they are the next */
+    int32_t kept; /* tbe_update: bytes of rows of the gradient that are put next to each other when they are read for
+                     the first time, and read there again while the table is the same; 0: none */
 } peri_k_tbe_reach;
 
 /* -- forward ------------------------------------------------------------------------------------------------------- */
@@ -421,7 +423,8 @@ typedef struct peri_k_tbe_update_args {
     int64_t capacity; /* of the list: *n at most */
     int64_t work;     /* of the list: peri_k_tbe_work; for choosing how to split it */
     const int64_t *run_starts; /* the step's: of tbe_runs, with the same chunks */
-    float *scratch; /* the step's: chunks * scratch_stride; stride >= SCRATCH_ROWS * round16(cols) + SCRATCH_MORE */
+    float *scratch; /* the step's: chunks * scratch_stride; stride >= SCRATCH_ROWS * round16(cols) + SCRATCH_MORE. What
+                       is more, in all chunks of a call, may hold rows of the gradient (reach.kept) */
     int64_t scratch_stride;
     int64_t chunks;
     int64_t *updated;

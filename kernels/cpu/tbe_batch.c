@@ -50,7 +50,7 @@ TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dt
         tbe_batch_ahead_odd(u);
         return;
     }
-    const float *g = tbe_gradient_row(u, u->ahead++, &(float){0});
+    const int64_t e = u->ahead++;
     if (linear != u->ahead_row) {
         const int bytes = dtype == PERI_F32 ? 4 : 2;
         u->ahead_row = linear;
@@ -58,7 +58,7 @@ TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dt
                      tbe_batch_lines(cols * bytes), u->near);
         if (kind == PERI_TBE_ROWWISE_ADAGRAD) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1, u->near);
     }
-    tbe_prefetch((const char *)g, tbe_batch_lines(cols * 4), u->near);
+    tbe_gradient_ahead(u, e, tbe_batch_lines(cols * 4));
 }
 
 /** Vector @v of row @i's gradient. */
@@ -100,19 +100,19 @@ TBE_INLINE void tbe_batch_row(float *w, const tbe_batch *b, int32_t i, v16 rate,
     }
 }
 
-/** The same of f16 or bf16, in f32; returns the largest size, lane by lane. */
-TBE_INLINE u16x tbe_batch_row_values(const uint16_t *w, const tbe_batch *b, int32_t i, v16 rate, v16 keep, v16 *x,
-                                     const int nv, const int32_t dtype)
+/** The same of f16 or bf16, in f32; returns sums of their squares, which say whether all are finite and not huge. */
+TBE_INLINE v16 tbe_batch_row_values(const uint16_t *w, const tbe_batch *b, int32_t i, v16 rate, v16 keep, v16 *x,
+                                    const int nv, const int32_t dtype)
 {
-    u16x most = u16x_zero();
+    v16 squares = v16_zero();
 #pragma GCC unroll 16
     for (int k = 0; k < nv; k++) {
         const int v = tbe_scattered(k, nv, dtype);
         x[v] = v16_fma(rate, tbe_batch_gradient(b, i, v, 16 * nv),
                        v16_mul(keep, tbe_get_weights(w, 16 * v, 16, dtype)));
-        most = u16x_max_size(most, x[v]);
+        squares = v16_fma(x[v], x[v], squares);
     }
-    return most;
+    return squares;
 }
 
 TBE_INLINE void tbe_batch_row_nearest(uint16_t *w, const v16 *x, const int nv, const int32_t dtype)
@@ -190,10 +190,10 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
                 tbe_batch_near(b->g[next], nv);
             }
             v16 x[16];
-            u16x most = tbe_batch_row_values(w, b, i, v16_set(rate), v16_set(keep), x, nv, dtype);
+            v16 squares = tbe_batch_row_values(w, b, i, v16_set(rate), v16_set(keep), x, nv, dtype);
             if (!o->stochastic) {
                 tbe_batch_row_nearest(w, x, nv, dtype);
-            } else if (u16x_beyond(most, dtype == PERI_F16 ? TBE_MOST_F16 : TBE_MOST_BF16)) {
+            } else if (u16x_beyond(u16x_of(squares), TBE_MOST_F32)) {
                 tbe_batch_row_odd(u->a, t, b, i, rate, keep);
             } else {
                 uint64_t key = tbe_mix64(table_key + (uint64_t)(t->row_offset + tbe_row_of_slot(rows, t, b->row[i])));

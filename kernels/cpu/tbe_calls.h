@@ -28,6 +28,17 @@ typedef struct tbe_walk {
 
 /* -- updates: tbe_update.h ----------------------------------------------------------------------------------------- */
 
+/** Copies of rows of the gradient that were read before, and where they are: a table with open addresses, at most half
+ *  full. */
+typedef struct tbe_kept {
+    uint64_t *places; /* the element of the gradient where a row begins << TBE_COPY_BITS | its copy; UINT64_MAX: none */
+    float *rows;      /* the copies */
+    int64_t stride, cols, n, most; /* elements of a copy, and of a row; copies, and how many there may be */
+    int64_t room;  /* floats from `rows` on, for all of it */
+    int32_t shift; /* 64 - the bits of a place; 0: nothing is kept */
+} tbe_kept;
+enum { TBE_COPY_BITS = 16 };
+
 /** The part of an update that one call does. */
 typedef struct tbe_updater {
     const peri_k_tbe_update_args *a;
@@ -41,6 +52,7 @@ typedef struct tbe_updater {
     const float *full[2], *row[2];           /* states to ask for; NULL: none */
     const int64_t *prev;
     float *room;                             /* scratch */
+    tbe_kept kept;
     int64_t runs, next_run;                  /* updated so far; place of the next one among run_values */
 } tbe_updater;
 

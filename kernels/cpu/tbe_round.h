@@ -18,7 +18,7 @@ typedef uint16_t h16x_unaligned __attribute__((vector_size(32), aligned(2)));
 #endif
 
 /** The largest numbers, as bits of f32. */
-enum { TBE_MOST_F16 = 0x477fe000, TBE_MOST_BF16 = 0x7f7f0000 };
+enum { TBE_MOST_F16 = 0x477fe000, TBE_MOST_BF16 = 0x7f7f0000, TBE_MOST_F32 = 0x7f7fffff };
 
 /** Infinities, NaN and numbers beyond the largest are rare: off the path. */
 static __attribute__((noinline)) h16x v16_round_odd(v16 x, u16x bits, int32_t dtype)

@@ -10,7 +10,6 @@ typedef struct u16x {
     __m256i a, b;
 } u16x;
 
-TBE_INLINE u16x u16x_zero(void) { return (u16x){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 TBE_INLINE u16x u16x_of(v16 x) { return (u16x){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 TBE_INLINE __m256i v8_size(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi32(0x7fffffff)); }
 
@@ -28,12 +27,6 @@ TBE_INLINE bool u16x_beyond(u16x x, uint32_t most)
     __m256i limit = _mm256_set1_epi32((int)most);
     __m256i odd = _mm256_or_si256(_mm256_cmpgt_epi32(v8_size(x.a), limit), _mm256_cmpgt_epi32(v8_size(x.b), limit));
     return !_mm256_testz_si256(odd, odd);
-}
-/** The larger one of @most and the size of x, as bits. */
-TBE_INLINE u16x u16x_max_size(u16x most, v16 x)
-{
-    u16x u = u16x_of(x);
-    return (u16x){_mm256_max_epu32(most.a, v8_size(u.a)), _mm256_max_epu32(most.b, v8_size(u.b))};
 }
 /** Lanes of at most 16 bits, narrowed. */
 TBE_INLINE h16x u16x_narrow(u16x x)
@@ -87,7 +80,7 @@ TBE_INLINE __m128i v8_round_f16(__m256 x, __m256i bits, __m256i *small)
     __m256i moved = _mm256_castps_si256(_mm256_add_ps(x, _mm256_castsi256_ps(away)));
     return _mm256_cvtps_ph(_mm256_castsi256_ps(_mm256_add_epi32(moved, bits)), _MM_FROUND_TO_ZERO);
 }
-/** tbe_round_f16 of numbers of at most 65504. */
+/** tbe_round_f16 of numbers below 2^64 in size: beyond 65504 the conversion ends there. */
 TBE_INLINE h16x v16_round_f16(v16 x, u16x bits)
 {
     __m256i a, b;
@@ -95,7 +88,7 @@ TBE_INLINE h16x v16_round_f16(v16 x, u16x bits)
     __m256i small = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), _MM_SHUFFLE(3, 1, 2, 0));
     return (h16x)_mm256_sub_epi16(_mm256_set_m128i(high, low), _mm256_and_si256(small, _mm256_set1_epi16(0x400)));
 }
-/** tbe_round_bf16 of numbers of at most the largest. */
+/** tbe_round_bf16 of numbers of at most the largest bf16. */
 TBE_INLINE h16x v16_round_bf16(v16 x, u16x bits)
 {
     u16x u = u16x_of(x);

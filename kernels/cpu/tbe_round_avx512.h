@@ -21,12 +21,6 @@ TBE_INLINE bool u16x_beyond(u16x x, uint32_t most)
 {
     return _mm512_cmpgt_epu32_mask((__m512i)(x & 0x7fffffffu), _mm512_set1_epi32((int)most));
 }
-TBE_INLINE u16x u16x_zero(void) { return (u16x){0}; }
-/** The larger one of @most and the size of x, as bits. */
-TBE_INLINE u16x u16x_max_size(u16x most, v16 x)
-{
-    return (u16x)_mm512_max_epu32((__m512i)most, (__m512i)(u16x_of(x) & 0x7fffffffu));
-}
 /** The low halves. */
 TBE_INLINE h16x u16x_narrow(u16x x) { return __builtin_convertvector(x, h16x); }
 TBE_INLINE u16x u16x_widen(const uint16_t *p) { return __builtin_convertvector(*(const h16x_unaligned *)p, u16x); }
@@ -38,7 +32,7 @@ TBE_INLINE h16x v16_to_bf16(v16 x)
     u16x u = u16x_of(x), nan = (u16x)((u & 0x7fffffffu) > 0x7f800000u);
     return u16x_narrow((nan & (u >> 16 | 0x40u)) | (~nan & ((u + 0x7fffu + (u >> 16 & 1u)) >> 16)));
 }
-/** tbe_round_f16 of numbers of at most 65504. */
+/** tbe_round_f16 of numbers below 2^64 in size: beyond 65504 the conversion ends there. */
 TBE_INLINE h16x v16_round_f16(v16 x, u16x bits)
 {
     const __m512 least = _mm512_set1_ps(0x1p-14f), sign = _mm512_set1_ps(-0.0f);
@@ -47,7 +41,7 @@ TBE_INLINE h16x v16_round_f16(v16 x, u16x bits)
     __m256i h = (__m256i)u16x_to_f16_down((u16x)moved + bits); /* what the bits carry into the last place stays there */
     return (h16x)_mm256_mask_sub_epi16(h, small, h, _mm256_set1_epi16(0x400));
 }
-/** tbe_round_bf16 of numbers of at most the largest. */
+/** tbe_round_bf16 of numbers of at most the largest bf16. */
 TBE_INLINE h16x v16_round_bf16(v16 x, u16x bits) { return u16x_narrow((u16x_of(x) + bits) >> 16); }
 /** The same of 32 columns, stored. */
 TBE_INLINE void v16_store_round_bf16(uint16_t *p, v16 x, u16x x_bits, v16 y, u16x y_bits)

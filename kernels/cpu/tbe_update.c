@@ -5,6 +5,49 @@
  */
 #include "tbe_update.h"
 
+/** Rows of the gradient may be kept in @floats floats from @room on. */
+static void tbe_kept_room(tbe_updater *u, float *room, int64_t floats)
+{
+    if (u->a->reach.kept > 0 && floats > 0) u->kept = (tbe_kept){.rows = room, .room = floats};
+}
+
+void tbe_kept_enter(tbe_updater *u, const peri_k_tbe_table *t, int64_t e)
+{
+    enum { READ = 4, LEAST = 8 }; /* times that a row should be read to be worth it; copies that it takes to begin */
+    const peri_k_tbe_update_args *a = u->a;
+    tbe_kept *k = &u->kept;
+    k->shift = 0;
+    if (!k->room) return;
+    k->n = 0;
+    k->cols = t->cols;
+    k->stride = (t->cols + 15) / 16 * 16;
+    k->most = LEAST / 2;
+    const int64_t bytes = a->reach.kept / (int64_t)sizeof(float), row = k->stride + 4;
+    const int64_t most = tbe_clamp(bytes < k->room ? bytes / k->stride : k->room / row, 0, 1 << (TBE_COPY_BITS - 1));
+    const uint64_t beyond = (uint64_t)(t->first_row + t->rows);
+    while (2 * k->most <= most && e + READ * k->most < u->n &&
+           a->sorted[e + READ * k->most] >> a->payload_bits < beyond)
+        k->most *= 2;
+    if (k->most < LEAST || k->most * row > k->room) return;
+    k->shift = 63 - __builtin_ctzll((uint64_t)k->most);
+    k->places = (uint64_t *)(k->rows + k->most * k->stride);
+    memset(k->places, 0xff, sizeof *k->places * (size_t)k->most * 2);
+}
+
+const float *tbe_kept_add(tbe_updater *u, uint64_t at, uint64_t place)
+{
+    tbe_kept *k = &u->kept;
+    const float *row = u->a->grad + at;
+    if (k->n == k->most) return row;
+    float *copy = k->rows + k->n * k->stride;
+    for (int64_t d = 0; d < k->cols; d += 16) {
+        if (k->cols - d >= 16) v16_store(copy + d, v16_load(row + d));
+        else v16_store_part(copy + d, v16_load_part(row + d, k->cols - d), k->cols - d);
+    }
+    k->places[place] = at << TBE_COPY_BITS | (uint64_t)k->n++;
+    return copy;
+}
+
 /** A tbe_batches of one row at a time. */
 TBE_INLINE int64_t tbe_update_table(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last, const int kind)
 {
@@ -38,6 +81,7 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
     const peri_k_tbe_table *t = a->rows.tables;
     u.next_run = kind == PERI_TBE_NONE && a->run_values ? a->run_starts[begin] : 0;
     u.room = a->scratch + begin * a->scratch_stride;
+    tbe_kept_room(&u, u.room + a->scratch_stride, (end - begin - 1) * a->scratch_stride);
     u.ahead = a->reach.ahead > 0 ? e : u.n;
     if (tbe_has_full1(kind)) u.full[0] = a->rows.momentum1;
     if (tbe_has_full2(kind)) u.full[1] = a->rows.momentum2;
@@ -57,6 +101,7 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
             continue;
         }
         t = tbe_table_of(t, linear);
+        tbe_kept_enter(&u, t, e);
         tbe_batches *batches = kind == PERI_TBE_SGD || kind == PERI_TBE_ROWWISE_ADAGRAD ? tbe_batches_of(a, t) : NULL;
         e = batches ? batches(&u, t, e, last) : tbe_update_table(&u, t, e, last, kind);
     }

@@ -27,13 +27,47 @@ static inline const peri_k_tbe_table *tbe_table_of(const peri_k_tbe_table *t, ui
     return t;
 }
 
-/** Where item e's gradient row begins. */
-static inline const float *tbe_gradient_row(const tbe_updater *u, int64_t e, float *scale)
+/** Where item e's gradient row begins, in elements of the gradient. */
+TBE_INLINE uint64_t tbe_gradient_at(const tbe_updater *u, int64_t e, float *scale)
 {
     uint64_t payload = u->a->sorted[e] & u->payload_mask;
-    if (!u->a->items) return u->a->grad + payload;
+    if (!u->a->items) return payload;
     *scale = u->a->items[payload].scale;
-    return u->a->grad + u->a->items[payload].grad;
+    return (uint64_t)u->a->items[payload].grad;
+}
+
+/** Keep rows of table @t, whose items begin at @e, from now on, if there are enough of them. */
+#define tbe_kept_enter K_SHARED(tbe_kept_enter)
+K_HIDDEN void tbe_kept_enter(tbe_updater *u, const peri_k_tbe_table *t, int64_t e);
+/** Keep the row at @at, which would be in @place, if there is room; returns where to read it. */
+#define tbe_kept_add K_SHARED(tbe_kept_add)
+K_HIDDEN const float *tbe_kept_add(tbe_updater *u, uint64_t at, uint64_t place);
+
+/** The place of the row at @at, or where it would come. */
+TBE_INLINE uint64_t tbe_kept_place(const tbe_kept *k, uint64_t at)
+{
+    uint64_t place = at * 0x9e3779b97f4a7c15u >> k->shift;
+    while (k->places[place] >> TBE_COPY_BITS != at && k->places[place] != UINT64_MAX)
+        place = (place + 1) & (UINT64_MAX >> k->shift);
+    return place;
+}
+
+/** Item e's gradient row. */
+TBE_INLINE const float *tbe_gradient_row(tbe_updater *u, int64_t e, float *scale)
+{
+    const uint64_t at = tbe_gradient_at(u, e, scale);
+    if (!u->kept.shift) return u->a->grad + at;
+    const uint64_t place = tbe_kept_place(&u->kept, at), copy = u->kept.places[place];
+    if (copy == UINT64_MAX) return tbe_kept_add(u, at, place);
+    return u->kept.rows + (int64_t)(copy & ((1u << TBE_COPY_BITS) - 1)) * u->kept.stride;
+}
+
+/** Ask for item e's gradient row, of @lines cache lines, unless it is kept. */
+TBE_INLINE void tbe_gradient_ahead(const tbe_updater *u, int64_t e, const int64_t lines)
+{
+    const uint64_t at = tbe_gradient_at(u, e, &(float){0});
+    if (u->kept.shift && u->kept.places[tbe_kept_place(&u->kept, at)] != UINT64_MAX) return;
+    tbe_prefetch((const char *)(u->a->grad + at), lines, u->near);
 }
 
 /** Look ahead into table @t from now on. */
@@ -60,10 +94,9 @@ TBE_INLINE void tbe_update_ahead(tbe_updater *u)
 {
     const peri_k_tbe_update_args *a = u->a;
     if (u->ahead >= u->n) return;
-    float scale;
     tbe_items_ahead(u);
-    uint64_t linear = a->sorted[u->ahead] >> a->payload_bits;
-    const float *g = tbe_gradient_row(u, u->ahead++, &scale);
+    const int64_t e = u->ahead++;
+    uint64_t linear = a->sorted[e] >> a->payload_bits;
     if (linear != u->ahead_row) {
         if (linear >= (uint64_t)a->rows.total_rows) return;
         u->ahead_row = linear;
@@ -79,7 +112,7 @@ TBE_INLINE void tbe_update_ahead(tbe_updater *u)
         }
         if (u->prev) tbe_prefetch((const char *)(u->prev + linear), 1, u->near);
     }
-    tbe_prefetch((const char *)g, u->ahead_lines, u->near);
+    tbe_gradient_ahead(u, e, u->ahead_lines);
 }
 
 /** The sum over items [e, past) of all columns into @room. */

@@ -666,12 +666,19 @@ static int64_t row_chunks(int64_t rows)
     return max(1, min(MOST, rows / CHUNK_ROWS));
 }
 
+/** Bytes that an update keeps the beginnings of runs in. */
+static int64_t update_starts(const peri_k_tbe_update_args *a)
+{
+    return a->run_values ? (list_chunks(a->work) + 1) * 8 : 0;
+}
+
+/** Beside what each chunk works on, room for the rows of the gradient that each thread may keep, and for where they
+ *  lie. */
 static int64_t tbe_update_scratch(const peri_plugin_host *host, const void *args)
 {
-    (void)host;
     const peri_k_tbe_update_args *a = args;
-    int64_t chunks = list_chunks(a->work);
-    return chunks * rows_stride(&a->rows) * 4 + (a->run_values ? (chunks + 1) * 8 : 0);
+    const int64_t chunks = list_chunks(a->work), kept = 2 * (int64_t)a->reach.kept * host->threads();
+    return max(chunks * rows_stride(&a->rows) * 4, kept + 64 * chunks) + update_starts(a);
 }
 
 static void run_tbe_update(const call *c)
@@ -679,7 +686,7 @@ static void run_tbe_update(const call *c)
     peri_k_tbe_update_args a = *(const peri_k_tbe_update_args *)c->args;
     a.chunks = list_chunks(a.work);
     a.scratch = (float *)c->scratch;
-    a.scratch_stride = rows_stride(&a.rows);
+    a.scratch_stride = (c->bytes - update_starts(&a)) / a.chunks / 64 * 16;
     int64_t *starts = (int64_t *)(c->scratch + a.chunks * a.scratch_stride * 4);
     if (a.run_values) {
         peri_k_tbe_runs_args runs = {.sorted = a.sorted,

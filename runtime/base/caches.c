@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { MOST_PROCESSORS = 4096, MOST_CACHES = 512, LEVELS = 8, USUAL = 32 << 20 };
 static const int64_t LARGEST_CACHE = (int64_t)1 << 40;
@@ -106,6 +107,15 @@ int64_t peri_cache_bytes(void)
     bytes = peri__cache_bytes_of("/sys/devices/system/cpu", used, MOST_PROCESSORS);
     atomic_store_explicit(&found, bytes, memory_order_relaxed);
     return bytes;
+}
+
+int64_t peri__own_cache_bytes(void)
+{
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    return peri__max(sysconf(_SC_LEVEL2_CACHE_SIZE), 0);
+#else
+    return 0;
+#endif
 }
 
 typedef struct fill {

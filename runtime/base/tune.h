@@ -41,6 +41,8 @@ static inline int64_t peri__tune_working_set(int64_t cache_bytes) { return peri_
 /** peri_cache_bytes for processors 0, 1, ... of which used[i] says whether they are this process's, by the files under
  *  @root. */
 int64_t peri__cache_bytes_of(const char *root, const bool *used, int32_t n);
+/** Bytes of the second-level cache of a processor; 0: the system does not say. */
+int64_t peri__own_cache_bytes(void);
 /** PERI_EINVAL if PERI_CACHE_BYTES is no number of bytes. */
 peri_status peri__caches_check(void);
 /** Zeros to measure on, on huge pages, first written by all threads. An error unless twice @bytes are free: what

@@ -10,6 +10,8 @@
  * turns, so that a row is not asked for again before all others were: otherwise the rows of a few sets would be in the
  * caches, whatever the table has. */
 enum { COLS = 128, BAGS = 512, LENGTH = 20, IDS = BAGS * LENGTH, ROW_BYTES = COLS * 4, OUT_BYTES = BAGS * ROW_BYTES };
+/* Scratch of a chunk: what an update needs, and room for rows of the gradient. */
+enum { SCRATCH = PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE + (1 << 13) };
 enum { LEAST_OUT_TURNS = 32, GRAD_STRIDE = 1024, SORT_KEYS = 1 << 14, PAYLOAD_BITS = 40, SORT_BITS = 9, CHUNKS = 128 };
 
 peri_k_tbe_reach peri__tbe_reach_lookup(void)
@@ -20,11 +22,18 @@ peri_k_tbe_reach peri__tbe_reach_lookup(void)
                               .past = peri__tune(PERI__TUNE_lookup_past)};
 }
 
+/** A quarter of a processor's own cache: the rows of tables run through the rest. */
+static int32_t kept_bytes(void)
+{
+    return (int32_t)(peri__min(peri__own_cache_bytes(), INT32_MAX) / 4);
+}
+
 peri_k_tbe_reach peri__tbe_reach_update(void)
 {
     return (peri_k_tbe_reach){.ahead = peri__tune(PERI__TUNE_update_prefetch),
                               .near = peri__tune_near(PERI__TUNE_update_prefetch),
-                              .rows_near = peri__tune(PERI__TUNE_update_near) != 0};
+                              .rows_near = peri__tune(PERI__TUNE_update_near) != 0,
+                              .kept = peri__tune(PERI__TUNE_update_kept) ? kept_bytes() : 0};
 }
 
 void peri__tbe_reach_need(const peri_tbe *tbe)
@@ -90,7 +99,7 @@ static void lay_out(bench *b)
     b->momentum = cut(b, sizeof(float) * (size_t)b->rows);
     b->grad = cut(b, sizeof(float) * BAGS * GRAD_STRIDE);
     b->out = cut(b, (size_t)b->outs * OUT_BYTES);
-    b->scratch = cut(b, sizeof(float) * CHUNKS * (PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE));
+    b->scratch = cut(b, sizeof(float) * CHUNKS * SCRATCH);
     b->ids = cut(b, sizeof(int64_t) * IDS * (size_t)b->sets);
     b->offsets = cut(b, sizeof(int64_t) * (BAGS + 1));
     b->room = cut(b, sizeof(uint64_t) * SORT_KEYS * 2);
@@ -208,7 +217,7 @@ static int64_t update_pass(void *state, int32_t choice)
                                    .n = &b->n,
                                    .grad = b->grad,
                                    .scratch = b->scratch,
-                                   .scratch_stride = PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE,
+                                   .scratch_stride = SCRATCH,
                                    .chunks = CHUNKS,
                                    .updated = &b->updated,
                                    .payload_bits = PAYLOAD_BITS,

@@ -128,6 +128,19 @@ static peri_status sparse_args(peri_tbe *tbe, const peri_tbe_sparse *sparse, per
     return PERI_OK;
 }
 
+/** How an update reaches rows: rows of the gradient are worth keeping where each is read by several ids, and lies apart
+ *  from the others of its table. */
+static peri_k_tbe_reach reach_of(const peri_tbe_batch *b, const peri_tensor *grad)
+{
+    enum { IDS_A_BAG = 4 };
+    const peri_tbe_blocks *l = b->in.blocks;
+    peri_k_tbe_reach reach = peri__tbe_reach_update();
+    if (l->none || b->sorted->capacity < IDS_A_BAG * l->total_bags ||
+        peri__numel(grad) * (int64_t)sizeof(float) <= reach.kept)
+        reach.kept = 0;
+    return reach;
+}
+
 /** peri__tbe_update of a batch that is sorted. */
 static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *dense, const peri_tbe_sparse *sparse)
 {
@@ -141,7 +154,7 @@ static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *den
                                    .capacity = b->sorted->capacity,
                                    .work = b->sorted->work,
                                    .halvings = tbe->halvings,
-                                   .reach = peri__tbe_reach_update()};
+                                   .reach = reach_of(b, grad)};
     args.optimizer = peri__tbe_optimizer(tbe, tbe->iteration);
     args.updated = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_ROWS;
     if (dense) {

@@ -252,10 +252,19 @@ typedef struct tbe_data {
 static inline peri_k_tbe_reach tbe_next_reach(void)
 {
     static const int64_t ahead[] = {16 << 10, 0, 1, 64, 3000};
+    static const int32_t kept[] = {0, 1 << 20, 2048, 1 << 14};
     static int64_t call;
     int64_t i = call++;
     return (peri_k_tbe_reach){
-        .ahead = ahead[i % 5], .past = i % 3, .near = i % 7 < 3, .in_order = i % 2, .rows_near = i % 11 < 6};
+        .ahead = ahead[i % 5], .past = i % 3, .near = i % 7 < 3, .in_order = i % 2, .rows_near = i % 11 < 6,
+        .kept = kept[i % 13 % 4]};
+}
+
+/** Floats of scratch for each chunk of tables of so many columns: what an update needs, and room for rows of the
+ *  gradient that it may keep. */
+static inline int64_t tbe_scratch_stride(int64_t cols)
+{
+    return PERI_K_TBE_SCRATCH_ROWS * ((cols + 15) / 16 * 16) + PERI_K_TBE_SCRATCH_MORE + 16 * (cols + 32);
 }
 
 static inline void *tbe_room(int64_t bytes)

@@ -294,7 +294,7 @@ static float *apart(const tbe_data *d, const peri_kernels *k, int split, int64_t
 {
     tbe_data e = *d;
     int64_t n = 0, updated = 0,
-            stride = PERI_K_TBE_SCRATCH_ROWS * ((d->max_cols + 15) / 16 * 16) + PERI_K_TBE_SCRATCH_MORE;
+            stride = tbe_scratch_stride(d->max_cols);
     e.blocks = tbe_room((int64_t)sizeof *e.blocks * d->n_blocks);
     for (int32_t t = 0; t < d->n_tables; t++)
         for (int64_t b = 0; b < d->n_blocks; b++)
@@ -401,7 +401,7 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
     const uint64_t *sorted = sort(d, k, &s, split, room, items, chunks, split == UNEVEN ? 5 : 8, &payload_bits);
     r.sorted = tbe_room(8 * d->items);
     memcpy(r.sorted, sorted, (size_t)(8 * d->items));
-    int64_t stride = PERI_K_TBE_SCRATCH_ROWS * ((d->max_cols + 15) / 16 * 16) + PERI_K_TBE_SCRATCH_MORE;
+    int64_t stride = tbe_scratch_stride(d->max_cols);
     float *scratch = tbe_room(4 * chunks * stride);
     r.dense = zeros(d->total_elements);
     r.touched = zeros(d->total_rows);
