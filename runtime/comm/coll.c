@@ -79,21 +79,21 @@ static uint64_t signature_of(const peri_coll_op *op, int32_t size)
 
 static void record_post(coll_work *w)
 {
-    peri_group *g = w->base.group;
-    peri__coll_record *r = &g->records[w->op.sequence % PERI_RECORD_MOST];
-    int64_t e = peri__max(peri_dtype_size(w->op.dtype), 1);
-    *r = (peri__coll_record){.op = w->op,
+    const peri_coll_op *op = &w->op;
+    peri__coll_record *r = &w->base.group->records[op->sequence % PERI_RECORD_MOST];
+    int64_t e = peri__max(peri_dtype_size(op->dtype), 1);
+    *r = (peri__coll_record){.op = {.kind = op->kind, /* without pointers, which end before the record does */
+                                    .dtype = op->dtype,
+                                    .reduce = op->reduce,
+                                    .root = op->root,
+                                    .channel = op->channel,
+                                    .sequence = op->sequence,
+                                    .tag = op->tag,
+                                    .count = op->count},
                              .posted_ns = peri_time_ns(),
                              .status = PERI_PENDING,
                              .send_sum = w->out_bytes / e,
                              .recv_sum = w->in_bytes / e};
-    r->op.send_counts = r->op.recv_counts = NULL;
-    r->op.send = r->op.recv = NULL;
-    r->op.recv_runs = NULL;
-    r->op.fill = NULL;
-    r->op.take = NULL;
-    r->op.ctx = NULL;
-    r->op.facts = NULL;
 }
 
 static void record_end(coll_work *w, peri_status status)

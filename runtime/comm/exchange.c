@@ -19,7 +19,6 @@ enum {
 typedef struct flow {
     peri__trip trip;
     const char *function;
-    peri_group *group;    /* the trip's */
     peri_device *device;
     peri_codec *codec[2]; /* forward, backward: retained, or NULL */
     int32_t kind, layout, dtype;
@@ -37,11 +36,10 @@ typedef struct flow {
 typedef struct exchange_work {
     peri_work base;
     flow *flow;
-    peri__transfer forth;
-    bool laid_out;         /* what arrives is the result */
+    peri__transfer forth;  /* none in a group of one rank */
     peri__node *leave;     /* until its result is handed out; NULL: not recorded */
-    peri_tensor **results; /* when complete: W or 1; behind this struct */
-    peri_tensor *input;    /* of a group of one rank */
+    peri_tensor **results; /* W or 1; behind this struct. Before it is complete: the one in which numbers arrive as they
+                              are to be, or NULL */
     bool used;
 } exchange_work;
 
@@ -51,9 +49,9 @@ typedef struct exchange_work {
 static bool places_columns(const flow *f)
 {
     int64_t least = f->columns;
-    for (int64_t i = 0; i < f->group->size; i++) least = f->dims[i] > 0 && f->dims[i] < least ? f->dims[i] : least;
+    for (int64_t i = 0; i < f->trip.group->size; i++) least = f->dims[i] > 0 && f->dims[i] < least ? f->dims[i] : least;
     if (least * peri_dtype_size(f->dtype) < PLACE_LEAST && f->rows > PLACE_ROWS) return false;
-    return peri__stage_places(f->group->comm, f->device);
+    return peri__stage_places(f->trip.group->comm, f->device);
 }
 
 /** Where the result of a way forth that needs no decoding belongs, if it can arrive there: *to (new) and a->runs. */
@@ -63,7 +61,7 @@ static peri_status place(const flow *f, peri__transfer_args *a, peri_tensor **to
     if (f->layout == PERI_LAYOUT_FLAT) return peri_tensor_new(f->device, f->dtype, f->ndim, f->shape, to);
     if (f->layout != PERI_LAYOUT_COLUMNS || !places_columns(f)) return PERI_OK;
     a->runs = f->runs;
-    a->n_runs = f->group->size;
+    a->n_runs = f->trip.group->size;
     a->lines = f->rows;
     a->step = f->columns;
     return peri_tensor_new(f->device, f->dtype, 2, matrix, to);
@@ -81,17 +79,6 @@ static peri__transfer_args args_of(const flow *f, bool back)
                                  .in = back ? f->out : f->in,
                                  .codec = f->codec[back],
                                  .divisor = back ? f->divisor : 1};
-}
-
-/** Send the numbers of @src (contiguous); *@laid_out: they arrive as the result. */
-static peri_status send_forth(const flow *f, peri_tensor *src, peri__transfer *t, bool *laid_out)
-{
-    peri__transfer_args a = args_of(f, false);
-    PERI__HELD peri_tensor *to = NULL;
-    if (!a.codec) PERI_TRY(place(f, &a, &to));
-    a.to = to;
-    *laid_out = to != NULL;
-    return peri__transfer_post(f->group, src, &a, t);
 }
 
 /* -- flows --------------------------------------------------------------------------------------------------------- */
@@ -120,9 +107,9 @@ static peri_status check_codec(const peri__flow_args *a, const peri_tensor *inpu
 static void list_runs(flow *f)
 {
     int64_t from = 0, column = 0;
-    for (int64_t i = 0; i < f->group->size; i++) {
+    for (int64_t i = 0; i < f->trip.group->size; i++) {
         f->runs[i] = (peri_k_run){.to = column, .from = from, .n = f->dims[i]};
-        f->runs[f->group->size + i] = (peri_k_run){.to = from, .from = column, .n = f->dims[i]};
+        f->runs[f->trip.group->size + i] = (peri_k_run){.to = from, .from = column, .n = f->dims[i]};
         from += f->rows * f->dims[i];
         column += f->dims[i];
     }
@@ -151,7 +138,6 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
         return status;
     }
     peri__trip_init(&f->trip, &flow_vtab, g);
-    f->group = g;
     f->device = peri__device(input);
     f->function = a->function;
     f->kind = a->kind;
@@ -198,7 +184,7 @@ void peri__flow_counts_free(int64_t *out) { peri__free((flow *)out - 1); }
 
 /* -- layouts ------------------------------------------------------------------------------------------------------- */
 
-static int32_t results_of(const flow *f) { return f->layout == PERI_LAYOUT_LIST ? f->group->size : 1; }
+static int32_t results_of(const flow *f) { return f->layout == PERI_LAYOUT_LIST ? f->trip.group->size : 1; }
 
 /** The block of what rank @i sent: @flat's view [rows, dims[i]]; *at moves on. */
 static peri_status chunk(const flow *f, peri_tensor *flat, int32_t i, int64_t *at, peri_tensor **out)
@@ -213,7 +199,7 @@ static peri_status chunk(const flow *f, peri_tensor *flat, int32_t i, int64_t *a
  *  contiguous. */
 static peri_status move_columns(const flow *f, const peri_tensor *from, const peri_tensor *to, bool back)
 {
-    const int64_t n = f->group->size, width = peri_dtype_size(f->dtype), past = peri__tune(PERI__TUNE_copy_past),
+    const int64_t n = f->trip.group->size, width = peri_dtype_size(f->dtype), past = peri__tune(PERI__TUNE_copy_past),
                   grain = PERI_ELEMENT_GRAIN / (f->columns / n + 1) + 1;
     PERI__HELD peri_tensor *runs = NULL;
     PERI_TRY(peri__upload_i64(f->device, (const int64_t *)(f->runs + (back ? n : 0)),
@@ -239,7 +225,7 @@ static peri_status lay_out(const flow *f, peri_tensor *flat, peri_tensor **out)
         PERI_TRY(peri__tensor_like(flat, 2, shape, out));
         return move_columns(f, flat, *out, false);
     }
-    for (int32_t i = 0; i < f->group->size; i++) PERI_TRY(chunk(f, flat, i, &at, &out[i]));
+    for (int32_t i = 0; i < f->trip.group->size; i++) PERI_TRY(chunk(f, flat, i, &at, &out[i]));
     return PERI_OK;
 }
 
@@ -247,7 +233,8 @@ static peri_status lay_out(const flow *f, peri_tensor *flat, peri_tensor **out)
  *  of lay_out. A result without a gradient (NULL) has zeros there. */
 static peri_status gather_gradient(const flow *f, peri_tensor *const *grad, peri_tensor **out)
 {
-    int64_t n = f->kind == PERI_FLOW_REDUCE_SCATTER ? f->out[f->group->rank] : peri__sum(f->in, f->group->size), at = 0;
+    const peri_group *g = f->trip.group;
+    int64_t n = f->kind == PERI_FLOW_REDUCE_SCATTER ? f->out[g->rank] : peri__sum(f->in, g->size), at = 0;
     bool any = false;
     PERI__HELD peri_tensor *flat = NULL, *matrix = NULL;
     for (int32_t i = 0; i < results_of(f); i++) any = any || grad[i];
@@ -273,10 +260,10 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
     flow *f = (flow *)trip;
     PERI__HELD peri_tensor *flat = NULL;
-    PERI_TRY(peri__group_check(f->function, f->group));
+    PERI_TRY(peri__group_check(f->function, f->trip.group));
     PERI_TRY(gather_gradient(f, grad_out, &flat));
     const peri__transfer_args a = args_of(f, true);
-    return peri__transfer_post(f->group, flat, &a, &f->back);
+    return peri__transfer_post(f->trip.group, flat, &a, &f->back);
 }
 
 static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
@@ -297,17 +284,12 @@ static const peri__trip_vtab flow_vtab = {
 static peri_status exchange_step(peri_work *work)
 {
     exchange_work *w = (exchange_work *)work;
-    flow *f = w->flow;
-    if (w->input) return PERI_OK;
     peri_status status = peri__transfer_test(&w->forth);
     if (status != PERI_OK) return status;
     PERI__HELD peri_tensor *flat = peri__transfer_take(&w->forth);
-    if (w->laid_out) {
-        w->results[0] = peri__give(&flat);
-        return PERI_OK;
-    }
-    status = lay_out(f, flat, w->results);
-    return status < 0 ? peri__group_fail(f->group, status) : status;
+    if (w->results[0]) return PERI_OK;
+    status = lay_out(w->flow, flat, w->results);
+    return status < 0 ? peri__group_fail(work->group, status) : status;
 }
 
 static void exchange_fini(peri_work *work)
@@ -316,31 +298,27 @@ static void exchange_fini(peri_work *work)
     for (int32_t i = 0; i < results_of(w->flow); i++) peri_tensor_release(w->results[i]);
     peri__transfer_fini(&w->forth);
     peri__node_release(w->leave);
-    peri_tensor_release(w->input);
     peri__trip_release(&w->flow->trip);
 }
 
 static const peri__work_vtab exchange_vtab = {.name = "exchange", .step = exchange_step, .fini = exchange_fini};
 
-/** Whether what happens now is recorded. */
-static bool recording(const flow *f)
-{
-    return peri_grad_enabled() && (f->dtype == PERI_F32 || f->dtype == PERI_F64);
-}
-
 /** Take and post @input; the work owns the flow already. */
 static peri_status start(exchange_work *w, peri_tensor *input)
 {
     flow *f = w->flow;
-    if (f->group->size == 1) {
-        peri_tensor_retain(input);
-        w->input = input;
+    if (f->trip.group->size == 1) {
+        peri_tensor_retain(w->results[0] = input);
         return PERI_OK;
     }
-    if (recording(f)) PERI_TRY(peri__trip_leaves(&f->trip, &input, 1, &w->leave));
+    if (peri_grad_enabled() && (f->dtype == PERI_F32 || f->dtype == PERI_F64))
+        PERI_TRY(peri__trip_leaves(&f->trip, &input, 1, &w->leave));
     PERI__HELD peri_tensor *flat = NULL;
     PERI_TRY(peri__contiguous_of(input, &flat));
-    return send_forth(f, flat, &w->forth, &w->laid_out);
+    peri__transfer_args a = args_of(f, false);
+    if (!a.codec) PERI_TRY(place(f, &a, &w->results[0]));
+    a.to = w->results[0];
+    return peri__transfer_post(f->trip.group, flat, &a, &w->forth);
 }
 
 peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__flow_args *args, peri_work **out)
@@ -383,11 +361,6 @@ peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out)
     if (exchange->status != PERI_OK)
         return peri__fail(PERI_EINVAL, "%s: the exchange is not complete; wait for it", name);
     if (w->used) return peri__fail(PERI_EINVAL, "%s: this result was already taken", name);
-    if (w->input) {
-        out[0] = peri__give(&w->input);
-        w->used = true;
-        return PERI_OK;
-    }
     if (w->leave) PERI_TRY(peri__trip_arrives(&w->flow->trip, &w->leave, w->results, results_of(w->flow)));
     w->used = true;
     for (int32_t i = 0; i < results_of(w->flow); i++) out[i] = peri__give(&w->results[i]);

@@ -29,14 +29,11 @@ typedef struct passage {
 
 typedef struct plan {
     peri__trip trip;
-    peri_group *group;   /* the trip's */
     peri_device *device;
     int32_t dtype, pieces;
     int32_t *piece;      /* by rank: which of the pieces of a tensor that is cut it has; -1: none */
     uint64_t tag;
     side sides[2];
-    peri_tensor **parts[2]; /* by rank, while tensors are packed or unpacked: views of the parts of two lists; NULL:
-                               nothing, or no tensor */
     passage back; /* of the gradient */
 } plan;
 
@@ -54,14 +51,11 @@ static peri_status plan_new(peri_group *group, const peri_tensor *like, const in
                             int32_t pieces, uint64_t tag, plan **out)
 {
     const size_t w = (size_t)group->size, n = (size_t)tensors[0] + (size_t)tensors[1];
-    plan *p = peri__alloc_zero(sizeof *p + 2 * w * (sizeof(int64_t) + sizeof(peri_tensor *)) +
-                               n * (PERI_MAX_DIMS * sizeof(int64_t) + sizeof(int32_t)) + w * sizeof(int32_t));
+    plan *p = peri__alloc_zero(sizeof *p + (2 * w + n * PERI_MAX_DIMS) * sizeof(int64_t) + (n + w) * sizeof(int32_t));
     if (!p) return PERI_ENOMEM;
-    peri_tensor **parts = (peri_tensor **)(p + 1);
-    int64_t *at = (int64_t *)(parts + 2 * w);
+    int64_t *at = (int64_t *)(p + 1);
     int32_t *small = (int32_t *)(at + 2 * w + n * PERI_MAX_DIMS);
     for (int s = 0; s < 2; s++) {
-        p->parts[s] = parts + (size_t)s * w;
         p->sides[s] = (side){.tensors = tensors[s], .counts = at, .shapes = at + w, .ndims = small};
         at += w + (size_t)tensors[s] * PERI_MAX_DIMS;
         small += tensors[s];
@@ -71,7 +65,6 @@ static peri_status plan_new(peri_group *group, const peri_tensor *like, const in
     for (size_t r = 0; r < w; r++) p->piece[r] = -1;
     for (int32_t k = 0; k < pieces; k++) p->piece[row[k]] = k;
     peri__trip_init(&p->trip, &plan_vtab, group);
-    p->group = group;
     p->device = peri__device(like);
     p->dtype = like->dtype;
     p->tag = tag;
@@ -88,7 +81,7 @@ static void plan_side(plan *p, int s, int32_t dim, peri_tensor *const *tensors)
         x->ndims[i] = tensors[i]->ndim;
         memcpy(x->shapes + (size_t)i * PERI_MAX_DIMS, tensors[i]->shape, sizeof *x->shapes * (size_t)x->ndims[i]);
     }
-    for (int32_t r = 0; r < p->group->size; r++) {
+    for (int32_t r = 0; r < p->trip.group->size; r++) {
         if (dim < 0) x->counts[r] = peri__numel(tensors[r]);
         else if (p->piece[r] >= 0) x->counts[r] = peri__numel(tensors[0]) / p->pieces;
         x->total += x->counts[r];
@@ -97,60 +90,50 @@ static void plan_side(plan *p, int s, int32_t dim, peri_tensor *const *tensors)
 
 /* -- packing ------------------------------------------------------------------------------------------------------- */
 
-/** Views of the parts of @tensors, which may be NULL, by rank. */
-static peri_status take_parts(const plan *p, const side *s, peri_tensor *const *tensors, peri_tensor **parts)
+/** A view of the part of @tensors, which may be NULL, that rank @r has; NULL: nothing, or no tensor. */
+static peri_status part_of(const plan *p, const side *s, peri_tensor *const *tensors, int32_t r, peri_tensor **out)
 {
-    for (int32_t r = 0; r < p->group->size; r++) {
-        peri_tensor *t = tensors[s->dim < 0 ? r : 0];
-        if (!t || s->counts[r] == 0) continue;
-        int64_t shape[PERI_MAX_DIMS], offset = t->offset;
-        memcpy(shape, t->shape, sizeof shape);
-        if (s->dim >= 0) {
-            shape[s->dim] /= p->pieces;
-            offset += p->piece[r] * shape[s->dim] * t->stride[s->dim];
-        }
-        PERI_TRY(peri__tensor_view(t, t->ndim, shape, t->stride, offset, &parts[r]));
+    peri_tensor *t = tensors[s->dim < 0 ? r : 0];
+    if (!t || s->counts[r] == 0) return PERI_OK;
+    int64_t shape[PERI_MAX_DIMS], offset = t->offset;
+    memcpy(shape, t->shape, sizeof shape);
+    if (s->dim >= 0) {
+        shape[s->dim] /= p->pieces;
+        offset += p->piece[r] * shape[s->dim] * t->stride[s->dim];
     }
-    return PERI_OK;
+    return peri__tensor_view(t, t->ndim, shape, t->stride, offset, out);
 }
 
-static void drop_parts(plan *p)
+/** If the parts of @tensors lie one after the other in memory already: a view of them all, else NULL. */
+static peri_status in_place(const plan *p, const side *s, peri_tensor *const *tensors, peri_tensor **out)
 {
-    for (int s = 0; s < 2; s++)
-        for (int32_t r = 0; r < p->group->size; r++) {
-            peri_tensor_release(p->parts[s][r]);
-            p->parts[s][r] = NULL;
-        }
-}
-
-/** If the parts lie one after the other in memory already: a view of them all, else NULL. */
-static peri_status in_place(const plan *p, const side *s, peri_tensor *const *parts, peri_tensor **out)
-{
-    peri_tensor *first = NULL;
+    PERI__HELD peri_tensor *first = NULL;
     int64_t at = 0;
-    for (int32_t i = 0; i < p->group->size; at += s->counts[i++]) {
-        peri_tensor *t = parts[i];
-        if (!s->counts[i]) continue;
-        if (!t || !peri__contiguous(t)) return PERI_OK;
-        if (first && (t->storage != first->storage || t->offset != first->offset + at)) return PERI_OK;
-        if (!first) first = t;
+    for (int32_t r = 0; r < p->trip.group->size; at += s->counts[r++]) {
+        PERI__HELD peri_tensor *part = NULL;
+        if (!s->counts[r]) continue;
+        PERI_TRY(part_of(p, s, tensors, r, &part));
+        if (!part || !peri__contiguous(part)) return PERI_OK;
+        if (first && (part->storage != first->storage || part->offset != first->offset + at)) return PERI_OK;
+        if (!first) first = peri__give(&part);
     }
     return first ? peri__tensor_view(first, 1, &s->total, NULL, first->offset, out) : PERI_OK;
 }
 
-/** Copy between @flat and the parts, @to_flat or back. Parts without a tensor count as zeros, or are left out. */
-static peri_status move(const plan *p, const side *s, peri_tensor *const *parts, peri_tensor *flat, bool to_flat)
+/** Copy between @flat and the parts of @tensors, @to_flat or back. Parts without a tensor count as zeros, or are left
+ *  out. */
+static peri_status move(const plan *p, const side *s, peri_tensor *const *tensors, peri_tensor *flat, bool to_flat)
 {
     int64_t at = 0;
-    for (int32_t i = 0; i < p->group->size; at += s->counts[i++]) {
-        peri_tensor *t = parts[i];
-        PERI__HELD peri_tensor *there = NULL;
-        if (!s->counts[i] || (!t && !to_flat)) continue;
-        PERI_TRY(peri__tensor_view(flat, t ? t->ndim : 1, t ? t->shape : &s->counts[i], NULL, flat->offset + at,
-                                   &there));
-        PERI_TRY(!t        ? peri__tensor_zero(there)
-                 : to_flat ? peri_tensor_copy(there, t)
-                           : peri_tensor_copy(t, there));
+    for (int32_t r = 0; r < p->trip.group->size; at += s->counts[r++]) {
+        PERI__HELD peri_tensor *part = NULL, *there = NULL;
+        PERI_TRY(part_of(p, s, tensors, r, &part));
+        if (!s->counts[r] || (!part && !to_flat)) continue;
+        PERI_TRY(peri__tensor_view(flat, part ? part->ndim : 1, part ? part->shape : &s->counts[r], NULL,
+                                   flat->offset + at, &there));
+        PERI_TRY(!part     ? peri__tensor_zero(there)
+                 : to_flat ? peri_tensor_copy(there, part)
+                           : peri_tensor_copy(part, there));
     }
     return PERI_OK;
 }
@@ -160,34 +143,23 @@ static peri_status move(const plan *p, const side *s, peri_tensor *const *parts,
 static peri_status send(plan *p, int from, peri_tensor *const *tensors, peri_tensor *const *into, passage *w)
 {
     const side *out = &p->sides[from], *in = &p->sides[1 - from];
-    peri_tensor *sent = NULL, *to = NULL;
-    peri_status status;
-    PERI_TRY_GOTO(take_parts(p, out, tensors, p->parts[0]), out);
-    PERI_TRY_GOTO(in_place(p, out, p->parts[0], &sent), out);
+    PERI__HELD peri_tensor *sent = NULL, *to = NULL;
+    PERI_TRY(in_place(p, out, tensors, &sent));
     if (!sent) {
-        PERI_TRY_GOTO(peri_tensor_new(p->device, p->dtype, 1, &out->total, &sent), out);
-        PERI_TRY_GOTO(move(p, out, p->parts[0], sent, true), out);
+        PERI_TRY(peri_tensor_new(p->device, p->dtype, 1, &out->total, &sent));
+        PERI_TRY(move(p, out, tensors, sent, true));
     }
-    if (into) PERI_TRY_GOTO(take_parts(p, in, into, p->parts[1]), out);
-    if (into) PERI_TRY_GOTO(in_place(p, in, p->parts[1], &to), out);
-    if (to && to->storage == sent->storage && to->offset < sent->offset + out->total &&
-        sent->offset < to->offset + in->total) {
-        peri_tensor_release(to); /* they overlap */
-        to = NULL;
-    }
-    w->packed = !to;
+    if (into) PERI_TRY(in_place(p, in, into, &to));
+    const bool overlap = to && to->storage == sent->storage && to->offset < sent->offset + out->total &&
+                         sent->offset < to->offset + in->total;
+    w->packed = !to || overlap;
     peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL,
-                             .channel = p->group->channel,
+                             .channel = p->trip.group->channel,
                              .tag = p->tag,
                              .out = out->counts,
                              .in = in->counts,
-                             .to = to};
-    status = peri__transfer_post(p->group, sent, &a, &w->transfer);
-out:
-    drop_parts(p);
-    peri_tensor_release(sent);
-    peri_tensor_release(to);
-    return status;
+                             .to = w->packed ? NULL : to};
+    return peri__transfer_post(p->trip.group, sent, &a, &w->transfer);
 }
 
 /** PERI_PENDING, or what came is in @tensors of side @to. */
@@ -195,9 +167,7 @@ static peri_status receive(plan *p, int to, peri_tensor *const *tensors, passage
 {
     peri_status status = peri__transfer_test(&w->transfer);
     if (status != PERI_OK) return status;
-    if (w->packed) status = take_parts(p, &p->sides[to], tensors, p->parts[0]);
-    if (w->packed && status >= 0) status = move(p, &p->sides[to], p->parts[0], w->transfer.numbers, false);
-    drop_parts(p);
+    if (w->packed) status = move(p, &p->sides[to], tensors, w->transfer.numbers, false);
     peri__transfer_fini(&w->transfer);
     return status;
 }
@@ -265,9 +235,10 @@ static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const
                          peri_work **out)
 {
     peri_work *work;
+    peri_group *group = p->trip.group;
     int32_t n = p->sides[1].tensors;
     peri_status status =
-        peri__work_new(sizeof(lists_work) + sizeof(peri_tensor *) * (size_t)n, &lists_vtab, p->group, p->device, &work);
+        peri__work_new(sizeof(lists_work) + sizeof(peri_tensor *) * (size_t)n, &lists_vtab, group, p->device, &work);
     if (status < 0) {
         peri__trip_release(&p->trip);
         return status;
@@ -280,13 +251,13 @@ static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const
         w->outputs[i] = outputs[i];
     }
     bool before = peri__grad_swap(false);
-    peri__parts_begin(p->group);
+    peri__parts_begin(group);
     status = send(p, 0, inputs, w->outputs, &w->forth);
-    peri__parts_end(p->group);
+    peri__parts_end(group);
     peri__grad_swap(before);
     if (status >= 0 && recorded && before) {
         status = record(p, inputs, outputs);
-        if (status < 0) peri__group_fail(p->group, status); /* the others have recorded it */
+        if (status < 0) peri__group_fail(group, status); /* the others have recorded it */
     }
     return peri__work_hand_out(work, status, out);
 }

@@ -170,6 +170,8 @@ static peri_status equal_op(const char *function, int32_t kind, peri_group *grou
 {
     char text[128];
     int64_t count;
+    PERI_TRY(check_pair(function, group, output, input, false));
+    if (kind == PERI_COLL_REDUCE_SCATTER) PERI_TRY(check_reduce(function, input, reduce));
     if (kind == PERI_COLL_ALL_GATHER) PERI_TRY(equal_parts(function, group, output, input, &count));
     else if (kind == PERI_COLL_REDUCE_SCATTER) PERI_TRY(equal_parts(function, group, input, output, &count));
     else {
@@ -191,22 +193,18 @@ static peri_status equal_op(const char *function, int32_t kind, peri_group *grou
 peri_status peri_coll_all_gather(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag,
                                  peri_work **out)
 {
-    PERI_TRY(check_pair("peri_coll_all_gather", group, output, input, false));
     return equal_op("peri_coll_all_gather", PERI_COLL_ALL_GATHER, group, output, input, 0, tag, out);
 }
 
 peri_status peri_coll_reduce_scatter(peri_group *group, peri_tensor *output, peri_tensor *input, int32_t reduce,
                                      uint64_t tag, peri_work **out)
 {
-    PERI_TRY(check_pair("peri_coll_reduce_scatter", group, output, input, false));
-    PERI_TRY(check_reduce("peri_coll_reduce_scatter", input, reduce));
     return equal_op("peri_coll_reduce_scatter", PERI_COLL_REDUCE_SCATTER, group, output, input, reduce, tag, out);
 }
 
 peri_status peri_coll_all_to_all(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag,
                                  peri_work **out)
 {
-    PERI_TRY(check_pair("peri_coll_all_to_all", group, output, input, false));
     return equal_op("peri_coll_all_to_all", PERI_COLL_ALL_TO_ALL, group, output, input, 0, tag, out);
 }
 

@@ -305,12 +305,23 @@ static void count_elements(peri__owner *o)
             int64_t n = s->cols * rows_for(o, s, source);
             if (stays(s, rank, source)) continue;
             o->lane_out[s->lane] += n;
-            if (s->lane == PERI__NODE_LANE) o->sum_out[gateway] += n;
             if (s->lane != PERI__NODE_LANE || gateway == nodes->member[rank])
                 o->source_out[s->lane * world + source] += n;
+            if (s->lane != PERI__NODE_LANE) continue;
+            o->sum_out[gateway] += n;
+            o->sum_at[source] += n;
         }
     }
-    for (int32_t i = 0; i < peri__node_size(nodes, node); i++) o->sum_in[i] = o->sum_out[nodes->member[rank]];
+    int64_t at = 0;
+    for (int32_t gateway = 0; gateway < peri__node_size(nodes, node); gateway++) {
+        o->sum_in[gateway] = o->sum_out[nodes->member[rank]];
+        for (int32_t source = 0; source < world; source++) {
+            if (peri__gateway_member(nodes, node, source) != gateway) continue;
+            const int64_t n = o->sum_at[source];
+            o->sum_at[source] = at;
+            at += n;
+        }
+    }
     for (int32_t lane = 0; lane < PERI__LANES; lane++) o->sent_out += o->lane_out[lane];
 }
 
@@ -360,21 +371,6 @@ static void add_blocks(const peri__owner *o, source_place *x, peri__next_block *
     }
 }
 
-/** Where the node lane's rows for each rank begin, if the lane begins at @at: by gateway, then by rank. */
-static void place_sums(const peri__owner *o, int64_t at, int64_t *by_source)
-{
-    const peri__routes *r = o->e->routes;
-    const int32_t world = r->world_size, rank = o->e->rank, node = r->nodes->of[rank];
-    for (int32_t gateway = 0; gateway < peri__node_size(r->nodes, node); gateway++)
-        for (int32_t source = 0; source < world; source++) {
-            if (peri__gateway_member(r->nodes, node, source) != gateway) continue;
-            by_source[source] = at;
-            for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++)
-                if (r->lookups[i].lane == PERI__NODE_LANE)
-                    at += r->lookups[i].cols * rows_for(o, &r->lookups[i], source);
-        }
-}
-
 peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_t *counts, const int64_t *ids,
                             peri__owner **out)
 {
@@ -386,7 +382,7 @@ peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_
     o->e = e;
     o->rule = rule;
     o->counts = peri__alloc(sizeof *counts * (ids ? 2 : 1) * (size_t)n);
-    o->source_out = peri__alloc_zero(sizeof *o->source_out * (size_t)(PERI__LANES * world + 2 * mates));
+    o->source_out = peri__alloc_zero(sizeof *o->source_out * (size_t)((PERI__LANES + 1) * world + 2 * mates));
     if (!o->counts || !o->source_out) {
         peri__owner_free(o);
         return PERI_ENOMEM;
@@ -395,6 +391,7 @@ peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_
     if (ids) o->ids = memcpy(o->counts + n, ids, sizeof *ids * (size_t)n);
     o->sum_out = o->source_out + PERI__LANES * world;
     o->sum_in = o->sum_out + mates;
+    o->sum_at = o->sum_in + mates;
     count_elements(o);
     *out = o;
     return PERI_OK;
@@ -402,16 +399,15 @@ peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_
 
 peri_status peri__owner_blocks(const peri__owner *o, const peri__home *home, peri__next_block *next)
 {
-    const int64_t world = o->e->world_size, strands = peri__strands_of(o->e->routes, o->e->rank);
-    PERI__SCRATCH int64_t *first = peri__alloc(sizeof *first * (size_t)(2 * strands + world));
-    int64_t *sums = first + 2 * strands;
+    const int64_t strands = peri__strands_of(o->e->routes, o->e->rank);
+    PERI__SCRATCH int64_t *first = peri__alloc(sizeof *first * (size_t)peri__max(1, 2 * strands));
     if (!first) return PERI_ENOMEM;
     source_place x = {.first = first, .first_id = first + strands, .at = {home->own_out + home->replica_out}};
     for (int32_t lane = 1; lane < PERI__LANES; lane++) x.at[lane] = x.at[lane - 1] + o->lane_out[lane - 1];
-    if (o->lane_out[PERI__NODE_LANE]) place_sums(o, x.at[PERI__NODE_LANE], sums);
-    for (; x.source < world; x.source++) {
+    const int64_t sums = x.at[PERI__NODE_LANE];
+    for (; x.source < o->e->world_size; x.source++) {
         enter_source(o, strands, &x);
-        if (o->lane_out[PERI__NODE_LANE]) x.at[PERI__NODE_LANE] = sums[x.source];
+        x.at[PERI__NODE_LANE] = sums + o->sum_at[x.source];
         add_blocks(o, &x, next);
     }
     return PERI_OK;

@@ -166,6 +166,8 @@ typedef struct peri__owner {
                             ranks, by gateway */
     int64_t *sum_out, *sum_in; /* host, ranks of the node each: elements of the node lane by gateway, those for this
                                   rank */
+    int64_t *sum_at;     /* host, world_size: where those for each rank begin in the node lane: by gateway, then by
+                            rank */
 } peri__owner;
 
 /** @counts: int64[world_size x strands of this rank]: bags that each rank sends, as the lookups' offsets count them.
