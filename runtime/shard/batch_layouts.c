@@ -62,12 +62,10 @@ peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule
         for (int32_t f = 0; f < e->tables[t].n_features; f++) a.rows += ids[e->tables[t].features[f]];
     int32_t at = 0;
     while (at < PERI__KEPT && e->homes[at] && !peri__home_fits(e->homes[at], &a)) at++;
-    peri__home *h = at < PERI__KEPT ? e->homes[at] : NULL;
-    if (h) {
-        peri__kept_first((void **)e->homes, h, at);
-    } else {
+    peri__home *h = peri__kept_use((void **)e->homes, at);
+    if (!h) {
         PERI_TRY(peri__home_new(e, &a, &h));
-        peri__home_release(peri__kept_first((void **)e->homes, h, -1));
+        peri__home_release(peri__kept_add((void **)e->homes, h));
     }
     peri__refs_add(&h->refs);
     *out = h;
@@ -144,24 +142,24 @@ static peri_status make_legs(const peri_sharded *e, peri__batch_layout *l)
     return PERI_OK;
 }
 
+/** @bytes: of the numbers. */
+static bool layout_fits(const peri__batch_layout *l, const peri__home *home, const int64_t *counts, const int64_t *ids,
+                        size_t bytes)
+{
+    return l->home == home && !memcmp(l->owner->counts, counts, bytes) && !l->owner->ids == !ids &&
+           (!ids || !memcmp(l->owner->ids, ids, bytes));
+}
+
 peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int64_t *counts, const int64_t *ids,
                                    peri__batch_layout **out)
 {
     int32_t strands = e->routes->rank_wire[e->rank + 1] - e->routes->rank_wire[e->rank];
     size_t bytes = sizeof *counts * (size_t)strands * (size_t)e->world_size;
     int32_t at = 0;
-    peri__batch_layout *l = NULL;
-    for (; at < PERI__KEPT && e->layouts[at]; at++) {
-        l = e->layouts[at];
-        if (l->home == home && !memcmp(l->owner->counts, counts, bytes) && !l->owner->ids == !ids &&
-            (!ids || !memcmp(l->owner->ids, ids, bytes)))
-            break;
-        l = NULL;
-    }
+    while (at < PERI__KEPT && e->layouts[at] && !layout_fits(e->layouts[at], home, counts, ids, bytes)) at++;
+    peri__batch_layout *l = *out = peri__kept_use((void **)e->layouts, at);
     if (l) {
-        peri__kept_first((void **)e->layouts, l, at);
         peri__refs_add(&l->refs);
-        *out = l;
         return PERI_OK;
     }
     l = peri__alloc_zero(sizeof *l);
@@ -182,7 +180,7 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
         return status;
     }
     peri__refs_add(&l->refs);
-    peri__batch_layout_release(peri__kept_first((void **)e->layouts, l, -1));
+    peri__batch_layout_release(peri__kept_add((void **)e->layouts, l));
     *out = l;
     return PERI_OK;
 }

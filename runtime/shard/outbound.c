@@ -39,13 +39,20 @@ void peri__upload_fini(peri__upload *up)
 
 /* -- what is kept -------------------------------------------------------------------------------------------------- */
 
-void *peri__kept_first(void **list, void *x, int32_t at)
+void *peri__kept_use(void **list, int32_t at)
 {
-    int32_t last = at < 0 ? PERI__KEPT - 1 : at;
-    void *old = list[last];
-    memmove(list + 1, list, sizeof *list * (size_t)last);
+    void *x = at < PERI__KEPT ? list[at] : NULL;
+    if (!x) return NULL;
+    memmove(list + 1, list, sizeof *list * (size_t)at);
+    return list[0] = x;
+}
+
+void *peri__kept_add(void **list, void *x)
+{
+    void *last = list[PERI__KEPT - 1];
+    memmove(list + 1, list, sizeof *list * (PERI__KEPT - 1));
     list[0] = x;
-    return old;
+    return last;
 }
 
 peri_status peri__router_init(peri__router *o)
@@ -177,12 +184,10 @@ peri_status peri__outbound_of(peri__router *o, const peri_kjt *kjt, peri__outbou
     int32_t at = 0;
     for (; at < PERI__KEPT && o->kept[at]; at++)
         if (!memcmp(o->kept[at]->feature_bags, bags, bytes) && !memcmp(o->kept[at]->feature_first, first, bytes)) break;
-    peri__outbound *h = at < PERI__KEPT ? o->kept[at] : NULL;
-    if (h) {
-        peri__kept_first((void **)o->kept, h, at);
-    } else {
+    peri__outbound *h = peri__kept_use((void **)o->kept, at);
+    if (!h) {
         PERI_TRY(outbound_new(o, first, bags, &h));
-        peri__outbound_release(peri__kept_first((void **)o->kept, h, -1));
+        peri__outbound_release(peri__kept_add((void **)o->kept, h));
     }
     peri__refs_add(&h->refs);
     *out = h;

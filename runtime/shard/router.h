@@ -40,9 +40,10 @@ static inline void *peri__upload_at(const peri__upload *up, int64_t offset)
 /** Layouts that are kept for batches that are like one of the last: of what leaves, and of what a module makes of
  *  it. */
 enum { PERI__KEPT = 8 };
-/** Put @x first in a list of PERI__KEPT; returns what falls off its end, or its own old place. @at: that place; -1: it
- *  is new. */
-void *peri__kept_first(void **list, void *x, int32_t at);
+/** Entry @at of a list of PERI__KEPT, which becomes the first one; NULL: there is none, or @at is PERI__KEPT. */
+void *peri__kept_use(void **list, int32_t at);
+/** Put @x first; returns what falls off the end, or NULL. */
+void *peri__kept_add(void **list, void *x);
 
 /** How the ids of a batch lie before and on the wire: the compiled routes with the numbers of bags filled in, for
  *  kernels. */

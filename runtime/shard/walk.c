@@ -246,11 +246,11 @@ static peri_status gradients_test(batch *b, int32_t part)
 static peri_status use_gradient(const batch *b, int32_t g, peri_tensor **flat)
 {
     peri_tbe_batch *look = b->input->looks[PERI__TO_OWNERS][g];
-    peri_tensor *part, *rows = peri__rows_of(&b->rows[PERI__TO_OWNERS], g);
+    peri_tensor *rows = peri__rows_of(&b->rows[PERI__TO_OWNERS], g);
+    PERI__HELD peri_tensor *part = NULL;
     PERI_TRY(peri__weights_dist_part(b->weights_dist, g, &part));
-    peri_status status =
-        flat ? peri_tbe_batch_gradient(look, rows, part, flat) : peri_tbe_batch_backward(look, rows, part);
-    return peri__weights_dist_add(b->weights_dist, g, part, status);
+    PERI_TRY(flat ? peri_tbe_batch_gradient(look, rows, part, flat) : peri_tbe_batch_backward(look, rows, part));
+    return part ? peri__weights_dist_add(b->weights_dist, g, part) : PERI_OK;
 }
 
 /** Give the leaves of a dense set their gradients: those of the node from @first on. */

@@ -83,8 +83,7 @@ peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor **token
 /** Room for the part of the gradient that the lookup of set @g makes of its rows'; *out NULL: it makes none, since the
  *  weights want no gradient (@w NULL), or it is made at home. @out new. */
 peri_status peri__weights_dist_part(const peri__weights_dist *w, int32_t g, peri_tensor **out);
-/** Add that part, if @status says that it was made, and release it; NULL is fine. Returns @status, or what failed
- *  here. */
-peri_status peri__weights_dist_add(peri__weights_dist *w, int32_t g, peri_tensor *part, peri_status status);
+/** Add that part. */
+peri_status peri__weights_dist_add(peri__weights_dist *w, int32_t g, const peri_tensor *part);
 
 #endif

@@ -53,23 +53,18 @@ peri_status peri__weights_dist_part(const peri__weights_dist *w, int32_t g, peri
     return w && !w->at_home ? zeros(w, w->input->ebc->sets[g].replica, out) : PERI_OK;
 }
 
-peri_status peri__weights_dist_add(peri__weights_dist *w, int32_t g, peri_tensor *part, peri_status status)
+peri_status peri__weights_dist_add(peri__weights_dist *w, int32_t g, const peri_tensor *part)
 {
-    if (!part) return status;
     const peri_sharded *e = w->input->ebc;
     const peri__table_set *set = &e->sets[g];
     peri_tensor **sum = set->replica ? &w->replicas : &w->owner;
-    if (status >= 0 && !*sum) status = zeros(w, set->replica, sum);
-    if (status >= 0) {
-        /* the gradients of some replicas were divided by a number of their own (see gradient_divisor) */
-        peri_k_axpy_args args = {.y = peri__data(*sum),
-                                 .x = peri__data(part),
-                                 .dtype = PERI_F32,
-                                 .alpha = set->replica ? e->tables[set->module_table[0]].divisor : 1};
-        status = PERI_LAUNCH(e->device, axpy, &args, peri__numel(part), PERI_ELEMENT_GRAIN);
-    }
-    peri_tensor_release(part);
-    return status;
+    if (!*sum) PERI_TRY(zeros(w, set->replica, sum));
+    /* the gradients of some replicas were divided by a number of their own (see gradient_divisor) */
+    peri_k_axpy_args args = {.y = peri__data(*sum),
+                             .x = peri__data(part),
+                             .dtype = PERI_F32,
+                             .alpha = set->replica ? e->tables[set->module_table[0]].divisor : 1};
+    return PERI_LAUNCH(e->device, axpy, &args, peri__numel(part), PERI_ELEMENT_GRAIN);
 }
 
 /* -- backward ------------------------------------------------------------------------------------------------------ */
