@@ -14,7 +14,7 @@
  *  come before it, pads[2 d + 1] behind; where they are negative, so many are cut off. */
 static peri_status common_window(peri_tensor *t, const int64_t *pads, bool x, peri_tensor **out)
 {
-    int64_t shape[PERI_MAX_DIMS], offset = t->offset;
+    int64_t shape[PERI_MAX_DIMS] = {0}, offset = t->offset;
     for (int32_t d = 0; d < t->ndim; d++) {
         const int64_t before = x ? -pads[2 * d] : pads[2 * d], behind = x ? -pads[2 * d + 1] : pads[2 * d + 1];
         shape[d] = t->shape[d] - peri__max(before, 0) - peri__max(behind, 0);
@@ -26,7 +26,7 @@ static peri_status common_window(peri_tensor *t, const int64_t *pads, bool x, pe
 /** *out (new) = @x with a border of @value. */
 static peri_status padded(peri_tensor *x, const int64_t *pads, peri_tensor *value, double number, peri_tensor **out)
 {
-    int64_t shape[PERI_MAX_DIMS];
+    int64_t shape[PERI_MAX_DIMS] = {0};
     bool grows = false;
     PERI__HELD peri_tensor *y = NULL, *from = NULL, *to = NULL;
     for (int32_t d = 0; d < x->ndim; d++) {
