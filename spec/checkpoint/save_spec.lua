@@ -300,6 +300,26 @@ describe("a checkpoint", function()
     local other = { model = Other() }
     peri.checkpoint.load(path, other, { rename = { ["model/over."] = "model/top." }, only = { "model/top." } })
     assert.same(p.model.over.weight:to_list(), other.model.top.weight:to_list())
+    -- With its states an optimizer, too, knows the parameters by their new names.
+    local function both(name)
+      local model = nn.Module()
+      model[name] = nn.Linear { in_features = 3, out_features = 1 }
+      return { model = model, optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.25 } }
+    end
+    local old, new = both "old", both "new"
+    old.model.old.weight:sum():backward()
+    old.optimizer:step()
+    peri.checkpoint.save(path .. "-names", old)
+    new.optimizer.param_groups[1].lr = 1
+    peri.checkpoint.load(path .. "-names", new, { rename = { ["model/old."] = "model/new.",
+      ["optimizer/state/old."] = "optimizer/state/new." } })
+    assert.equal(0.25, new.optimizer.param_groups[1].lr)
+    for name, both_of in pairs { old = old, new = new } do
+      both_of.optimizer:zero_grad()
+      both_of.model[name].weight:sum():backward()
+      both_of.optimizer:step()
+    end
+    assert.same(old.model.old.weight:to_list(), new.model.new.weight:to_list())
     assert.error_matches(function()
       peri.checkpoint.load(path, other, { rename = { ["model/none."] = "model/top." } })
     end,

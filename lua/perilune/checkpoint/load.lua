@@ -9,6 +9,7 @@ local all_or_none = require("perilune.nn.ranks").all_or_none
 local parts_of = require "perilune.checkpoint.parts"
 local resize = require "perilune.checkpoint.resize"
 local maps = require "perilune.checkpoint.maps"
+local named = require "perilune.checkpoint.named"
 local Checkpoint = require "perilune.checkpoint.reader"
 
 local M = {}
@@ -177,13 +178,30 @@ local function choose(func, c, saved, parts, a)
   return list, #left > 0, left
 end
 
+--- Parameters whose states have another name here: part's name -> name in the checkpoint -> name here. Groups of
+--- parameters have these names too.
+local function parameters_of(list)
+  local names = {}
+  for _, entry in ipairs(list) do
+    local part = entry.name:match "^([^/]*)/state/"
+    if part and entry.as ~= entry.name and entry.as:sub(1, #part + 7) == part .. "/state/" then
+      names[part] = names[part] or {}
+      names[part][parts_of.keys_of(entry.name)[2]] = parts_of.keys_of(entry.as)[2]
+    end
+  end
+  return names
+end
+
 --- The dict of each part that is to be loaded: part's name -> { dict, extra }. Parts that were left out are not there.
 --- left: the tensors that are not loaded. patch (or nil): a function of a tensor's name, see StoredTensor.
 local function dicts_of(c, saved, list, left, a, patch)
-  local dicts = {}
+  local dicts, parameters = {}, parameters_of(list)
   local function have(part)
-    local tree = saved.parts and saved.parts[part]
-    dicts[part] = dicts[part] or { dict = tree and util.copy(tree) or {}, extra = saved.extra and saved.extra[part] }
+    if not dicts[part] then
+      local tree = util.copy(saved.parts and saved.parts[part] or {})
+      if parameters[part] then tree = named.renamed(tree, parameters[part]) end
+      dicts[part] = { dict = tree, extra = saved.extra and saved.extra[part] }
+    end
     return dicts[part].dict
   end
   for part in util.ordered(saved.parts or {}) do

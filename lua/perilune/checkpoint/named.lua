@@ -41,7 +41,7 @@ local function numbered(object, models)
 end
 
 --- A copy of a state dict of an optimizer or a schedule in which parameters have other names.
-local function renamed(dict, names)
+function M.renamed(dict, names)
   if type(dict) ~= "table" then return dict end
   local result = util.copy(dict)
   if type(dict.state) == "table" then
@@ -66,10 +66,10 @@ function M.by_names(object, models)
   if not there then return object end
   local own, view = {}, {}
   for number, name in util.ordered(there) do own[name] = number end
-  function view.state_dict() return renamed(object:state_dict(), there) end
-  function view.load_state_dict(_, dict) object:load_state_dict(renamed(dict, own)) end
+  function view.state_dict() return M.renamed(object:state_dict(), there) end
+  function view.load_state_dict(_, dict) object:load_state_dict(M.renamed(dict, own)) end
   view.check_state_dict = object.check_state_dict and function(_, dict)
-    local why = object:check_state_dict(renamed(dict, own))
+    local why = object:check_state_dict(M.renamed(dict, own))
     -- the object speaks of its numbers
     return why and why:gsub("'([^']*)'", function(name) return there[name] and ("'%s'"):format(there[name]) end) or nil
   end

@@ -265,7 +265,7 @@ function M.flatten(dict, name, tensors)
 end
 
 --- The keys of such a name, behind its part's.
-local function keys_of(name)
+function M.keys_of(name)
   local keys = {}
   for text in (name:match "^[^/]*/(.*)$" .. "/"):gmatch "([^/]*)/" do keys[#keys + 1] = key_of(text) end
   return keys
@@ -273,7 +273,7 @@ end
 
 --- Put a tensor where its name says into what flatten returned for its part.
 function M.place(rest, name, tensor)
-  local keys = keys_of(name)
+  local keys = M.keys_of(name)
   for i = 1, #keys - 1 do
     rest[keys[i]] = type(rest[keys[i]]) == "table" and rest[keys[i]] or {}
     rest = rest[keys[i]]
@@ -283,7 +283,7 @@ end
 
 --- What is at the place of such a name; nil: there is none.
 function M.at(rest, name)
-  for _, key in ipairs(keys_of(name)) do rest = type(rest) == "table" and rest[key] end
+  for _, key in ipairs(M.keys_of(name)) do rest = type(rest) == "table" and rest[key] end
   return rest
 end
 
