@@ -65,8 +65,8 @@ else
     say HAVE_XXHASH ""
 fi
 
-# liburing (optional: row files are read by io_uring; else by threads).
-if printf '#include <liburing.h>\nint main(void){struct io_uring r;return io_uring_queue_init(8,&r,0)==1;}\n' | try -luring; then
+# liburing (optional: row files are read by io_uring; else by threads). Headers before 2.0 are not of C11.
+if printf '#include <liburing.h>\nint main(void){struct io_uring r;return io_uring_queue_init(8,&r,0)==1;}\n' | try -std=c11 -D_GNU_SOURCE -luring; then
     say HAVE_URING "$(pkg-config --modversion liburing 2>/dev/null || echo yes)"
 else
     say HAVE_URING ""

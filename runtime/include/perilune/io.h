@@ -404,7 +404,7 @@ typedef struct peri_feed_object {
 
 /** C functions like Lua's lua_pcall and lua_close, so that the thread can run a state of Lua of its own. The first
  *  returns 0 if it went well. (Not functions of Lua: a callback of LuaJIT's FFI may not be called on another thread.)
- */
+ *  Both may call the library, and both have to return: nothing may be thrown out of them. */
 typedef int32_t (*peri_feed_run_f)(void *state, int32_t n_args, int32_t n_results, int32_t handler);
 typedef void (*peri_feed_close_f)(void *state);
 
