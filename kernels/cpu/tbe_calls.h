@@ -28,13 +28,15 @@ typedef struct tbe_walk {
 
 /* -- updates: tbe_update.h ----------------------------------------------------------------------------------------- */
 
-/** Copies of rows of the gradient that were read before, and where they are: a table with open addresses, at most half
- *  full. */
+/** Copies of rows of the gradient that were read before, and where they are: a table with open addresses, at most a
+ *  quarter full: then rows that lie as far from each other as in a matrix have places of their own. */
 typedef struct tbe_kept {
     uint64_t *places; /* the element of the gradient where a row begins << TBE_COPY_BITS | its copy; UINT64_MAX: none */
     float *rows;      /* the copies */
     int64_t stride, cols, n, most; /* elements of a copy, and of a row; copies, and how many there may be */
     int64_t room;  /* floats from `rows` on, for all of it */
+    int64_t first; /* item of the table at hand */
+    const peri_k_tbe_table *table;
     int32_t shift; /* 64 - the bits of a place; 0: nothing is kept */
 } tbe_kept;
 enum { TBE_COPY_BITS = 16 };

@@ -19,19 +19,21 @@ void tbe_kept_enter(tbe_updater *u, const peri_k_tbe_table *t, int64_t e)
     k->shift = 0;
     if (!k->room) return;
     k->n = 0;
+    k->first = e;
+    k->table = t;
     k->cols = t->cols;
     k->stride = (t->cols + 15) / 16 * 16;
     k->most = LEAST / 2;
-    const int64_t bytes = a->reach.kept / (int64_t)sizeof(float), row = k->stride + 4;
+    const int64_t bytes = a->reach.kept / (int64_t)sizeof(float), row = k->stride + 8;
     const int64_t most = tbe_clamp(bytes < k->room ? bytes / k->stride : k->room / row, 0, 1 << (TBE_COPY_BITS - 1));
     const uint64_t beyond = (uint64_t)(t->first_row + t->rows);
     while (2 * k->most <= most && e + READ * k->most < u->n &&
            a->sorted[e + READ * k->most] >> a->payload_bits < beyond)
         k->most *= 2;
     if (k->most < LEAST || k->most * row > k->room) return;
-    k->shift = 63 - __builtin_ctzll((uint64_t)k->most);
+    k->shift = 62 - __builtin_ctzll((uint64_t)k->most);
     k->places = (uint64_t *)(k->rows + k->most * k->stride);
-    memset(k->places, 0xff, sizeof *k->places * (size_t)k->most * 2);
+    memset(k->places, 0xff, sizeof *k->places * (size_t)k->most * 4);
 }
 
 const float *tbe_kept_add(tbe_updater *u, uint64_t at, uint64_t place)

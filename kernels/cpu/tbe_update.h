@@ -62,11 +62,15 @@ TBE_INLINE const float *tbe_gradient_row(tbe_updater *u, int64_t e, float *scale
     return u->kept.rows + (int64_t)(copy & ((1u << TBE_COPY_BITS) - 1)) * u->kept.stride;
 }
 
-/** Ask for item e's gradient row, of @lines cache lines, unless it is kept. */
+/** Ask for item e's gradient row, of @lines cache lines, unless it is kept, or so many of its table have been read that
+ *  it will be. */
 TBE_INLINE void tbe_gradient_ahead(const tbe_updater *u, int64_t e, const int64_t lines)
 {
+    enum { READ = 4 };
+    const tbe_kept *k = &u->kept;
+    if (k->shift && k->table == u->ahead_table && e - k->first >= READ * k->n) return;
     const uint64_t at = tbe_gradient_at(u, e, &(float){0});
-    if (u->kept.shift && u->kept.places[tbe_kept_place(&u->kept, at)] != UINT64_MAX) return;
+    if (k->shift && k->places[tbe_kept_place(k, at)] != UINT64_MAX) return;
     tbe_prefetch((const char *)(u->a->grad + at), lines, u->near);
 }
 

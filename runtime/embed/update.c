@@ -3,6 +3,7 @@
  * update.c: the backward pass: sort the items of a batch by row, sum each row's gradient, run the optimizer on it.
  */
 #include "embed_internal.h"
+#include "../base/tune.h"
 #include "reach.h"
 #include "row_watch.h"
 
@@ -128,16 +129,18 @@ static peri_status sparse_args(peri_tbe *tbe, const peri_tbe_sparse *sparse, per
     return PERI_OK;
 }
 
-/** How an update reaches rows: rows of the gradient are worth keeping where each is read by several ids, and lies apart
- *  from the others of its table. */
+/** How an update reaches rows. Rows of the gradient are worth keeping where several ids read each, those of a table fit
+ *  into their share of the cache, and the gradient is larger than all of it: then they lie so far apart that few sets
+ *  of the cache have them. */
 static peri_k_tbe_reach reach_of(const peri_tbe_batch *b, const peri_tensor *grad)
 {
     enum { IDS_A_BAG = 4 };
     const peri_tbe_blocks *l = b->in.blocks;
+    const int64_t number = sizeof(float), bytes = l->largest * b->tbe->max_cols * number;
     peri_k_tbe_reach reach = peri__tbe_reach_update();
-    if (l->none || b->sorted->capacity < IDS_A_BAG * l->total_bags ||
-        peri__numel(grad) * (int64_t)sizeof(float) <= reach.kept)
-        reach.kept = 0;
+    bool worth = !l->none && b->sorted->capacity >= IDS_A_BAG * l->total_bags && bytes <= reach.kept &&
+                 peri__numel(grad) * number > peri__own_cache_bytes();
+    reach.kept = worth ? (int32_t)bytes : 0;
     return reach;
 }
 

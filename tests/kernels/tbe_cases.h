@@ -264,7 +264,8 @@ static inline peri_k_tbe_reach tbe_next_reach(void)
  *  gradient that it may keep. */
 static inline int64_t tbe_scratch_stride(int64_t cols)
 {
-    return PERI_K_TBE_SCRATCH_ROWS * ((cols + 15) / 16 * 16) + PERI_K_TBE_SCRATCH_MORE + 16 * (cols + 32);
+    const int64_t wide = (cols + 15) / 16 * 16;
+    return PERI_K_TBE_SCRATCH_ROWS * wide + PERI_K_TBE_SCRATCH_MORE + 16 * (wide + 8);
 }
 
 static inline void *tbe_room(int64_t bytes)
