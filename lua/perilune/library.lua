@@ -70,12 +70,11 @@ end
 if jit.status() then
   jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "maxmcode=16384",
     "loopunroll=20")
-  local kib = 16384
-  repeat
+  for _, kib in ipairs { 16384, 64, 32 } do -- nothing between: where few gaps are larger, they would soon be used up
     jit.opt.start("sizemcode=" .. kib)
     assert(loadstring "for _ = 1, 200 do end")() -- a new loop: one that was given up is not compiled again
-    kib = kib / 2
-  until kib < 32 or require "jit.util".traceinfo(1)
+    if require "jit.util".traceinfo(1) then break end
+  end
 end
 
 -- Of the program that runs this (luajit, or the launcher), under names that no other binding has declared.
