@@ -39,7 +39,8 @@ typedef struct tbe_kept {
     const peri_k_tbe_table *table;
     int32_t shift; /* 64 - the bits of a place; 0: nothing is kept */
 } tbe_kept;
-enum { TBE_COPY_BITS = 16 };
+/* TBE_KEPT_READ: times that a row is read where keeping it is worth it. */
+enum { TBE_COPY_BITS = 16, TBE_KEPT_READ = 4 };
 
 /** The part of an update that one call does. */
 typedef struct tbe_updater {

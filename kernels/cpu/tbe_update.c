@@ -13,7 +13,7 @@ static void tbe_kept_room(tbe_updater *u, float *room, int64_t floats)
 
 void tbe_kept_enter(tbe_updater *u, const peri_k_tbe_table *t, int64_t e)
 {
-    enum { READ = 4, LEAST = 8 }; /* times that a row should be read to be worth it; copies that it takes to begin */
+    enum { LEAST = 8 }; /* copies that it takes to begin */
     const peri_k_tbe_update_args *a = u->a;
     tbe_kept *k = &u->kept;
     k->shift = 0;
@@ -27,8 +27,8 @@ void tbe_kept_enter(tbe_updater *u, const peri_k_tbe_table *t, int64_t e)
     const int64_t bytes = a->reach.kept / (int64_t)sizeof(float), row = k->stride + 8;
     const int64_t most = tbe_clamp(bytes < k->room ? bytes / k->stride : k->room / row, 0, 1 << (TBE_COPY_BITS - 1));
     const uint64_t beyond = (uint64_t)(t->first_row + t->rows);
-    while (2 * k->most <= most && e + READ * k->most < u->n &&
-           a->sorted[e + READ * k->most] >> a->payload_bits < beyond)
+    while (2 * k->most <= most && e + TBE_KEPT_READ * k->most < u->n &&
+           a->sorted[e + TBE_KEPT_READ * k->most] >> a->payload_bits < beyond)
         k->most *= 2;
     if (k->most < LEAST || k->most * row > k->room) return;
     k->shift = 62 - __builtin_ctzll((uint64_t)k->most);

@@ -66,9 +66,8 @@ TBE_INLINE const float *tbe_gradient_row(tbe_updater *u, int64_t e, float *scale
  *  it will be. */
 TBE_INLINE void tbe_gradient_ahead(const tbe_updater *u, int64_t e, const int64_t lines)
 {
-    enum { READ = 4 };
     const tbe_kept *k = &u->kept;
-    if (k->shift && k->table == u->ahead_table && e - k->first >= READ * k->n) return;
+    if (k->shift && k->table == u->ahead_table && e - k->first >= TBE_KEPT_READ * k->n) return;
     const uint64_t at = tbe_gradient_at(u, e, &(float){0});
     if (k->shift && k->places[tbe_kept_place(k, at)] != UINT64_MAX) return;
     tbe_prefetch((const char *)(u->a->grad + at), lines, u->near);

@@ -112,7 +112,12 @@ int64_t peri_cache_bytes(void)
 int64_t peri__own_cache_bytes(void)
 {
 #ifdef _SC_LEVEL2_CACHE_SIZE
-    return peri__max(sysconf(_SC_LEVEL2_CACHE_SIZE), 0);
+    static _Atomic int64_t found = -1; /* every update asks */
+    int64_t bytes = atomic_load_explicit(&found, memory_order_relaxed);
+    if (bytes >= 0) return bytes;
+    bytes = peri__max(sysconf(_SC_LEVEL2_CACHE_SIZE), 0);
+    atomic_store_explicit(&found, bytes, memory_order_relaxed);
+    return bytes;
 #else
     return 0;
 #endif
