@@ -57,6 +57,9 @@ describe("perilune export", function()
       assert.equal(step, peri.export.open(path):predict(empty).logits:item())
       assert.matches(("whole; step %d, format 1, by perilune"):format(step), (export("--verify " .. path)))
     end
+    shell.run(("head -c 1000 %s > %s/cut.peri"):format(path, folder))
+    assert.equal(1, select(2, export(("--verify %s/cut.peri"):format(folder)))) -- damaged
+    assert.equal(2, select(2, export(("--verify %s/none.peri"):format(folder)))) -- not known
   end)
 
   it("refuses what loses more than is allowed, and what means nothing", function()

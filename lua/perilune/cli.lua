@@ -200,7 +200,9 @@ function M.main(words)
     local refusal = command.refusal(options)
     if refusal then return refuse(refusal, 2) end
     local ok, result = pcall(command.run, options)
-    return ok and result or refuse(require("perilune.errors").describe(result), 1)
+    if ok then return result end
+    local why, status = require("perilune.errors").describe(result)
+    return refuse(why, command.code(options, status))
   end
   if options.command ~= "run" then return info() end
   local wrong = set_checkpoint(options)

@@ -91,7 +91,8 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
     if (lstat(path, &s) != 0) return PERI_OK;
     if (!replace)
         return peri__fail(PERI_EINVAL,
-                          "checkpoint: '%.300s' is there already; remove it, take another name, or ask to replace it",
+                          "checkpoint: '%.300s' is there already; remove it, take another name, or replace it (replace "
+                          "= true; perilune checkpoint compact: --replace)",
                           path);
     if (S_ISLNK(s.st_mode))
         return peri__fail(

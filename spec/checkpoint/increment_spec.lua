@@ -323,6 +323,12 @@ describe("an increment", function()
     local listed = shell.run(("%s checkpoint ls %s"):format(shell.perilune, alone))
     assert.matches("\nfork%-2 [^\n]* fork%-1  ", listed) -- by its name, as it stands for the parent
     assert.matches("\none +1000 ", listed)
+    local elsewhere = ("%s checkpoint compact %s/fork-2 -o %s/one"):format(shell.perilune, alone, alone)
+    assert.matches("one' is there already; .* compact: %-%-replace", (shell.run(elsewhere)))
+    assert.equal(0, select(2, shell.run(elsewhere .. " --replace")))
+    local replaced = build()
+    load("alone/one", replaced)
+    same(state(q), state(replaced))
     peri.checkpoint.remove(folder .. "/fork-0")
     for name, of in pairs { ["fork-2"] = q, ["fork-other"] = r } do
       local again = build()

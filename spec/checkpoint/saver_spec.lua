@@ -438,8 +438,11 @@ describe("perilune checkpoint", function()
     assert.truthy(out:find "model/weight +f32 +2 x 3 +1\n", out)
     assert.truthy(out:find 'note = "x"', out)
     assert.truthy(cli("verify " .. a):find "all checksums hold")
-    out = cli(("diff %s %s"):format(a, b))
+    local found
+    out, found = cli(("diff %s %s"):format(a, b))
     assert.truthy(out:find "^model/weight +3 of 6 elements differ, by [%d.]+ at most\n$", out)
+    assert.equal(1, found)
+    assert.equal(0, select(2, cli(("diff %s %s"):format(b, b))))
     out = cli(("export %s model/weight -o %s/w.npy"):format(b, folder))
     assert.equal(("%s/w.npy: f32 [2, 3]\n"):format(folder), out)
     local file = assert(io.open(folder .. "/w.npy", "rb"))
@@ -452,5 +455,12 @@ describe("perilune checkpoint", function()
     assert.equal(1, status)
     assert.truthy(words:find("rank%-0.safetensors' is damaged: bytes %d+ to %d+, of tensor 'model/%a+', have another "
       .. "checksum"), words)
+    -- An error is told from an answer: of these questions nothing is known.
+    for _, question in ipairs { "diff %s/none %s", "diff %s %s/none", "verify %s/none" } do
+      assert.equal(2, select(2, cli(question:format(b, b))), question)
+    end
+    assert(os.remove(b .. "/rank-0.safetensors"))
+    assert.equal(2, select(2, cli(("diff %s %s"):format(a, b))))
+    assert.equal(1, select(2, cli("verify " .. b)))
   end)
 end)

@@ -128,7 +128,7 @@ end
 function actions.compact(paths, options)
   local c = checkpoint.open(#paths > 1 and paths or paths[1])
   local path = options.output or paths[#paths]
-  local levels, digest = #c:levels(), c:compact(path, options.output == nil)
+  local levels, digest = #c:levels(), c:compact(path, options.replace or options.output == nil)
   print(("%s: a full checkpoint of %d (%s)"):format(path, levels, digest))
   return 0
 end
@@ -282,9 +282,22 @@ function M.refusal(options)
   if options.output and options.action ~= "export" and options.action ~= "compact" then
     return ("checkpoint %s: --output is an option of export and compact"):format(options.action)
   end
+  if options.replace and not (options.action == "compact" and options.output) then
+    return ("checkpoint %s: --replace goes with compact -o PATH"):format(options.action)
+  end
 end
 
 --- Do what the command line says. Returns the exit code.
 function M.run(options) return actions[options.action](options.paths, options) end
+
+--- The exit code after an error of this status. Where 1 is an answer (diff: they differ; verify: it is damaged), an
+--- error that leaves the question open is 2, as with diff(1) and cmp(1).
+function M.code(options, status)
+  if options.action == "diff" then return 2 end
+  if options.action ~= "verify" then return 1 end
+  local lacks = status == "ENOTFOUND" -- not the checkpoint, but a file or a parent that it names
+    and C.peri_checkpoint_identify(options.paths[1], P.struct "peri_checkpoint_info") >= 0
+  return (status == "EFORMAT" or lacks) and 1 or 2
+end
 
 return M

@@ -141,15 +141,18 @@ end
 local function add_checkpoint(parser)
   local command = parser:command("checkpoint", "Look at what was saved.")
     :epilog("ls FOLDER: its checkpoints. show PATH: its tensors and values. verify PATH: compare all bytes with their "
-      .. "checksums. diff A B: which tensors differ, and by how much (exit code 1 if some do). export PATH TENSOR: "
-      .. "one tensor as a file for numpy. compact PATH: a full checkpoint of an increment and what it is an increment "
-      .. "of, in its place or (-o) elsewhere; several paths: a full one and its increments in their order, wherever "
-      .. "they lie. PATH of an increment means what it is an increment of, too.")
+      .. "checksums (exit code 1: damaged; 2: any other error). diff A B: which tensors differ, and by how much (exit "
+      .. "code 1: some do; 2: an error). export PATH TENSOR: one tensor as a file for numpy. compact PATH: a full "
+      .. "checkpoint of an increment and what it is an increment of, in its place or (-o) elsewhere; several paths: a "
+      .. "full one and its increments in their order, wherever they lie. PATH of an increment means what it is an "
+      .. "increment of, too.")
   command:argument("action", "What to do."):choices { "ls", "show", "verify", "diff", "export", "compact" }
   command:argument("paths", "Checkpoints, or what the action wants."):args "*"
   command:option("-o --output",
     "export: the file (default: the tensor's name, with .npy); compact: the checkpoint that is made (default: "
       .. "PATH is replaced)."):argname "FILE"
+  command:flag("--replace", "compact -o: replace a checkpoint that is there; the old one stays whole until the new "
+    .. "one is.")
 end
 
 local function add_export(parser)
@@ -173,7 +176,8 @@ local function add_export(parser)
       .. "they are multiplied: several times as fast on processors with AMX, int8 also with AVX-512 VNNI.")
     :argname("DTYPE"):choices { "f32", "bf16", "bf16_products", "int8", "int8_products" }
   command:option("--verify",
-    "Compare a model file with its checksums, and print what it takes and gives."):argname "FILE"
+    "Compare a model file with its checksums, and print what it takes and gives (exit code 1: damaged; 2: any other "
+      .. "error)."):argname "FILE"
 end
 
 local function add_calibrate(parser)

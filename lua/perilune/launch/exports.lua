@@ -85,6 +85,9 @@ local function newest_of(path)
   return ok and list[1] and list[1].path or path
 end
 
+--- The exit code after an error of this status: of --verify 1 says that the file is damaged, and 2 any other error.
+function M.code(options, status) return options.verify and status ~= "EFORMAT" and 2 or 1 end
+
 --- Do it. Returns the exit code.
 function M.run(options)
   if options.verify then
