@@ -234,9 +234,20 @@ describe("a program that has other rights than its caller (AT_SECURE)", function
       #include <stdio.h>
       int main(void)
       {
-          char why[256];
+          char why[512];
           peri_device_probe("evil", why, sizeof why);
           printf("threads %d\nfile '%s'\n", peri_threads() == 7, peri_tune_path());
+          peri_device *cpu; /* libraries that multiply matrices */
+          peri_tensor *a, *product;
+          int64_t sizes[2] = {64, 64};
+          peri_device_get("cpu", &cpu), peri_tensor_new(cpu, PERI_F32, 2, sizes, &a), peri_tensor_fill(a, 1);
+          printf("product %d\n", peri_op_matmul(a, a, &product));
+          if (!peri_comm_probe("mpi", why, sizeof why)) puts(why);
+          else { /* MPI's libraries load what HOME and variables name */
+              peri_comm_config config = {sizeof config, "mpi"};
+              peri_group *world;
+              printf("world %d\n", peri_comm_open(&config, &world));
+          }
           return 0;
       }]])
     local out, status = shell.run(("cd %s && %s -shared -fPIC evil.c -o libperilune_evil.so && "
@@ -245,13 +256,19 @@ describe("a program that has other rights than its caller (AT_SECURE)", function
     assert.equal(0, status, out)
   end)
 
+  local evil = folder .. "/libperilune_evil.so"
   local env = { PERI_PLUGIN_PATH = folder, XDG_CACHE_HOME = folder .. "/cache", PERI_NUM_THREADS = "7" }
+  local of_libraries = { INTEL_JIT_PROFILER64 = evil, OMPI_MCA_mca_base_component_path = folder }
 
   it("is not told by the environment what to load, where to write, how to run", function()
     if why_not_secure() then return pending(why_not_secure()) end
+    os.execute(("cp %s %s/mca_btl_evil.so"):format(evil, folder))
     assert.matches("loaded\nthreads 1\nfile '" .. folder .. "/cache/", (shell.run(program, env)), 1, false)
+    assert.matches("loaded\n", (shell.run(program, of_libraries)), 1, true)
     os.execute(("chgrp 65534 %s && chmod g+s %s"):format(program, program))
-    assert.equal("threads 0\nfile ''\n", (shell.run(program, env)))
+    local pattern = "^threads 0\nfile ''\nproduct 0\n[^\n]* loads no plugins: [^\n]*\n$"
+    assert.matches(pattern, (shell.run(program, env)))
+    assert.matches(pattern, (shell.run(program, of_libraries)))
   end)
 
   it("which is the launcher, neither", function()

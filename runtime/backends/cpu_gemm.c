@@ -173,6 +173,9 @@ static void onednn_find(void)
     void *library = NULL;
     if (wanted && !*wanted) wanted = NULL;
     if (wanted && !strcmp(wanted, "openblas")) return;
+    /* oneDNN loads a library that INTEL_JIT_PROFILER64 names, and writes files where ONEDNN_JIT_DUMP is set: a program
+     * with other rights than its caller (setuid, capabilities) does without. */
+    if (getauxval(AT_SECURE) != 0) return;
     if (wanted && strcmp(wanted, "onednn") != 0) {
         snprintf(problem, sizeof problem, "PERI_BLAS=%.60s, allowed: onednn, openblas", wanted);
         return;

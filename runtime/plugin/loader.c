@@ -174,6 +174,14 @@ static void *open_plugin(const char *name, char *reason, size_t len)
         snprintf(reason, len, "this program was linked statically, and cannot load libperilune_%s.so", name);
         return NULL;
     }
+    /* The libraries behind plugins (MPI's, NCCL's, CUDA's) load code that variables and files in HOME name. */
+    if (getauxval(AT_SECURE) != 0) {
+        snprintf(reason, len,
+                 "this program has other rights than its caller (setuid, capabilities), and loads no plugins: whoever "
+                 "calls it would choose the code that libraries of libperilune_%s.so load",
+                 name);
+        return NULL;
+    }
     void *handle = open_along(own_path, name, reason, len);
     if (!handle) handle = open_along(secure_getenv("PERI_PLUGIN_PATH"), name, reason, len);
     char folder[3500], beside[3600];

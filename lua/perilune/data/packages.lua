@@ -3,6 +3,7 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local getenv = require "perilune.environment"
 local Tensor = require "perilune.tensor"
 
 local M = {}
@@ -18,7 +19,9 @@ function M.text(path)
   local text, why
   if path then text, why = util.read_file(path)
   else
-    local pipe = io.popen("LC_ALL=C apt-cache dumpavail 2>/dev/null", "r")
+    -- a program with other rights than its caller (AT_SECURE) sees no PATH, and the caller's variables are kept from apt
+    local with = getenv "PATH" and "LC_ALL=C" or "/usr/bin/env -i PATH=/usr/bin:/bin LC_ALL=C"
+    local pipe = io.popen(with .. " apt-cache dumpavail 2>/dev/null", "r")
     text = pipe:read "*a"
     pipe:close()
   end
