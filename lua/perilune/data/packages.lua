@@ -19,7 +19,7 @@ function M.text(path)
   local text, why
   if path then text, why = util.read_file(path)
   else
-    -- a program with other rights than its caller (AT_SECURE) sees no PATH, and the caller's variables are kept from apt
+    -- where `getenv` gives no PATH (AT_SECURE), apt sees nothing of the caller's environment
     local with = getenv "PATH" and "LC_ALL=C" or "/usr/bin/env -i PATH=/usr/bin:/bin LC_ALL=C"
     local pipe = io.popen(with .. " apt-cache dumpavail 2>/dev/null", "r")
     text = pipe:read "*a"
