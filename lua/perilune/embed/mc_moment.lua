@@ -60,24 +60,43 @@ local function check_loaded(self, t, map)
       or ""))
 end
 
+--- What keeps the rows in the file of table `t` from being used with the map that is here, in words; nil: nothing.
+local function file_problem(self, t, map)
+  local file = missing_map(t)
+  local mark = file and map and mark_of(map)
+  if not mark or mark.sum == file.sum then return nil end
+  return ("%s: table '%s': row file '%s' has, since flush %d (iteration %d), the rows of a map of raw ids that "
+    .. "had made %s, and the map here %s: ids would see rows of other ids. Load the maps of that flush "
+    .. "(load_state_dict(state, false) with a state_dict that was taken between that flush and the next step), or "
+    .. "a whole state_dict, or remove all files to start from scratch"):format(
+    self._title, t.name, file.path, file.flush, file.iteration, steps(file.ids_iteration), mark.iteration == 0
+      and "is new"
+    or mark.iteration == file.ids_iteration and "is another one of as many" or "has made "
+    .. steps(mark.iteration))
+end
+
 --- An error unless the rows that are here are those of the maps that are here. Local.
 function Moment:check()
   for _, t in ipairs(self._tables) do
-    local file, map = missing_map(t), t.map()
-    local mark = file and map and mark_of(map)
-    if mark and mark.sum ~= file.sum then
-      P.fail(("%s: table '%s': row file '%s' has, since flush %d (iteration %d), the rows of a map of raw ids that "
-        .. "had made %s, and the map here %s: ids would see rows of other ids. Load the maps of that flush "
-        .. "(load_state_dict(state, false) with a state_dict that was taken between that flush and the next step), or "
-        .. "a whole state_dict, or remove all files to start from scratch"):format(
-        self._title, t.name, file.path, file.flush, file.iteration, steps(file.ids_iteration), mark.iteration == 0
-          and "is new"
-        or mark.iteration == file.ids_iteration and "is another one of as many" or "has made "
-        .. steps(mark.iteration)))
-    end
+    local map = t.map()
+    local problem = t.known or file_problem(self, t, map)
+    if problem then P.fail(problem) end
     if map then t.missing = false end
     check_loaded(self, t, map)
   end
+end
+
+--- What the files of this rank lack, by table: see `know`.
+function Moment:problems()
+  local found = {}
+  for _, t in ipairs(self._tables) do found[t.name] = file_problem(self, t, t.map()) end
+  return found
+end
+
+--- What `problems` found on some rank when the files were opened: until the table's map is loaded, check says it on
+--- ranks that have no rows of the table, too.
+function Moment:know(found)
+  for name, problem in util.ordered(found) do self._by_name[name].known = problem end
 end
 
 --- The rows are used with the maps from now on.
@@ -130,7 +149,7 @@ function Moment:took(name, map, rows)
   local t = self._by_name[name]
   if not map and not rows then return end
   if rows then t.rows_loaded, t.rows_mark = true, moment_of(rows) or false end
-  if map then t.missing, t.rows_loaded = false, false end
+  if map then t.missing, t.known, t.rows_loaded = false, false, false end
   self.open = true
 end
 

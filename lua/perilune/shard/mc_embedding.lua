@@ -58,6 +58,12 @@ local function moment_of(module, collisions)
   end), module:in_files())
 end
 
+--- What the files of some rank lack is known on all: each finds the same when it is asked for its state. Collective.
+local function share_problems(module)
+  local list = module.group:all_gather_object(module._moment:problems(), module.class_name)
+  for r = #list, 1, -1 do module._moment:know(list[r]) end -- of several ranks the first one's
+end
+
 --- Before rows are used for the first time, or after a load: an error of all ranks unless they are those of the maps.
 --- Collective.
 local function compare(module)
@@ -93,6 +99,7 @@ local function sharded_class(Base, class_name, prefix)
     self._managed_collision_collection, self._returns = own.collisions, own.returns_rows
     self._moment = moment_of(self, own.collisions)
     own.collisions:_goes_with(self._moment)
+    if self:in_files() then share_problems(self) end
     local again = self._made_of -- what a copy is made of
     again.managed_collision_collection, again.return_remapped_features = mcc, own.returns_rows
     again.collisions, again.returns_rows = nil, nil
