@@ -6,10 +6,10 @@ local small = require "spec.support.step"
 local C = peri.ffi.C
 
 local function resident()
-  local file = assert(io.open "/proc/self/statm")
-  local pages = tonumber(file:read("*a"):match "^%d+ (%d+)")
+  local file = assert(io.open "/proc/self/status")
+  local kib = tonumber(file:read("*a"):match "VmRSS:%s*(%d+)")
   file:close()
-  return pages * 4096
+  return kib * 1024
 end
 
 local function flat(device, steps, class)

@@ -37,7 +37,6 @@
 
 enum {
     HEAD = 64,       /* bytes before a block's data */
-    PAGE = 4096,
     LEAST = 16 << 10, /* bytes of the smallest block: less goes in messages */
     STEPS = 4,       /* classes per doubling */
     CLASSES = 30 * STEPS,
@@ -63,7 +62,7 @@ static struct {
     block *free[CLASSES];
 } heap = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
-/** The class of a block of @bytes, and its bytes: LEAST * 2^k * {1, 1.25, 1.5, 1.75}, in whole pages. */
+/** The class of a block of @bytes, and its bytes: LEAST * 2^k * {1, 1.25, 1.5, 1.75}. */
 static int32_t class_of(int64_t bytes, int64_t *rounded)
 {
     int64_t base = LEAST;
@@ -159,11 +158,13 @@ heap_place peri__mpi_heap_own(void)
     return (heap_place){(uint64_t)(uintptr_t)heap.base, (uint64_t)heap.bytes, heap.fd};
 }
 
-/** Give up the pages of a free block, but for the first one. */
+/** Give up the pages that are a free block's alone, but for that of its head. Pages may be larger than blocks. */
 static void drop_pages(block *b)
 {
-    const off_t at = (char *)b - heap.base + PAGE;
-    b->empty = b->empty || fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, b->bytes - PAGE) == 0;
+    const int64_t page = sysconf(_SC_PAGESIZE), at = (char *)b - heap.base;
+    const off_t first = (at + HEAD + page - 1) / page * page, end = (at + b->bytes) / page * page;
+    const int how = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    b->empty = b->empty || (first < end && fallocate(heap.fd, how, first, end - first) == 0);
 }
 
 /** Huge pages for the file from @from to @to, as far as nobody has asked for them yet. */
