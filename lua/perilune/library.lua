@@ -66,11 +66,14 @@ end
 -- loop, or goes through a list, its functions stayed interpreted; with 30 rounds loaders had traces of more values than
 -- registers, one start in seven.) Code has to lie within 1 GiB of LuaJIT's own: hosts that map much later would leave
 -- no room there. So all addresses that code may take are taken at once, by the first trace, which is this loop; memory
--- is taken as code comes. A host may have left smaller gaps only: then code takes them piece by piece.
+-- is taken as code comes. A host may have left smaller gaps only: then code takes them piece by piece. What was
+-- compiled before this file ran is dropped first: otherwise the loop could go into what is left of that code's memory,
+-- and would not tell whether there is room for more.
 if jit.status() then
   jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "maxmcode=16384",
     "loopunroll=20")
   for _, kib in ipairs { 16384, 64, 32 } do -- nothing between: where few gaps are larger, they would soon be used up
+    jit.flush()
     jit.opt.start("sizemcode=" .. kib)
     assert(loadstring "for _ = 1, 200 do end")() -- a new loop: one that was given up is not compiled again
     if require "jit.util".traceinfo(1) then break end

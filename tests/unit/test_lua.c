@@ -468,6 +468,14 @@ static void fill_around(uintptr_t address)
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
 }
 
+/** Map a page in each 128 KiB within 1 GiB of @address, which leaves many small gaps. */
+static void scatter_around(uintptr_t address)
+{
+    for (intptr_t i = -8192; i < 8192; i++)
+        mmap((void *)((address & ~(uintptr_t)4095) + (uintptr_t)(i * (128 << 10))), 4096, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+}
+
 /** Long loops of 300 functions, whose code takes more than a MiB, and how many traces there are of them. */
 static const char loops[] =
     "local util = require 'jit.util'\n"
@@ -485,18 +493,29 @@ static const char loops[] =
     "end\n"
     "return M";
 
-/** In a child, since what is mapped stays: 0 if the loops were compiled. @before, @after: what maps memory before the
- *  state is made, or after that. */
-static int compiled_in_child(void (*before)(uintptr_t address), void (*after)(uintptr_t address))
+/** A state of the host's own, whose compiler has taken memory for a loop already. */
+static lua_State *state_with_code(void)
+{
+    lua_State *L = luaL_newstate();
+    if (!L) return NULL;
+    luaL_openlibs(L);
+    return luaL_dostring(L, "for _ = 1, 200 do end assert(require 'jit.util'.traceinfo(1))") ? NULL : L;
+}
+
+/** In a child, since what is mapped stays: 0 if the loops were compiled. @own: in a state of the host's own. @before,
+ *  @after: what maps memory before the library has a state, or after that. */
+static int compiled_in_child(bool own, void (*before)(uintptr_t address), void (*after)(uintptr_t address))
 {
     const pid_t child = fork();
     int status = -1;
     if (child == 0) {
         peri_lua_value n = {0};
+        peri_lua_config config = {.size = sizeof config, .state = own ? state_with_code() : NULL};
         peri_lua *lua = NULL;
         peri_lua_object *m = NULL;
+        if (own && !config.state) _exit(5);
         if (before) before((uintptr_t)(void *)&lua_pcall);
-        if (peri_lua_new(NULL, &lua) < 0) _exit(2);
+        if (peri_lua_new(&config, &lua) < 0) _exit(2);
         if (after) after((uintptr_t)(void *)&lua_pcall);
         if (peri_lua_load_text(lua, "loops.lua", loops, (int64_t)strlen(loops), NULL, 0, &m) < 0) _exit(3);
         if (peri_lua_call(m, "traces", NULL, 0, &n, 1) < 0) _exit(4);
@@ -509,8 +528,11 @@ static int compiled_in_child(void (*before)(uintptr_t address), void (*after)(ui
 static void code_finds_memory_in_hosts_with_much_mapped(void **state)
 {
     (void)state;
-    assert_int_equal(compiled_in_child(NULL, fill_around), 0);
-    assert_int_equal(compiled_in_child(fill_around, NULL), 1); /* no room any more: scripts run interpreted */
+    for (int own = 0; own < 2; own++) {
+        assert_int_equal(compiled_in_child(own, NULL, fill_around), 0);
+        assert_int_equal(compiled_in_child(own, scatter_around, NULL), 0);
+    }
+    assert_int_equal(compiled_in_child(false, fill_around, NULL), 1); /* no room any more: scripts run interpreted */
 }
 
 static const struct CMUnitTest tests[] = {
