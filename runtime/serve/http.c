@@ -5,7 +5,8 @@
  * - Its timeout means inactivity, which a client that sends a byte now and then never shows, and suspended connections
  *   have none. So its timeout is off, and a thread (watch) looks at all connections ten times a second. It ends one by
  *   shutdown(2), which the library takes for the client's end. The first byte of a request on a connection that is kept
- *   is seen in the kernel's count of bytes (TCP_INFO).
+ *   is seen in the kernel's count of bytes (TCP_INFO). The kernel is asked only about connections of which an epoll of
+ *   the thread's own says that something has come: thousands that are idle would make requests wait for milliseconds.
  * - It answers a request whose framing is ambiguous; such a request is refused here.
  * - It may overlook that a client has closed, if the client had sent something just before. The thread sees it, too.
  * - At its limit of connections it stops to accept. Here the connection that has been idle for longest is closed
@@ -22,6 +23,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -47,6 +49,7 @@ typedef struct peri__http_link {
     int64_t since_ns;  /* when it got into its state */
     int64_t began_ns;  /* first byte of its request; 0: not seen */
     uint64_t received; /* bytes that the kernel had received when the last request was done */
+    bool stirred;      /* bytes or the client's end have come; the kernel has not been asked since which */
     bool ending;       /* it has been shut down */
     bool zero;         /* the path of its request has a zero byte (%00), where a C text would end */
     int64_t prefix;    /* before_path of its request */
@@ -58,6 +61,7 @@ struct peri__http {
     peri__http_owner owner;
     char **names; /* copies of options.names */
     int32_t port;
+    int arrivals;  /* an epoll, edge-triggered, of all connections: to which something has come since the last look */
     int listening; /* the socket that listened, once it no longer does; else -1 */
     pthread_t watcher;
     bool watching;
@@ -104,13 +108,11 @@ static void end_link(peri__http_link *link, int why)
 
 static void enter(peri__http_link *link, int state)
 {
+    const uint64_t bytes = state == IDLE ? received(link->fd, NULL) : 0;
     pthread_mutex_lock(&link->http->lock);
     link->state = state;
     link->since_ns = peri_time_ns();
-    if (state == IDLE) {
-        link->began_ns = 0;
-        link->received = received(link->fd, NULL);
-    }
+    if (state == IDLE) link->began_ns = 0, link->received = bytes;
     pthread_mutex_unlock(&link->http->lock);
 }
 
@@ -126,6 +128,15 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **c
         if (!link) return; /* its requests are refused */
         *link = (peri__http_link){.http = http, .fd = info->connect_fd, .state = IDLE, .since_ns = peri_time_ns()};
         pthread_mutex_lock(&http->lock);
+        /* EPOLLOUT, which nearly always holds: what has come counts, though the library may have read it by the time
+         * that the epoll is asked, and epolls hand on nothing of which nothing holds any more. */
+        struct epoll_event arrival = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = link};
+        if (epoll_ctl(http->arrivals, EPOLL_CTL_ADD, link->fd, &arrival) != 0) { /* no memory */
+            pthread_mutex_unlock(&http->lock);
+            peri__free(link);
+            *context = NULL;
+            return;
+        }
         link->next = http->links;
         if (http->links) http->links->prev = link;
         http->links = link;
@@ -138,6 +149,7 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **c
     if (!link) return;
     pthread_mutex_lock(&http->lock); /* nobody shuts a socket down that has been closed, and may be another one's by
                                         now */
+    epoll_ctl(http->arrivals, EPOLL_CTL_DEL, link->fd, NULL);
     if (link->prev) link->prev->next = link->next;
     else http->links = link->next;
     if (link->next) link->next->prev = link->prev;
@@ -175,13 +187,27 @@ static void look_at(peri__http_link *link, int64_t now)
         if (now - link->since_ns > o->request_ns) end_link(link, PERI__HTTP_STUCK);
         return;
     }
-    bool left;
-    if (received(link->fd, &left) != link->received && !link->began_ns) link->began_ns = now;
-    if (left && now - link->since_ns > TICK_MS * 1000000L) return end_link(link, -1);
+    if (link->stirred) {
+        bool left;
+        if (received(link->fd, &left) != link->received && !link->began_ns) link->began_ns = now;
+        if (left && now - link->since_ns > TICK_MS * 1000000L) return end_link(link, -1);
+        link->stirred = left; /* looked at again, once the library has had its time to see the end */
+    }
     if (link->began_ns) {
         if (now - link->began_ns > o->request_ns) end_link(link, PERI__HTTP_SLOW);
     } else if (now - link->since_ns > (link->http->draining ? peri__min(o->idle_ns, LAST_NS) : o->idle_ns))
         end_link(link, PERI__HTTP_IDLE);
+}
+
+/** With the lock, without which a link could go: mark the connections to which something has come. */
+static void see_arrivals(peri__http *http)
+{
+    struct epoll_event arrivals[64];
+    const int room = sizeof arrivals / sizeof *arrivals;
+    for (int n = room; n == room;) {
+        n = epoll_wait(http->arrivals, arrivals, room, 0);
+        for (int i = 0; i < n; i++) ((peri__http_link *)arrivals[i].data.ptr)->stirred = true;
+    }
 }
 
 static void *watch(void *ctx)
@@ -190,6 +216,7 @@ static void *watch(void *ctx)
     pthread_mutex_lock(&http->lock);
     while (!http->stop) {
         struct timespec t;
+        see_arrivals(http);
         int64_t now = peri_time_ns();
         for (peri__http_link *l = http->links; l; l = l->next) look_at(l, now);
         clock_gettime(CLOCK_MONOTONIC, &t);
@@ -568,6 +595,7 @@ static void free_http(peri__http *http)
 {
     for (int32_t i = 0; http->names && i < http->options.n_names; i++) peri__free(http->names[i]);
     peri__free(http->names);
+    if (http->arrivals >= 0) close(http->arrivals);
     pthread_cond_destroy(&http->wake);
     pthread_mutex_destroy(&http->lock);
     peri__free(http);
@@ -611,6 +639,7 @@ peri_status peri__http_open(const peri__http_options *options, const peri__http_
     http->owner = *owner;
     http->port = port;
     http->listening = -1;
+    http->arrivals = epoll_create1(EPOLL_CLOEXEC);
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -618,8 +647,9 @@ peri_status peri__http_open(const peri__http_options *options, const peri__http_
     pthread_condattr_destroy(&clock);
     pthread_mutex_init(&http->lock, NULL);
     peri_status status = PERI_OK;
+    if (http->arrivals < 0) status = peri__fail(PERI_EIO, "perilune serve: no epoll: %s", strerror(errno));
     http->names = peri__alloc_zero(sizeof *http->names * (size_t)(options->n_names + 1));
-    if (!http->names) status = PERI_ENOMEM;
+    if (status >= 0 && !http->names) status = PERI_ENOMEM;
     for (int32_t i = 0; status >= 0 && i < options->n_names; i++)
         if (!(http->names[i] = peri__strdup(options->names[i]))) status = PERI_ENOMEM;
     if (status >= 0) status = start(http, fd);
