@@ -167,6 +167,18 @@ describe("a model file with maps of raw ids", function()
       { 77LL, 1004LL, "id 1004 .* is outside of the range" } } do
       assert.error_matches(function() file:predict(asked(case[1], case[2])) end, case[3])
     end
+    if serving.missing() then return end
+    local server = serving.start(path, "--name m")
+    for _, case in ipairs { { 78, 5, "f_strict" }, { -1, 5, "f_strict" }, { 77, 1004, "f_range" } } do
+      local answer = server:post("v1/models/m:predict", ('{"instances":[{"f_strict":%d,"g_strict":[],"f_range":%d,'
+        .. '"g_range":[]}]}'):format(case[1], case[2]))
+      assert.matches("input '" .. case[3] .. "', sample 0: id", answer)
+    end
+    local metrics = server:get "metrics"
+    for name, count in pairs { f_strict = 2, f_range = 1 } do
+      assert.matches(('perilune_feature_values_total{feature="%s",what="range"} %d\n'):format(name, count), metrics)
+    end
+    server:stop()
   end)
 
   it("refuses a function of Lua in front of a map, by its name", function()

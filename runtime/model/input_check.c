@@ -199,32 +199,48 @@ static peri_status check_ids(const checker *c, const peri_model_values *v, int64
     return PERI_OK;
 }
 
-peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids,
-                               const peri_model_values *inputs, int64_t *skipped)
+/** peri__model_values; after an error about an input, @input of @c is that one. */
+static peri_status check_values(checker *c, int64_t *skipped)
 {
-    checker c = {.function = function, .m = m, .values = inputs, .batch = batch, .max_ids = max_ids};
+    const char *function = c->function;
+    const peri_model *m = c->m;
+    const peri_model_values *inputs = c->values;
+    const int64_t batch = c->batch;
     if (batch < 0) return peri__fail(PERI_EINVAL, "%s: %lld samples, allowed: 0 and more", function, (long long)batch);
     if (!inputs && m->n_inputs > 0) return peri__fail(PERI_EINVAL, "%s: inputs is missing", function);
     for (int32_t i = 0; i < m->n_inputs && batch > 0; i++) {
         const peri_model_values *v = &inputs[i];
+        c->input = &m->inputs[i];
         if (v->spare[0] || v->spare[1])
             return peri__fail(PERI_EUNSUPPORTED,
                               "%s: the values of input '%s' say something that this library (" PERI_VERSION_TEXT
                               ") does not know",
                               function, m->inputs[i].name);
-        c.input = &m->inputs[i];
-        if (!v->dense && !v->ids && !v->offsets && !v->weights && !c.input->optional)
-            return peri__fail(PERI_EINVAL, "%s: input '%s' is missing", function, c.input->name);
-        if (c.input->kind == PERI_MODEL_DENSE) PERI_TRY(check_dense(&c, v));
-        else PERI_TRY(check_ids(&c, v, skipped));
+        if (!v->dense && !v->ids && !v->offsets && !v->weights && !c->input->optional)
+            return peri__fail(PERI_EINVAL, "%s: input '%s' is missing", function, c->input->name);
+        if (c->input->kind == PERI_MODEL_DENSE) PERI_TRY(check_dense(c, v));
+        else PERI_TRY(check_ids(c, v, skipped));
     }
     for (int32_t i = 0; i < m->n_inputs && batch > 0; i++) { /* all lists are sound by now */
-        c.input = &m->inputs[i];
-        c.rule = &m->rules[i];
-        if (c.input->kind != PERI_MODEL_DENSE) PERI_TRY(check_lengths(&c, &inputs[i]));
-        else if (c.rule->counts >= 0 && inputs[i].dense) PERI_TRY(check_counts(&c, &inputs[i]));
+        c->input = &m->inputs[i];
+        c->rule = &m->rules[i];
+        if (c->input->kind != PERI_MODEL_DENSE) PERI_TRY(check_lengths(c, &inputs[i]));
+        else if (c->rule->counts >= 0 && inputs[i].dense) PERI_TRY(check_counts(c, &inputs[i]));
     }
     return PERI_OK;
+}
+
+peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids,
+                               const peri_model_values *inputs, int64_t *skipped)
+{
+    return check_values(
+        &(checker){.function = function, .m = m, .values = inputs, .batch = batch, .max_ids = max_ids}, skipped);
+}
+
+int32_t peri__model_refused_input(const peri_model *m, int64_t batch, const peri_model_values *inputs)
+{
+    checker c = {.function = "peri_model_check", .m = m, .values = inputs, .batch = batch, .max_ids = INT64_MAX};
+    return check_values(&c, NULL) < 0 && c.input ? (int32_t)(c.input - m->inputs) : -1;
 }
 
 peri_status peri_model_check(const peri_model *model, int64_t batch, const peri_model_values *inputs, int64_t *skipped)

@@ -283,6 +283,8 @@ struct peri_model_context {
  *  may be an error. */
 peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids,
                                const peri_model_values *inputs, int64_t *skipped);
+/** The input for which peri_model_check refuses these values; -1: it refuses none of them. */
+int32_t peri__model_refused_input(const peri_model *m, int64_t batch, const peri_model_values *inputs);
 /** f32 numbers that the operation top needs beside its values. */
 int64_t peri__model_top_scratch(const peri_model *m, const peri__model_operation *o);
 /** Which members samples have: list @l's offsets, [samples + 1]. */

@@ -71,6 +71,9 @@ typedef struct peri__serve_kind {
      *  PERI_EINVAL, PERI_ERANGE: the model refuses what a sample says. */
     peri_status (*predict)(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns,
                            float *const *outputs, int64_t *const *offsets);
+    /** The feature of which `predict` refuses what a sample says: an id that the model's map has no row for; -1: of
+     *  none. NULL: the model has no such maps. */
+    int32_t (*refused)(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns);
     /** Ids of a batch that the model's maps have no row for, and that it skips; NULL: it has no such maps. */
     int64_t (*skipped)(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns);
     /** Free it; the last reference has gone. */

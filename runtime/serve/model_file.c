@@ -5,6 +5,7 @@
 #include "model_file.h"
 
 #include "../base/json.h"
+#include "../model/model_internal.h"
 
 #include <stdio.h>
 #include <sys/stat.h>
@@ -87,6 +88,13 @@ static peri_status predict(peri__serve_model *model, void *context, int64_t samp
     return peri_model_predict_lists(c->context, samples, values_of((file_model *)model, c, columns), outputs, offsets);
 }
 
+static int32_t refused(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns)
+{
+    file_model *m = (file_model *)model;
+    const int32_t i = peri__model_refused_input(m->file, samples, values_of(m, context, columns));
+    return i < 0 ? -1 : m->map[i].column;
+}
+
 static int64_t skipped(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns)
 {
     int64_t n = 0;
@@ -96,8 +104,8 @@ static int64_t skipped(peri__serve_model *model, void *context, int64_t samples,
 
 static bool sound(peri__serve_model *model) { return peri_model_changed(((file_model *)model)->file) >= 0; }
 
-static const peri__serve_kind kind = {new_context, drop, predict, NULL, close_file, sound};
-static const peri__serve_kind mapped_kind = {new_context, drop, predict, skipped, close_file, sound};
+static const peri__serve_kind kind = {new_context, drop, predict, refused, NULL, close_file, sound};
+static const peri__serve_kind mapped_kind = {new_context, drop, predict, refused, skipped, close_file, sound};
 
 /** The inputs of the file as features: those with weights are two. */
 static peri_status take_inputs(file_model *m)

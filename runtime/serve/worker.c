@@ -120,6 +120,15 @@ static void count_problems(worker *w)
                                           memory_order_relaxed);
 }
 
+/** Count what the model itself refuses of a request's samples, by its feature. */
+static void count_refusal(worker *w)
+{
+    const peri__serve_kind *does = w->model->kind;
+    if (!does->refused) return;
+    const int32_t f = does->refused(w->model, w->context, w->batch.samples, w->batch.columns);
+    if (f >= 0) atomic_fetch_add_explicit(&w->model->counters[f]->counts[PERI__SERVE_RANGE], 1, memory_order_relaxed);
+}
+
 static void count_batch(worker *w, int64_t ns)
 {
     peri__serve_metrics *m = &w->s->metrics;
@@ -146,6 +155,7 @@ static bool predict(worker *w, int32_t first, int32_t last)
     bool refused = status == PERI_EINVAL || status == PERI_ERANGE;
     if (refused && last - first > 1) return false;
     snprintf(why, sizeof why, "%s", status < 0 ? peri_error_message() : "");
+    if (refused) count_refusal(w);
     for (int32_t i = first; i < last; i++) {
         if (status < 0) peri__server_fail(w->s, w->calls[i], refused ? PERI__SERVE_BAD : PERI__SERVE_FAILED, why);
         else answer(w, i, begin, end);

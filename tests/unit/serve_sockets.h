@@ -71,6 +71,14 @@ static peri_status predict(peri__serve_model *model, void *ctx, int64_t samples,
     return PERI_OK;
 }
 
+static int32_t refused(peri__serve_model *model, void *ctx, int64_t samples, const peri__serve_column *c)
+{
+    (void)model, (void)ctx;
+    for (int64_t n = 0; n < c[3].offsets[samples]; n++)
+        if (c[3].ids[n] == 666) return 3;
+    return -1;
+}
+
 static void close_known(peri__serve_model *model)
 {
     known *k = (known *)model;
@@ -78,7 +86,7 @@ static void close_known(peri__serve_model *model)
     free(k);
 }
 
-static const peri__serve_kind kind = {context, drop, predict, NULL, close_known, NULL};
+static const peri__serve_kind kind = {context, drop, predict, refused, NULL, close_known, NULL};
 
 static known *new_known(float more)
 {

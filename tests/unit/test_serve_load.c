@@ -169,6 +169,11 @@ static void batches(void **state)
         assert_int_equal(clients[i].bad, 20);
     }
     assert_true(model->largest > 1 && model->largest <= 8);
+    /* each refusal once, whether the server or the model refused, alone or in a batch */
+    static const char of_server[] = "perilune_feature_values_total{feature=\"clicked\",what=\"range\"}";
+    for (int i = 0; i < 1000 && metric(of_server) < 10 * N; i++) pause_ms(1); /* counted when its batch ends */
+    assert_true(metric(of_server) == 10 * N);
+    assert_true(metric("perilune_feature_values_total{feature=\"user\",what=\"range\"}") == 10 * N);
     end();
 }
 
