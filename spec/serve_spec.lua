@@ -320,6 +320,43 @@ describe("perilune serve", function()
     start "--name demo"
   end)
 
+  it("names what lies in the folder that it follows and is no checkpoint, once nobody works at it", function()
+    local folder, clean = shell.temporary()
+    local function make(name, age) -- seconds since it got its last file
+      shell.run(("mkdir -p %s/%s && touch -d '%d seconds ago' %s/%s"):format(folder, name, age, folder, name))
+    end
+    local function quiet() assert.is_nil(server:get "health":find('"note"', 1, true)) end
+    local first = "save-000001-step-1"
+    stop()
+    make("logs", 0)
+    start(("--name demo --follow %s"):format(folder))
+    os.execute "sleep 0.3"
+    quiet() -- somebody may still copy files into it
+    make("logs", 60)
+    health(folder .. "/logs' is no checkpoint: it has no manifest.json, and no new file for 10 s")
+    peri.checkpoint.save(folder .. "/" .. first, { model = make_model() })
+    health '"version":"1"'
+    make("save-000000-step-0", 60) -- older than what is served
+    os.execute "sleep 0.3"
+    quiet()
+    make("save-000002-step-2", 60)
+    health(folder .. "/save-000002-step-2' is no checkpoint")
+    assert.matches('\nperilune_note{note="[^\n]*save%-000002%-step%-2[^\n]*"} 1\n', server:get "metrics")
+    shell.run(("rmdir %s/save-000002-step-2"):format(folder))
+    for _ = 1, 100 do
+      if not server:get "health":find('"note"', 1, true) then break end
+      os.execute "sleep 0.05"
+    end
+    quiet()
+    assert.is_nil(server:get "metrics":find("perilune_note", 1, true))
+    stop()
+    start(("--name demo --follow %s/%s"):format(folder, first))
+    health(first .. "' is a checkpoint itself; --follow takes the folder that it is in")
+    stop()
+    clean()
+    start "--name demo"
+  end)
+
   it("stops when it is asked, and its port is free at once", function()
     local port = url:match ":(%d+)/"
     run("curl -s " .. url .. "health")

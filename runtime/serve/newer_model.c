@@ -7,9 +7,13 @@
  */
 #include "newer_model.h"
 
+#include "../checkpoint/files.h"
+#include "../checkpoint/manifest.h"
 #include "model_file.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <perilune/checkpoint.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -29,6 +33,10 @@ typedef struct identity {
 enum { FIRST_LOOKS = 8, MOST_LOOKS = 512 };
 /** The same for one that cannot be read, which may pass at any time. */
 enum { FIRST_UNREAD = 1, MOST_UNREAD = 8 };
+
+/** Seconds for which a folder has got no new file before it is named as one that is no checkpoint: who copies one is
+ *  still at it until then. */
+enum { SETTLED_S = 10 };
 
 /** What may be amiss. */
 enum { FILE_NOTE, FOLDER_NOTE, RUN_NOTE, NOTES };
@@ -174,6 +182,59 @@ static bool emptied(const peri__follow *f)
     return none;
 }
 
+/** Whether subfolder @name of the run's folder is none of its checkpoints, for want of a manifest, and nobody is at
+ *  work in it. */
+static bool has_no_manifest(const peri__follow *f, const char *name)
+{
+    char path[PATH_MAX], manifest[PATH_MAX];
+    struct stat st;
+    if (*name == '.' || peri__path_join(f->source.folder, name, path) < 0 ||
+        peri__path_join(path, PERI__MANIFEST, manifest) < 0)
+        return false;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode) && access(manifest, F_OK) != 0 && errno == ENOENT &&
+           time(NULL) - st.st_mtim.tv_sec >= SETTLED_S;
+}
+
+/** What would be followed if it had a manifest: a save that is newer than the one that is served, or any folder if
+ *  there is no checkpoint at all. The last one by name; its name in @found, "": there is none. */
+static void find_unfinished(const peri__follow *f, char found[NAME_MAX + 1])
+{
+    const char *served = peri_model_follower_path(f->run);
+    int64_t newest = -1, number, step;
+    char *names;
+    *found = 0;
+    if (served && !peri__saver_name(served, &newest, &step)) return; /* other names say no order */
+    if (peri_checkpoint_names(f->source.folder, &names) < 0) return;
+    const bool any = !served && !*names;
+    peri_checkpoint_names_release(names);
+    DIR *d = opendir(f->source.folder);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        const bool newer = peri__saver_name(e->d_name, &number, &step) && number > newest;
+        if ((newer || any) && strcmp(e->d_name, found) > 0 && has_no_manifest(f, e->d_name))
+            snprintf(found, NAME_MAX + 1, "%s", e->d_name);
+    }
+    if (d) closedir(d);
+}
+
+/** Why a folder without anything new to follow has nothing, if what lies there tells; false: it tells nothing. */
+static bool explain(const peri__follow *f, char *text, size_t room)
+{
+    char found[NAME_MAX + 1], manifest[PATH_MAX];
+    find_unfinished(f, found);
+    if (*found) {
+        snprintf(text, room,
+                 "'%.200s/%.100s' is no checkpoint: it has no " PERI__MANIFEST ", and no new file for %d s (a copy "
+                 "that was broken off, or another folder)",
+                 f->source.folder, found, SETTLED_S);
+        return true;
+    }
+    if (peri_model_follower_path(f->run) || peri__path_join(f->source.folder, PERI__MANIFEST, manifest) < 0 ||
+        access(manifest, F_OK) != 0)
+        return false;
+    snprintf(text, room, "'%.300s' is a checkpoint itself; --follow takes the folder that it is in", f->source.folder);
+    return true;
+}
+
 static void look_at_run(peri__follow *f)
 {
     identity folder;
@@ -191,7 +252,8 @@ static void look_at_run(peri__follow *f)
         amiss(f, FOLDER_NOTE, text);
         return;
     }
-    *f->notes[FOLDER_NOTE] = 0;
+    if (status == PERI_PENDING && explain(f, text, sizeof text)) amiss(f, FOLDER_NOTE, text);
+    else *f->notes[FOLDER_NOTE] = 0;
     if (status == PERI_PENDING) return; /* what was amiss with a checkpoint is, until there is a good one */
     if (status >= 0)
         status = peri__serve_take_file(model, f->source.path, f->name, peri_model_follower_path(f->run), &served);

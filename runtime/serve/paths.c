@@ -120,6 +120,12 @@ static bool metrics(peri__server *s, peri__http_call *call)
     peri__buffer b = {0};
     peri__serve_gauge(&b, "perilune_ready", "gauge", "1: there is a model, and the server is not stopping.",
                       peri__server_sound(s) && !now.stopping);
+    if (now.note[0]) {
+        word(&b, "# HELP perilune_note What is amiss, as /health says it.\n# TYPE perilune_note gauge\n"
+                 "perilune_note{note=");
+        peri__serve_label(&b, now.note);
+        word(&b, "} 1\n");
+    }
     if (now.model) {
         word(&b, "# HELP perilune_model_info The model that serves.\n# TYPE perilune_model_info "
                  "gauge\nperilune_model_info{model=");
