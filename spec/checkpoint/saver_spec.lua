@@ -70,7 +70,32 @@ describe("a Saver", function()
         return peri.DMPCollection { module = ebc, global_pg = world, sharding_group_size = 1, sync_interval = 4 }
       end, 4, function() end)
     end)
-    assert.equal("save-000001-step-4\nsave-000002-step-8\nsave-000003-step-12\n", names(folder .. "/replicas"))
+    local Net = nn.Module:extend "Averaged"
+    function Net:init()
+      self.ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd" }, tables = {
+        peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } } }
+    end
+    function Net:forward(kjt) return self.ebc(kjt):values():sum() end
+    sim.run(2, function(_, world) -- the averages are the schedule's
+      local m, step = peri.DMPCollection { module = Net(), global_pg = world, sharding_group_size = 1,
+        sync_interval = 0 }, 0
+      local saver = peri.checkpoint.Saver { folder = folder .. "/scheduled", parts = { model = m }, every = 3, keep = 9,
+        group = world }
+      local pipeline = peri.pipeline.Pipeline { model = m, schedule = peri.pipeline.schedules.prefetch_fused_2d(4) }
+      local batches = 0
+      for _ in pipeline:run(function()
+        batches = batches + 1
+        return batches <= 12 and peri.KeyedJaggedTensor { keys = { "f" }, values = { batches % 9 }, lengths = { 1 } }
+          or nil
+      end) do
+        step = step + 1
+        saver:step(step)
+      end
+      saver:close(12)
+    end)
+    for _, kind in ipairs { "replicas", "scheduled" } do
+      assert.equal("save-000001-step-4\nsave-000002-step-8\nsave-000003-step-12\n", names(folder .. "/" .. kind))
+    end
   end)
 
   it("has a pipeline whose optimizer is a step behind come to a whole state, and go on to the same bits", function()

@@ -309,10 +309,13 @@ function DMPCollection:load_state_dict(map, strict)
   return keys
 end
 
---- Whether a step that follows ends with an average. Whoever asks does so between two steps.
+--- Whether a step that follows ends with an average, by sync_interval or by the pipeline's schedule. Whoever asks does
+--- so between two steps.
 function DMPCollection:_unfinished()
   if self._open and self._held == 0 then after_step(self) end
-  return DistributedModelParallel._unfinished(self) or self.sync_interval > 0 and self._steps > 0
+  local pipeline = self._mid_pipeline
+  local averages = self.sync_interval > 0 or pipeline and pipeline.plan.first.sync ~= nil
+  return DistributedModelParallel._unfinished(self) or averages and self._steps > 0
 end
 
 --- Replicas that have learned apart are no one model: what one of them has, the others lack. An error on all ranks,
