@@ -2,6 +2,7 @@
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local sim = require "perilune.dist.sim"
+local shell = require "spec.support.shell"
 local support = require "spec.support.pipeline"
 local pipeline = peri.pipeline
 local schedules = pipeline.schedules
@@ -373,6 +374,46 @@ describe("operations of one's own", function()
     assert.is_false(ok)
     assert.equal("pipeline.ema: decay is 2, allowed: 0..1", err.message)
   end, small)
+
+  it("average tables over ranks as whole ones, which a checkpoint takes to other plans", function()
+    local folder, clean = shell.temporary()
+    finally(clean)
+    local weight, wanted, plan = "embedding_bags.a.weight", {}, peri.plan
+    local function built(world, entry)
+      local model = peri.DistributedModelParallel { group = world, plan = { [""] = { a = entry } },
+        module = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = 13,
+          embedding_dim = 8, feature_names = { "f" } } } } }
+      local ema, _, averages = pipeline.ema { params = model:named_parameters(), decay = 0.75 }
+      return model, ema, averages, function() return model:state_dict():gather()[weight]:to_list() end
+    end
+    local here = { compute_kernel = "dense" }
+    sim.run(2, function(rank, world)
+      local model, ema, averages, now = built(world, plan.row_wise(here))
+      local sgd, average = peri.nn.optim.SGD { params = model:named_parameters(), lr = 1 }, now()
+      for step = 1, 3 do
+        sgd:zero_grad()
+        model(peri.KeyedJaggedTensor { keys = { "f" }, values = { step, 12 - rank }, lengths = { 2 } }):values():sum()
+          :backward()
+        sgd:step()
+        ema.run()
+        for i, x in ipairs(now()) do average[i] = 0.75 * average[i] + 0.25 * x end
+      end
+      wanted[rank + 1] = average
+      peri.checkpoint.save(folder .. "/averages", { averages = averages }, { group = world })
+      local _, _, unnamed = pipeline.ema { params = model:parameters() }
+      assert.error_matches(function() unnamed:state_dict() end, "shard of a dense table.*model:named_parameters%(%)")
+    end)
+    for n, entry in ipairs { plan.table_wise(0, here), plan.column_wise { ranks = { 0, 1 }, compute_kernel = "dense" },
+      plan.table_wise(2, here) } do
+      sim.run(n, function(_, world)
+        local _, _, averages = built(world, entry)
+        peri.checkpoint.load(folder .. "/averages", { averages = averages }, { group = world })
+        for i, x in ipairs(averages:state_dict():gather()[weight]:to_list()) do
+          assert.is_true(math.abs(x - wanted[1][i]) < 1e-6)
+        end
+      end)
+    end
+  end)
 end)
 
 describe("a pipeline's schedule", function()

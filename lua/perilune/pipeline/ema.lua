@@ -11,13 +11,17 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local sharded = require "perilune.tensor.sharded"
 local leaves = require "perilune.nn.parameter"
+local spread_of = require "perilune.nn.spread"
 local live = require("perilune.tensor.state_dict").live
 local signature = require "perilune.signature"
 
---- The averages as what is saved, by the names of the parameters.
+--- The averages as what is saved, by the names of the parameters. spread: what these say of tables of which each rank
+--- has its own part (nn/spread.lua), or nil.
 local Averages = util.class "Averages"
-function Averages:init(names, tensors, params)
+function Averages:init(names, tensors, params, spread)
   self._names, self._tensors, self._params, self._retired = names, tensors, params, false
+  self._spread, self._place = spread or {}, {}
+  for i, p in ipairs(params) do self._place[p] = i end
   leaves.keep_rows(self, params)
 end
 
@@ -31,25 +35,36 @@ end
 function Averages:retire(i, why) self._retired = ("parameter '%s' %s"):format(self._names[i], why) end
 Averages._rebind = false -- not to the shards of another plan: it is retired then
 
---- name -> live tensor. Local.
+--- name -> live tensor, or a ShardedTensor of the averages of a table over ranks. Local.
 function Averages:state_dict()
-  local dict = {}
-  for i, name in ipairs(self._names) do dict[name] = self._tensors[i] end
+  local dict, pieces = {}, spread_of.pieces_of(self._spread)
+  for i, p in ipairs(self._params) do
+    if not pieces[p] then
+      if leaves.own_parts[p] then
+        P.fail(("pipeline.ema: state_dict: average '%s' is of this rank's shard of a dense table, whose place nobody "
+          .. "knows; allowed: ema { params = model:named_parameters() }, or a part of these by nn.optim.select"):format(
+          self._names[i]))
+      end
+      dict[self._names[i]] = self._tensors[i]
+    end
+  end
+  for _, e in ipairs(self._spread) do
+    dict[e.name] = spread_of.state(e, false, function(p) return self._tensors[self._place[p]] end)
+  end
   return live(dict)
 end
 
 --- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
 function Averages:check_state_dict(dict)
-  local wrong, known = {}, {}
+  local wrong, own = {}, self:state_dict()
   if type(dict) ~= "table" then return ("dict is %s, wanted a table"):format(errors.kind(dict)) end
-  for i, name in ipairs(self._names) do
-    known[name] = true
+  for name, target in util.ordered(own) do
     local given = rawget(dict, name)
-    local why = given == nil and "is missing" or sharded.refusal(self._tensors[i], given)
+    local why = given == nil and "is missing" or sharded.refusal(target, given)
     if why then wrong[#wrong + 1] = ("'%s' %s"):format(name, why) end
   end
   for name in util.ordered(dict) do
-    if not known[name] then wrong[#wrong + 1] = ("it has no '%s'"):format(tostring(name)) end
+    if rawget(own, name) == nil then wrong[#wrong + 1] = ("it has no '%s'"):format(tostring(name)) end
   end
   return #wrong > 0 and table.concat(wrong, "; ") or nil
 end
@@ -59,7 +74,7 @@ end
 function Averages:load_state_dict(dict)
   local why = self:check_state_dict(dict)
   if why then P.fail("pipeline.ema: load_state_dict: " .. why) end
-  for i, name in ipairs(self._names) do sharded.assign(self._tensors[i], dict[name]) end
+  for name, target in util.ordered(self:state_dict()) do sharded.assign(target, dict[name]) end
 end
 
 --- ema { params = (a list of tensors, or of { name =, tensor = }), decay = 0.999, name = "ema" }: an operation,
@@ -76,7 +91,7 @@ local function ema(args)
     params[i], place[p] = p, i
     averages[i] = P.lasting(function() return Tensor.zeros(p:shape(), p:dtype(), p:device()):copy(p:detach()) end)
   end
-  local kept = Averages(names, averages, params)
+  local kept = Averages(names, averages, params, a.params.spread)
   local function step()
     if kept._retired then P.fail(("%s: %s"):format(func, kept._retired)) end
     for i, p in ipairs(params) do averages[i]:copy(averages[i] * a.decay + p:detach() * (1 - a.decay)) end
