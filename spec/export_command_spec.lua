@@ -1,6 +1,7 @@
 -- `perilune export`: a run's newest checkpoint, or a named one, as a file that says what it is of; refusals leave what
 -- was there.
 local peri = require "perilune"
+local nn = peri.nn
 local shell = require "spec.support.shell"
 
 local SCRIPT = [[
@@ -60,6 +61,20 @@ describe("perilune export", function()
     shell.run(("head -c 1000 %s > %s/cut.peri"):format(path, folder))
     assert.equal(1, select(2, export(("--verify %s/cut.peri"):format(folder)))) -- damaged
     assert.equal(2, select(2, export(("--verify %s/none.peri"):format(folder)))) -- not known
+  end)
+
+  it("takes tables that are described on device meta, and says which states it leaves out", function()
+    local tables = [[{ device = "meta", tables = { peri.EmbeddingBagConfig { name = "users", num_embeddings = 9,
+      embedding_dim = 4, feature_names = { "user" } } }, fused_params = { optimizer = "adagrad" } }]]
+    local meta = folder .. "/meta.lua"
+    shell.write(meta, (shell.read(same):gsub("{ tables = .- } } } }", function() return tables end)))
+    local m = peri.DistributedModelParallel { module = dofile(meta).model }
+    local optimizer = nn.optim.Adam { params = m:named_parameters(), lr = 0.1 }
+    peri.checkpoint.save(folder .. "/sharded", { model = m, optimizer = optimizer }, {})
+    local out, status = export(("%s/sharded --model %s -o %s/meta.peri"):format(folder, meta, folder))
+    assert.equal(0, status, out)
+    assert.matches("'[^']*/sharded': loaded: model; not loaded: optimizer states of model's tables, optimizer\n", out)
+    assert.matches("0 of 40 numbers for 40 samples differ", out)
   end)
 
   it("refuses what loses more than is allowed, and what means nothing", function()

@@ -214,6 +214,24 @@ describe("an installation", function()
       assert.equal(0, status, out)
     end
     run(ranks, "save " .. root .. "/c-1")
+    -- docs/embedding_c.md, "From a training to answers"
+    local page = shell.read "docs/embedding_c.md"
+    shell.write(root .. "/over.lua", page:match "```lua\n(.-)```")
+    local out, status = shell.run(("%s export %s/c-1 --model %s/over.lua -o %s/over.peri"):format(shell.perilune, root,
+      root, root))
+    assert.equal(0, status, out)
+    shell.write(root .. "/rank.c", page:match "```c\n(.-)```")
+    out, status = shell.run(("%s -Wall -Wextra -Werror %s %s/rank.c -o %s/rank %s -lpthread"):format(compilers[1],
+      pkg_config "--cflags perilune", root, root, pkg_config "--libs perilune"))
+    assert.equal(0, status, out)
+    local answers = shell.run(("%s/rank %s/over.peri"):format(root, root), library())
+    local rows = require("perilune").checkpoint.open(root .. "/c-1"):read "model/ebc.embedding_bags.t.weight"
+    for t = 0, 3 do -- the layer's weights are 0.5
+      local own, other = rows[t]:sum():item() / 2, rows[t + 10]:sum():item() / 2
+      local first, second = answers:match(("%d: (%%S+) (%%S+)\n"):format(t))
+      assert.near(own + other, tonumber(first), 1e-4)
+      assert.near(own, tonumber(second), 1e-4)
+    end
     assert.equal("0.1\t0.5\n", (shell.run(("%s run %s %s/c-1 %s/lua-1"):format(shell.perilune, script, root, root))))
     shell.run(("cp -r %s/lua-1 %s/lua-2"):format(root, root))
     run(ranks and 3, "load " .. root .. "/lua-2") -- and saves it again

@@ -321,7 +321,7 @@ function M.locate(err)
   local trace = stack()
   if of_library(info.source) then
     if trace then trace = err .. "\n" .. trace end
-    local dotted = err:match "local 'self' %(a nil value%)$" and called():match "^([%w_]+)%("
+    local dotted = err:match "local 'self' %(a %w+ value%)$" and called():match "^([%w_]+)%("
     message = dotted and ("%s: it is a method: object:%s(...), with a colon"):format(dotted, dotted)
       or ("%s: these arguments do not fit%s"):format(called(), trace and "" or " (PERI_TRACEBACK=1 tells where)")
   else

@@ -196,7 +196,14 @@ end
 local function say(text) io.stderr:write(text, "\n") end
 
 --- Why a script could not be loaded.
-local function unloaded(problem)
+local function unloaded(problem, script)
+  local file = io.open(script, "rb")
+  local head = file and file:read(4)
+  if file then file:close() end
+  if head == "\127ELF" then
+    return ("'%s' is a compiled program, no Lua script; it is started by itself: mpirun -n RANKS %s"):format(script,
+      script:find "/" and script or "./" .. script)
+  end
   local message, place = errors.syntax(problem)
   return message .. (place and (" (%s)"):format(place) or "")
 end
@@ -321,7 +328,7 @@ function M.run_here(options, launched)
   local chunk, problem = script, nil
   if type(script) ~= "function" then chunk, problem = loadfile(script) end
   if not chunk then
-    tell(world, unloaded(problem), "")
+    tell(world, unloaded(problem, script), "")
     return 1
   end
   local args = { [0] = script, [-1] = "perilune" }
@@ -432,7 +439,7 @@ function M.run(options)
   if not options.words then
     local chunk, problem = loadfile(options.script) -- once here, rather than by every rank
     if not chunk then
-      say("perilune: " .. unloaded(problem))
+      say("perilune: " .. unloaded(problem, options.script))
       return 1
     end
   end

@@ -81,7 +81,12 @@ function M.named(func, args, spec)
   if args == nil then args = {} end
   local meta = type(args) == "table" and getmetatable(args)
   if type(args) ~= "table" or meta and type(rawget(meta, "class_name")) == "string" then
-    fail(("%s: named arguments in a table wanted, got %s"):format(func, kind(args)))
+    local needed = {}
+    for name, default in M.ordered(spec) do
+      if marks[default] and marks[default].needed then needed[#needed + 1] = name .. " = ..." end
+    end
+    fail(("%s: named arguments in a table wanted%s, got %s"):format(func, needed[1] and ": { " ..
+      table.concat(needed, ", ") .. " }" or "", kind(args)))
   end
   local out = {}
   for name in M.ordered(args) do
@@ -170,9 +175,11 @@ end
 M.distance = distance
 
 --- PyTorch's names of what is called otherwise here.
-local of_pytorch = { view = "reshape", flatten = "reshape", cuda = "to", cpu = "to", float = "to", long = "to",
-  half = "to", double = "to", int = "to", bool = "to", type = "to", type_as = "to", view_as = "reshape",
-  expand_as = "expand", t = "transpose", mm = "matmul", mv = "matmul", dot = "matmul", ["repeat"] = "tile",
+local of_pytorch = { view = "reshape", flatten = "reshape", cuda = "to(nil, 'cuda')", cpu = "to(nil, 'cpu')",
+  float = "to('f32')", long = "to('i64')", half = "to('f16')", double = "to('f64')", int = "to('i32')",
+  bool = "to('bool')", type = "to", astype = "to", type_as = "to", view_as = "reshape", expand_as = "expand",
+  t = "transpose(1, 2)", T = "transpose(1, 2)", mT = "transpose(-2, -1)", mm = "matmul", mv = "matmul", dot = "matmul",
+  ["repeat"] = "tile",
   masked_fill_ = "masked_fill", scatter_ = "scatter", scatter_add_ = "scatter_add", index_add_ = "index_add",
   clamp_ = "clamp", concat = "cat", embedding = "index_select", numpy = "to_table", tolist = "to_list",
   zero_ = "fill", fill_ = "fill", copy_ = "copy", requires_grad_ = "requires_grad" }
@@ -180,16 +187,43 @@ local of_pytorch = { view = "reshape", flatten = "reshape", cuda = "to", cpu = "
 local of_torchrec = { PoolingType = 'pooling = "SUM" or "MEAN"', DataType = 'data_type = "FP16", say',
   apply_optimizer_in_backward = "fused_params = { optimizer = ..., learning_rate = ... } of the collection" }
 
+--- The faces of the library in which people look for names.
+local faces = { "peri", "peri.nn", "peri.nn.functional", "peri.nn.optim", "peri.nn.metrics", "peri.nn.init",
+  "peri.plan", "peri.data", "peri.sparse", "peri.checkpoint", "peri.pipeline", "peri.embed", "peri.dist" }
+local looking = false
+
+--- The face that has the name, or nil.
+local function elsewhere(name)
+  if looking then return nil end -- a face that has it not asks here, too
+  looking = true
+  local found
+  for _, path in ipairs(faces) do
+    local has = pcall(function()
+      local face = M.above "perilune"
+      for part in path:gmatch "%.([%w_]+)" do face = face[part] end
+      assert(face[name] ~= nil)
+    end)
+    if has then
+      found = path
+      break
+    end
+  end
+  looking = false
+  return found
+end
+
 --- An error for a name that `what` does not have; it tells the name among the keys of `tables` that may have been
 --- meant. noun: "method ".
 function M.unknown(what, name, tables, noun)
   local own = of_pytorch[name]
   for _, t in ipairs(own and tables or {}) do
-    if rawget(t, own) then fail(("%s has no %s'%s'; here it is '%s'"):format(what, noun or "", name, own)) end
+    if rawget(t, own:match "^[%w_]+") then
+      local call = own:find "%(" and own or "'" .. own .. "'"
+      fail(("%s has no %s'%s'; here it is %s"):format(what, noun or "", name, call))
+    end
   end
-  if what == "peri" and rawget(M.above "perilune.tensor.ops", name) then
-    fail(("%s has no '%s'; it is peri.nn.functional.%s"):format(what, name, name))
-  end
+  local path = (what .. "."):match "^peri%." and elsewhere(name)
+  if path then fail(("%s has no '%s'; it is %s.%s"):format(what, name, path, name)) end
   if what == "peri" and of_torchrec[name] then
     fail(("%s has no '%s'; here it is %s"):format(what, name, of_torchrec[name]))
   end

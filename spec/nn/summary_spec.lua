@@ -98,10 +98,16 @@ describe("SummaryWriter", function()
     assert.error_matches(function() writer:add_scalar("a", 1, 1) end, "its log is closed")
     add({ loss = -1 / 0 }, 0):close()
     assert.equal(first .. '{"step":0,"loss":null}\n', io.open(path):read "*a")
+    writer = peri.nn.metrics.SummaryWriter { log = path, overwrite = true }
+    writer:add_scalar("loss", 2, 1)
+    writer:close()
+    assert.equal('{"step":1,"loss":2}\n', io.open(path):read "*a")
   end)
 
   it("says what is wrong", function()
     assert.error_matches(function() peri.nn.metrics.SummaryWriter {} end, "neither a folder nor a log")
+    assert.error_matches(function() peri.nn.metrics.SummaryWriter { folder = folder, overwrite = true } end,
+      "overwrite is about the log, and there is none")
     assert.error_matches(function() peri.nn.metrics.SummaryWriter { log = "/proc/nowhere/a" } end, "/proc/nowhere/a")
     local writer = peri.nn.metrics.SummaryWriter { folder = folder }
     assert.error_matches(function() writer:add_scalar("a", "b", 1) end, "value is .*, wanted a number")

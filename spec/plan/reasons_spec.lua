@@ -250,12 +250,18 @@ describe("perilune plan", function()
         feature_names = { "f" } } } }]], "--topology dgx_h100_80gb --ranks 128 --no-reasons")
     assert.equal(0, code, output)
     assert.matches("1 table on 128 ranks", output)
+    local ranks = "--topology cpu_ethernet_10g -n 8 --no-reasons --memory "
+    output, code = run(body, ranks .. "2G") -- a rank has 2.4 GiB of users' rows, and as much of their states
+    assert.equal(1, code)
+    assert.matches("none of %d+ proposals fits 8 ranks of 2.00 GiB %(ddr%)", output)
+    assert.matches("2 tables on 8 ranks %(cpu%), 1 a host, 10.0 GiB each", (run(body, ranks .. "10G")))
     assert.not_matches("why", output)
   end)
 
   it("says in a line what is wrong", function()
     local model = "return { tables = { { name = 't', num_embeddings = 10, embedding_dim = 4 } } }"
     for words, want in pairs { ["--topology no/file"] = "no/file: No such file",
+      ["--memory lots"] = "perilune: plan: --memory: size 'lots', wanted bytes, such as 2G",
       ["--ranks 0"] = "'0' is not a whole number above 0",
       ["--ranks -1"] = "'-1' is no option, and no number that an option takes",
       ["--samples 5"] = "perilune: plan: --samples goes with --data FILE",

@@ -297,7 +297,8 @@ local function refusal(func, parts, dicts, partial, refused, a)
   if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
 end
 
---- What a load in part takes, and what not, in words. left: tensors that were left out.
+--- What a load in part takes, and what not, in words. left: tensors that were left out. Only parts that have tensors
+--- are named.
 local function taken(c, dicts, parts, left)
   local of, loaded, others = {}, {}, {}
   for _, entry in ipairs(left) do of[entry.as:match "^[^/]*"] = true end
@@ -305,7 +306,10 @@ local function taken(c, dicts, parts, left)
     if dicts[part.name] then loaded[#loaded + 1] = part.name .. (of[part.name] and " (in part)" or "") end
   end
   for name in util.ordered(of) do
-    if not dicts[name] then others[#others + 1] = name end
+    local model = name:match "^(.*)%.tables$"
+    if not dicts[name] then
+      others[#others + 1] = model and dicts[model] and ("optimizer states of %s's tables"):format(model) or name
+    end
   end
   return ("checkpoint '%s': loaded: %s%s"):format(c.path, table.concat(loaded, ", "),
     #others > 0 and "; not loaded: " .. table.concat(others, ", ") or "")

@@ -172,8 +172,8 @@ end
 function TableCollection:materialise()
   if not self._tbe then
     if self.device == "meta" then
-      P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a "
-        .. "real device")
+      P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it "
+        .. "(DistributedModelParallel), or make it without device = 'meta'")
     end
     self:_check_kept()
     self._tbe = P.lasting(self._make, self)
@@ -181,6 +181,13 @@ function TableCollection:materialise()
       { fused_params = config.optimizer_arguments })
   end
   return self._tbe
+end
+
+--- Of a description on device "meta" that nobody shards: its tables are on the rank's device from now on.
+function TableCollection:_leave_meta()
+  if self.device ~= "meta" then return end
+  check_tables(self, self.tables, false)
+  self.device = false
 end
 
 --- Whether the tables have memory yet.

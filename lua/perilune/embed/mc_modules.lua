@@ -124,12 +124,17 @@ function ManagedCollisionModule:_map_bytes(row, rows)
     features = self._features or nil })
 end
 
+--- See TableCollection:_leave_meta.
+function ManagedCollisionModule:_leave_meta()
+  if self._device == "meta" then self._device = false end
+end
+
 --- Its own map, made when it is first needed.
 function ManagedCollisionModule:_own_map()
   if not self._map then
     if self._device == "meta" then
-      P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a "
-        .. "real device")
+      P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it "
+        .. "(DistributedModelParallel), or make it without device = 'meta'")
     end
     self._map = P.lasting(self._new_map, self, { features = self._features or nil })
     self._state = mc_state.State(self._map, 0, self._buckets,

@@ -141,7 +141,17 @@ function M.matmul(l)
     local matrix = { constant = y.constant:reshape(rows, columns), shape = { rows, columns }, at = y.at }
     return l:set(linear(l, x, matrix, nil, 0, shape, true))
   end
-  if #(x.shape or {}) < 2 or #(y.shape or {}) < 2 then l:fail "a product of vectors" end
+  if y.constant and x.index and #y.shape == 1 then -- a vector of the model: a matrix of one column
+    local matrix, columns = { constant = y.constant:reshape(-1, 1), shape = { y.shape[1], 1 }, at = y.at },
+      util.copy(shape)
+    columns[#columns + 1] = 1
+    local made = linear(l, x, matrix, nil, 0, columns, true)
+    made.shape = shape
+    return l:set(made)
+  end
+  if #(x.shape or {}) < 2 or #(y.shape or {}) < 2 then
+    l:fail "a product with a vector, allowed: on the right a vector of the model; :reshape(-1, 1) makes a matrix of one"
+  end
   x, y = l:constant(x), l:constant(y)
   local n = #shape
   if l.axis > math.max(n - 2, 1) then

@@ -108,7 +108,8 @@ local function add_plan(parser)
       .. "cost =, objective = } (docs/plans.md).")
   plan:argument("model", "The Lua file; without one, --data decides: a table for each category, as the demonstration "
     .. "makes them."):args "?"
-  plan:option("--topology", "A file that plan.Topology:save wrote, or the name of a machine (plan.Topology.presets).")
+  plan:option("--topology", "A file that plan.Topology:save wrote, or the name of a machine: torchrec, "
+    .. "cpu_ethernet_10g, cpu_ethernet_100g, dgx_v100_32gb, dgx_a100_40gb, dgx_a100_80gb, dgx_h100_80gb, h100.")
   plan:option("--machine",
     "The same as --topology NAME -n RANKS: h100:8 is a host of 8 GPUs, h100:512 are 64 of them."):argname(
     "NAME:RANKS")
@@ -116,6 +117,7 @@ local function add_plan(parser)
     "Of the dense part, where the machine has prices of it: highest (f32), high (TF32), bf16 (autocast).")
     :choices { "highest", "high", "bf16" }
   plan:option("-n --ranks", "Ranks; default: those of the topology."):argname "RANKS":convert(whole "-n")
+  plan:option("--memory", "Memory of a rank, such as 16G; default: that of the topology.")
   plan:option("--batch-size", "Samples of a rank; default: 512.", 512, whole "--batch-size")
   plan:option("--data", "A file in the Criteo layout: its ids are counted, and the plan is made for what they are "
     .. "like."):argname "FILE"

@@ -99,6 +99,9 @@ function M.run(options)
   settings.model = nil
   if options.tables then settings.tables = tables_of(options.tables) end
   settings.dense, settings.size = options.dense or settings.dense, options.size or settings.size
+  for _, module in ipairs(model:modules()) do -- as a training that shards them describes its tables
+    if module._leave_meta then module:_leave_meta() end
+  end
   if options.checkpoint then
     local path = newest_of(options.checkpoint)
     local values = checkpoint.load(path, { model = model }, { only = { "model" } })

@@ -4,6 +4,7 @@ local errors = require "perilune.errors"
 local util = require "perilune.util"
 local plan = require "perilune.plan"
 local topologies = require "perilune.plan.topology"
+local budget = require "perilune.export.budget"
 local text = require "perilune.text"
 local Progress = require "perilune.progress"
 
@@ -109,6 +110,10 @@ end
 --- machine, where the user has named none.
 local function planned(options, g, ranks)
   local topology, which = plan.report._topology(options.topology, ranks)
+  if options.memory then
+    local bytes = budget.bytes("perilune plan: --memory", options.memory)
+    topology = topology:with_devices(function(d) d[topology:own_tier()] = bytes end)
+  end
   local constraints = g.rest.constraints
   if g.statistics then
     constraints = plan.statistics.constrain(g.statistics, g.model, constraints, topology.world_size)

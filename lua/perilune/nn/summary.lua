@@ -71,11 +71,13 @@ local function open(path, mode)
 end
 
 --- folder: where the event file goes; TensorBoard takes all files of a folder for one run. log: the file of lines, to
---- which what is added is appended. One of them at least.
+--- whose end lines are added. overwrite: the log begins anew instead. One of folder and log at least.
 function SummaryWriter:init(args)
-  local a = util.named("SummaryWriter", args, { folder = util.optional.string, log = util.optional.string })
+  local a = util.named("SummaryWriter", args, { folder = util.optional.string, log = util.optional.string,
+    overwrite = false })
   if not (a.folder or a.log) then P.fail "SummaryWriter: there is neither a folder nor a log; wanted one of them" end
-  self.path, self._file, self._log = false, false, a.log and open(a.log, "a") or false
+  if a.overwrite and not a.log then P.fail "SummaryWriter: overwrite is about the log, and there is none" end
+  self.path, self._file, self._log = false, false, a.log and open(a.log, a.overwrite and "w" or "a") or false
   if self._log then self._log:setvbuf "line" end
   if not a.folder then return end
   files = files + 1

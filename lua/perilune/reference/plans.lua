@@ -227,7 +227,7 @@ plan.Topology = {}
 ---A known machine by its name; `perilune plan --topology` takes the same names.
 ---
 ---Errors: an unknown name; the error lists the known ones.
----@param name string Such as `dgx_a100_40gb`, `dgx_a100_80gb`, `dgx_h100`, `torchrec`.
+---@param name string `torchrec` (TorchRec's defaults), `cpu_ethernet_10g`, `cpu_ethernet_100g`, `dgx_v100_32gb`, `dgx_a100_40gb`, `dgx_a100_80gb`, `dgx_h100_80gb`, or `h100`, whose prices were measured.
 ---@param args? table Arguments of Topology that go before the machine's (default: none).
 ---@return peri.plan.Topology
 function plan.Topology.preset(name, args) end

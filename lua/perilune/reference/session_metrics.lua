@@ -113,7 +113,8 @@ metrics.SummaryWriter = {}
 
 ---@class peri.nn.metrics.SummaryWriter.args
 ---@field folder? string Where the event file goes; it is made if it is not there (default: no event file).
----@field log? string The file of JSON lines (default: none).
+---@field log? string The file of JSON lines, to whose end lines are added (default: none).
+---@field overwrite? boolean The log begins anew (default: false).
 
 ---Add a number of a step.
 ---

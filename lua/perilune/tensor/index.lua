@@ -81,7 +81,10 @@ end
 --- t[i] = a number, or a tensor that broadcasts to it. Not recorded on the tape, so it is refused where that would lose
 --- a gradient.
 function Tensor.meta.__newindex(t, i, value)
-  if type(i) == "string" then P.fail(("a tensor has no field %s that could be set"):format(errors.kind(i))) end
+  if type(i) == "string" then
+    P.fail(("a tensor has no field %s that could be set%s"):format(errors.kind(i), rawget(Tensor.methods, i)
+      and ("; it is a method: t:%s(...)"):format(i) or ""))
+  end
   local tensor = Tensor.is(value)
   if not tensor and not Tensor._is_number(value) then
     P.fail(("%s: [%s] = %s, wanted a number or a tensor"):format(Tensor._text(t), tostring(i), errors.kind(value)))
