@@ -65,4 +65,27 @@ END]]))
     end
     assert.has_error(function() next({}, 3) end, "invalid key to 'next'")
   end)
+
+  it("compiles loops that call next, and what it says is right there", function()
+    local lists = { { 1, 2 }, { 1, 2, x = 3 }, {}, { y = 4 }, { 1, nil, 3 } }
+    local expected, ends, wrong, next = { false, "x", false, "y", 3 }, { 2, 2, false, false, 1 }, 0, next
+    require("spec.support.jit").assert_compiles("next", function(i)
+      local at = i % 5 + 1
+      local list = lists[at]
+      local key, value = next(list, ends[at] or nil)
+      if key ~= (expected[at] or nil) or key ~= nil and value ~= list[key] then wrong = wrong + 1 end
+    end)
+    assert.equal(0, wrong)
+  end)
+
+  it("keeps nothing alive that next was asked about", function()
+    local gone = setmetatable({}, { __mode = "kv" })
+    do
+      local t = { {} }
+      gone[1], gone[2] = t, t[1]
+      next(t)
+    end
+    collectgarbage()
+    assert.same({}, gone)
+  end)
 end)

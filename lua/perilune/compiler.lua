@@ -42,6 +42,24 @@ local function interpreted(t, key)
 end
 jit.off(interpreted)
 
+-- `next` for single questions, such as whether a list has other keys: a loop that asks them is compiled. The compiler
+-- gives a loop up at a function that is not compiled, but a function of C that it does not know it leaves to the
+-- interpreter and goes on behind it ("stitch"). table.sort is one, which calls `ask` once for two elements.
+local sort, two = table.sort, { 1, 2 }
+local asked, after, key_found, value_found
+local function ask()
+  key_found, value_found = original.next(asked, after)
+end
+jit.off(ask)
+local function stitched(t, key)
+  if type(t) ~= "table" then error(("bad argument #1 to 'next' (table expected, got %s)"):format(type(t)), 2) end
+  asked, after = t, key
+  sort(two, ask)
+  local k, v = key_found, value_found
+  asked, after, key_found, value_found = nil, nil, nil, nil -- what they hold would live longer
+  return k, v
+end
+
 -- `pairs` that hands out `interpreted`, and what a metamethod __pairs gives as it is.
 local may_have_pairs = { table = true, cdata = true, userdata = true }
 local function traverse(t)
@@ -56,7 +74,7 @@ end
 --- that it starts, else by the first rank.
 function M.settle()
   local wrong = M.wrong(jit.arch, jit.version)
-  if wrong == "traversal" then _G.next, _G.pairs = interpreted, traverse end
+  if wrong == "traversal" then _G.next, _G.pairs = stitched, traverse end
   if jit.arch == "arm64" and not pcall(jit.opt.start, "-fma") then jit.opt.start "-fuse" end
   if wrong ~= "everything" then return end
   jit.off()

@@ -9,7 +9,7 @@
 -- recorded aborts it, by chance.
 local util = require "jit.util"
 local vmdef = require "jit.vmdef"
-local original = require("perilune.compiler").original
+local compiler = require "perilune.compiler"
 
 local M = {}
 
@@ -27,6 +27,10 @@ local searching = {
   ["loop unroll limit reached"] = true, -- a short inner loop of changing length gets a trace of its own
 }
 
+-- Where LuaJIT must not compile `next`, Perilune's own is called through table.sort (compiler.lua): a stitch there is
+-- how loops compile that ask it.
+local asking = compiler.wrong(jit.arch, jit.version) == "traversal" and util.funcinfo(table.sort).addr
+
 local function place(func, pc)
   local info = util.funcinfo(func, pc)
   return info.loc or info.addr and ("C function at 0x%x"):format(info.addr) or "?"
@@ -38,7 +42,8 @@ function M.watch(f)
   local function event(what, number, func, pc, code, info)
     if what == "stop" then
       seen.traces = seen.traces + 1
-      if util.traceinfo(number).linktype == "stitch" then seen.stitches[#seen.stitches + 1] = place(func, pc) end
+      local stitch = util.traceinfo(number).linktype == "stitch" and util.funcinfo(func, pc)
+      if stitch and stitch.addr ~= asking then seen.stitches[#seen.stitches + 1] = place(func, pc) end
     elseif what == "abort" then
       if type(info) == "function" then info = place(info) end
       local reason = type(code) == "number" and vmdef.traceerr[code]:format(info) or tostring(code)
@@ -53,12 +58,7 @@ function M.watch(f)
   jit.flush()
   jit.opt.start("hotloop=10", "hotexit=5")
   jit.attach(event, "trace")
-  -- with LuaJIT's own pairs and next also where Perilune runs others (compiler.lua): of old versions they would be all
-  -- that is seen
-  local settled = { next = next, pairs = pairs }
-  _G.next, _G.pairs = original.next, original.pairs
   local ok, err = pcall(drive, f, ROUNDS)
-  _G.next, _G.pairs = settled.next, settled.pairs
   jit.attach(event)
   jit.opt.start("hotloop=56", "hotexit=10")
   collectgarbage "restart"

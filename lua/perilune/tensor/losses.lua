@@ -186,14 +186,13 @@ function F.kl_div(t, target, log_target, reduction)
 end
 
 local in_batch = { temperature = 1, log_q = util.optional, ids = util.optional, reduction = "mean" }
-local none, in_batch_names = {}, { "temperature", "log_q", "ids", "reduction" }
+local none = {}
 --- The options of in_batch_softmax_loss, if they are such. util.named refuses others; it is not compiled.
 local function in_batch_options(o)
-  local known = 0
-  for i = 1, #in_batch_names do known = known + (o[in_batch_names[i]] ~= nil and 1 or 0) end
-  for _ in pairs(o) do known = known - 1 end -- any order: a count
+  local name = next(o)
+  while name ~= nil and in_batch[name] do name = next(o, name) end
   local temperature = type(o.temperature)
-  return known == 0 and (temperature == "number" or temperature == "nil") and o
+  return name == nil and (temperature == "number" or temperature == "nil") and o
     or util.named("in_batch_softmax_loss", o, in_batch)
 end
 --- Sampled softmax with the batch's own items as negatives: row i of `queries` [B, D] should choose row i of `items`
