@@ -5,6 +5,9 @@ local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor.core"
 local F = require "perilune.tensor.ops"
 local signature = require "perilune.signature"
+local formula = require "perilune.tensor.formula"
+
+local NONE, SUM = P.C.PERI_LOSS_NONE, P.C.PERI_LOSS_SUM
 
 --- `steps` numbers from start to stop, both included, at equal distances: f32 if no dtype is given.
 function Tensor.linspace(start, stop, steps, dtype, device)
@@ -42,8 +45,12 @@ end
 function Tensor.full_like(t, value, dtype) return (Tensor.full(t:shape(), value, dtype or t:dtype(), t:device())) end
 function Tensor.zeros_like(t, dtype) return (Tensor.full_like(t, 0, dtype)) end
 function Tensor.ones_like(t, dtype) return (Tensor.full_like(t, 1, dtype)) end
-function Tensor.rand_like(t, dtype) return (Tensor.rand(t:shape(), dtype or t:dtype(), t:device())) end
-function Tensor.randn_like(t, dtype) return (Tensor.randn(t:shape(), dtype or t:dtype(), t:device())) end
+function Tensor.rand_like(t, dtype)
+  return (Tensor.rand(t:shape(), dtype or t:dtype(), t:describe().device))
+end
+function Tensor.randn_like(t, dtype)
+  return (Tensor.randn(t:shape(), dtype or t:dtype(), t:describe().device))
+end
 
 local WORD = 2 ^ -24 -- what peri.rand's numbers are multiples of
 
@@ -70,9 +77,29 @@ end
 --- The numbers 0 .. n - 1 in an order by chance, all orders alike: i64.
 function Tensor.randperm(n, device) return (F.argsort(fine({ n }, device, 2))) end
 
+-- Whether first + second 2^-24 is below t, which has more bits than f32 would keep of that sum. The difference below is
+-- exact wherever the second word decides.
+local chosen = formula("bernoulli", 3, 0, function(f, t, first, second)
+  return f.lt(f.affine(second, WORD, 0), f.sub(t, first))
+end)
 --- 1 with the probability that t has at that place, else 0: of t's dtype.
-function F.bernoulli(t) return (F.lt(fine(t:shape(), t:device(), 2), t):to(t:dtype())) end
+function F.bernoulli(t)
+  local shape, device, dtype = t:shape(), t:describe().device, t:dtype()
+  local first, second = Tensor.rand(shape, "f32", device), Tensor.rand(shape, "f32", device)
+  local p = Tensor._is_float(t) and t:detach() or t:to "f32"
+  return (chosen(NONE, nil, false, p, first, second):to(dtype))
+end
 
+-- 1 for each weight that can be drawn, 0 for 0, NaN for those that are no weights.
+local drawable = formula("multinomial", 1, 0, function(f, weight)
+  local good = f.mul(f.ge(weight, f.number(0)), f.lt(weight, f.number(math.huge)))
+  return f.where(good, f.gt(weight, f.number(0)), f.number(0 / 0))
+end)
+-- Exponential waiting times, of uniform numbers of two words.
+local waiting = formula("multinomial", 3, 0, function(f, weight, first, second)
+  local uniform = f.add(first, f.affine(second, WORD, 0))
+  return f.div(f.affine(f.log(f.affine(uniform, -1, 1)), -1, 0), weight)
+end)
 --- For each row of weights (which need not add up to 1) the numbers of n columns, drawn with probabilities in
 --- proportion to them: i64. Without `replacement` no column twice: as many as n must have a weight.
 function F.multinomial(t, n, replacement)
@@ -80,25 +107,26 @@ function F.multinomial(t, n, replacement)
   if dims ~= 1 and dims ~= 2 or t:size(-1) == 0 then
     P.fail(("multinomial: %s, wanted one or two dimensions, the last one not empty"):format(Tensor._text(t)))
   end
+  if t:numel() == 0 then return (Tensor.zeros({ 0, n }, "i64", t:describe().device)) end
   local weights = t:detach():to "f64"
-  local good = F.sum(F.gt(weights, 0), -1)
-  local least = F.amin(good):item()
-  if F.any(F.logical_not(F.logical_and(F.ge(weights, 0), F.lt(weights, math.huge)))):item() ~= 0
-    or least < (replacement and 1 or n) then
-    P.fail(("multinomial: weights that are negative, infinite or NaN, or a row with only %d above 0, wanted finite "
-      .. "ones from 0 on, %d or more of each row above 0"):format(least, replacement and 1 or n))
+  local least, wanted = F.amin(drawable(SUM, -1, false, weights)):item(), replacement and 1 or n
+  if least ~= least or least < wanted then
+    local what = least ~= least and "weights that are negative, infinite or NaN"
+      or ("a row with only %d above 0"):format(least)
+    P.fail(("multinomial: %s, wanted finite ones from 0 on, %d or more of each row above 0"):format(what, wanted))
   end
-  local shape = t:shape()
+  local shape, device = t:shape(), t:describe().device
   if replacement then
     shape[dims] = n
     local sums = F.cumsum(weights, -1)
     local total = sums:slice(-1, -1)
-    local drawn = F.mul(fine(shape, t:device(), 2), total)
+    local drawn = F.mul(fine(shape, device, 2), total)
     return F.minimum(F.searchsorted(sums, drawn, true), F.sum(F.lt(sums, total), -1, true))
   end
-  -- of exponential waiting times the shortest come first: the same as one draw after the other
-  local waiting = F.div(F.neg(F.log(F.affine(fine(shape, t:device(), 2), -1, 1))), weights)
-  local _, places = F.topk(waiting, n, -1, false)
+  -- the shortest times come first: the same as one draw after the other
+  local first, second = Tensor.rand(shape, "f32", device), Tensor.rand(shape, "f32", device)
+  local times = waiting(NONE, nil, false, weights, first, second)
+  local _, places = F.topk(times, n, -1, false)
   return places
 end
 
@@ -120,6 +148,9 @@ function F.meshgrid(tensors)
   return unpack(grids)
 end
 
+local noisy = formula("gumbel_softmax", 2, 1, function(f, t, uniform, scale)
+  return f.affine(f.sub(t, f.log(f.affine(f.log(uniform), -1, 0))), scale, 0)
+end)
 --- softmax((t + noise) / tau) along dim (-1), noise of the Gumbel distribution, so that the largest element is each one
 --- with its probability under softmax(t). hard: 1 for the largest and 0 for the others, with the gradient of the soft
 --- one.
@@ -128,8 +159,9 @@ function F.gumbel_softmax(t, tau, hard, dim)
   if not (tau > 0 and tau < math.huge) then
     P.fail(("gumbel_softmax: tau is %s, allowed: finite numbers above 0"):format(tau))
   end
-  local noise = F.neg(F.log(F.neg(F.log(Tensor.rand_like(t)))))
-  local soft = F.softmax(F.affine(F.add(t, noise), 1 / tau, 0), dim)
+  local dtype = t:dtype()
+  local uniform = Tensor.rand_like(t, dtype == "f64" and dtype or "f32")
+  local soft = F.softmax(noisy(NONE, nil, false, t, uniform, 1 / tau):to(dtype), dim)
   if not hard then return soft end
   local kept = soft:detach()
   local _, place = F.max(kept, dim, true)
