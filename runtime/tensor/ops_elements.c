@@ -599,11 +599,11 @@ static peri_status mode_lines(const char *function, peri_tensor *x, peri_tensor 
  *  (`single`) has one there. */
 static peri_status to_end(peri_tensor *x, int32_t d, bool single, peri_tensor **out)
 {
-    return single ? peri_tensor_reshape(x, 1, (int64_t[]){-1}, out) : peri_tensor_transpose(x, d, -1, out);
+    return single ? peri_tensor_reshape(x, 1, (int64_t[]){-1}, out) : peri__exchange_last(x, d, out);
 }
 static peri_status from_end(peri_tensor *x, int32_t d, bool single, peri_tensor **out)
 {
-    return single ? peri_tensor_reshape(x, 0, NULL, out) : peri_tensor_transpose(x, d, -1, out);
+    return single ? peri_tensor_reshape(x, 0, NULL, out) : peri__exchange_last(x, d, out);
 }
 
 /** Along @d. @indices may be NULL. */

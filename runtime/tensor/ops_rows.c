@@ -36,20 +36,19 @@ static peri_status cosine_backward(peri__node *node, peri_tensor *const *grad_ou
 
 static const peri__node_vtab cosine_vtab = {.name = "cosine_similarity", .backward = cosine_backward};
 
-/** *out (new, recorded; its last size is 1) = the cosine of the rows of @in[2], which are of one shape and dtype. */
+/** *out (new, recorded) = the cosine of the rows of @in[2], which are of one shape and dtype: without its last size. */
 static peri_status cosine_rows(peri_tensor *const *in, double eps, double added, peri_tensor **out)
 {
     const peri_tensor *a = in[A];
-    int64_t shape[PERI_MAX_DIMS], cols = a->shape[a->ndim - 1], rows = 1;
+    const int32_t left = a->ndim - 1;
+    int64_t cols = a->shape[left], rows = 1;
     peri__node *node;
     PERI__HELD peri_tensor *x = NULL, *z = NULL, *y = NULL, *sizes = NULL;
-    memcpy(shape, a->shape, sizeof shape);
-    shape[a->ndim - 1] = 1;
-    for (int32_t d = 0; d < a->ndim; d++) rows *= shape[d];
+    for (int32_t d = 0; d < left; d++) rows *= a->shape[d];
     const int64_t four[2] = {rows, 4};
     PERI_TRY(peri__contiguous_of(a, &x));
     PERI_TRY(peri__contiguous_of(in[B], &z));
-    PERI_TRY(peri__tensor_like(a, a->ndim, shape, &y));
+    PERI_TRY(peri__tensor_like(a, left, a->shape, &y));
     PERI_TRY(peri_tensor_new(peri__device(a), PERI_F64, 2, four, &sizes));
     peri_k_cosine_args args = {.y = peri__data(y), .sizes = peri__data(sizes), .a = peri__data(x), .b = peri__data(z),
                                .dtype = a->dtype, .eps = eps, .added = added, .cols = cols};
@@ -64,13 +63,15 @@ static peri_status cosine_rows(peri_tensor *const *in, double eps, double added,
     return PERI_OK;
 }
 
-/** *out (new, recorded) = @t repeated to @shape[ndim], its dimension @d at the end. */
+/** *out (new, recorded) = @t repeated to @shape[ndim], its dimension @d at the end; @t itself where it is that. */
 static peri_status rows_along(peri_tensor *t, int32_t ndim, const int64_t *shape, int32_t d, peri_tensor **out)
 {
     PERI__HELD peri_tensor *wide = NULL;
     if (ndim == 0) return peri_tensor_reshape(t, 1, (int64_t[]){1}, out);
+    const bool same = t->ndim == ndim && !memcmp(t->shape, shape, sizeof *shape * (size_t)ndim);
+    if (same) return peri__exchange_last(t, d, out);
     PERI_TRY(peri_tensor_expand(t, ndim, shape, &wide));
-    return peri_tensor_transpose(wide, d, -1, out);
+    return peri__exchange_last(wide, d, out);
 }
 
 static peri_status cosine_along(const char *function, peri_tensor *a, peri_tensor *b, int32_t dim, double eps,
@@ -79,7 +80,7 @@ static peri_status cosine_along(const char *function, peri_tensor *a, peri_tenso
     int32_t ndim, d, left = 0;
     int64_t sizes[PERI_MAX_DIMS];
     peri_tensor all = *a;
-    PERI__HELD peri_tensor *x = NULL, *z = NULL, *rows = NULL, *y = NULL;
+    PERI__HELD peri_tensor *x = NULL, *z = NULL, *rows = NULL, *y = NULL, *turned = NULL;
     PERI_TRY(peri__broadcast_shape(function, a, b, &ndim, sizes));
     memcpy(all.shape, sizes, sizeof sizes);
     all.ndim = ndim;
@@ -87,10 +88,15 @@ static peri_status cosine_along(const char *function, peri_tensor *a, peri_tenso
     PERI_TRY(rows_along(a, ndim, sizes, d, &x));
     PERI_TRY(rows_along(b, ndim, sizes, d, &z));
     PERI_TRY(cosine_rows((peri_tensor *[]){x, z}, eps, added, &rows));
-    PERI_TRY(peri_tensor_transpose(rows, ndim ? d : 0, -1, &y));
+    if (d >= ndim - 1) { /* the last one, or there was none */
+        *out = peri__give(&rows);
+        return PERI_OK;
+    }
+    PERI_TRY(peri_tensor_unsqueeze(rows, -1, &y));
+    PERI_TRY(peri_tensor_transpose(y, d, -1, &turned));
     for (int32_t i = 0; i < ndim; i++)
         if (i != d) sizes[left++] = sizes[i];
-    return peri_tensor_reshape(y, left, sizes, out);
+    return peri_tensor_reshape(turned, left, sizes, out);
 }
 
 peri_status peri_op_cosine_similarity(peri_tensor *a, peri_tensor *b, int32_t dim, double eps, double added,

@@ -299,6 +299,8 @@ const char *peri__place_text(int32_t place, const char *what, peri__words *words
 const char *peri__dim_text(int32_t dim, peri__words *words);
 /** @t itself (a new reference) if contiguous, else a contiguous copy; not recorded. */
 peri_status peri__contiguous_of(const peri_tensor *t, peri_tensor **out);
+/** *out (a new reference, recorded) = @t with its dimension @d exchanged with the last one: @t itself if it is that. */
+peri_status peri__exchange_last(peri_tensor *t, int32_t d, peri_tensor **out);
 /** Strides of @t when repeated to @shape[ndim]; PERI_EINVAL, naming @function, if it cannot be. */
 peri_status peri__expanded(const char *function, const peri_tensor *t, int32_t ndim, const int64_t *shape,
                            int64_t *stride);

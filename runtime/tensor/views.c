@@ -147,6 +147,13 @@ peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_ten
     return record_view(&transpose_vtab, t, view, (int64_t[]){x, y}, 2, out);
 }
 
+peri_status peri__exchange_last(peri_tensor *t, int32_t d, peri_tensor **out)
+{
+    if (d != t->ndim - 1) return peri_tensor_transpose(t, d, -1, out);
+    peri_tensor_retain(*out = t);
+    return PERI_OK;
+}
+
 peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_t stop, int64_t step, peri_tensor **out)
 {
     PERI_NEED(t);
