@@ -50,6 +50,30 @@ for _, device in ipairs(devices) do
         assert.is_true(F.allclose(hard:max(2), peri.ones({ n }, "f32", device)))
         hard:select(2, 0):sum():backward()
         assert.is_true(logits:grad():abs():sum():item() > 0)
+        for _, dtype in ipairs { "f16", "bf16" } do
+          local narrow = logits:detach():to(dtype):gumbel_softmax()
+          assert.equal(dtype, narrow:dtype())
+          assert.is_true(F.allclose(narrow:to("f32"):sum(2), peri.ones({ n }, "f32", device), 0.02))
+        end
+        assert.same({ 0, 2 }, peri.zeros({ 0, 3 }, "f32", device):multinomial(2):shape())
+        peri.nn.manual_seed(0)
+      end)
+    end)
+
+    it("of bernoulli has 48 bits: " .. device, function()
+      peri.scope(function()
+        local n = 2000
+        peri.nn.manual_seed(9)
+        local first, second = peri.rand({ n }, "f32", device):to_list(), peri.rand({ n }, "f32", device):to_list()
+        local near = {} -- probabilities within 2^-24 of the first word, where the second one decides
+        for i = 1, n do near[i] = first[i] + (i % 5 - 1) * 2 ^ -26 end
+        for _, dtype in ipairs { "f32", "f64" } do
+          local p = peri.tensor(near, dtype, device)
+          peri.nn.manual_seed(9)
+          local drawn, wanted = p:bernoulli():to_list(), p:to_list()
+          for i = 1, n do wanted[i] = first[i] + second[i] * 2 ^ -24 < wanted[i] and 1 or 0 end
+          assert.same(wanted, drawn)
+        end
         peri.nn.manual_seed(0)
       end)
     end)
