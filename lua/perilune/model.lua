@@ -156,8 +156,8 @@ end
 function DistributedModelParallel:init_data_parallel()
   if self._wrapped and not changes.of_all(self) then return end
   if self._reducer and self._reducer.detach then self._reducer:detach() end
-  self._wrapped = changes.noted(self)
   local watcher = self._wrapper:wrap(self, self.dense_env, self.device or nil)
+  self._wrapped = changes.noted(self)
   if watcher and not (type(watcher) == "table" and util.is_callable(watcher.watch)) then
     P.fail(("DistributedModelParallel: %s:wrap returned %s, wanted nil or an object with a method watch"):format(
       self._wrapper.class_name, errors.kind(watcher)))

@@ -97,6 +97,22 @@ describe("a model that changes after it was wrapped", function()
     end, { sizes = { 1, 2, 3 } })
   end
 
+  worlds.each("by a head leaves tables alone that sharding groups have learned apart", function(world, device)
+    peri.ffi.state.device = device
+    nn.manual_seed(1)
+    local model = peri.DMPCollection { module = Net(), global_pg = world, sharding_group_size = world:size() / 2,
+      sync_interval = 0, device = device,
+      plan = { ebc = { a = plan.data_parallel { compute_kernel = "fused" }, b = plan.row_wise() } } }
+    model(batch(world, device)):backward()
+    local function replicas()
+      return peri.util.map(model.sharded[1]:replicas(), function(t) return t:to_list() end)
+    end
+    local before = replicas()
+    model.module.late = linear(device)
+    model:init_data_parallel()
+    assert.same(before, replicas())
+  end, { sizes = { 2, 4 } })
+
   worlds.each("by tables that train themselves is refused by name", function(world, device)
     peri.ffi.state.device = device
     local model = wrap(world, device)

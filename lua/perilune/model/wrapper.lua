@@ -63,7 +63,8 @@ function DefaultDataParallelWrapper:wrap(model, env)
   agree(group, "DistributedModelParallel", facts_of(self, model, params))
   if self.broadcast and group:size() > 1 then
     broadcast(group, util.map(params, function(p) return p:detach() end))
-    for _, sharded in ipairs(model.sharded) do broadcast(group, sharded:replicas()) end
+    -- later they are alike, or those of a DMPCollection's sharding groups, which learn apart between two averages
+    for _, sharded in ipairs(not model._wrapped and model.sharded or {}) do broadcast(group, sharded:replicas()) end
   end
   local ok, reducer = pcall(dist.Reducer, { group = group, params = params, bucket_bytes = self.bucket_bytes })
   if ok then return reducer end
