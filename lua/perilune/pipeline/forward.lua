@@ -240,18 +240,17 @@ function PipelinedForward:forward(a, b, c)
   return self.module:_whole_forward(a, b, c)
 end
 
---- The same of a module whose rows a schedule brings into memory.
-local PrefetchPipelinedForward = util.class("PrefetchPipelinedForward", PipelinedForward)
-M.PrefetchPipelinedForward = PrefetchPipelinedForward
-
 --- Rows of `dist` from files into memory, in the background. Local.
-function PrefetchPipelinedForward:_prefetch(dist) self.module:prefetch(dist:wait()) end
+function PipelinedForward:_prefetch(dist) self.module:prefetch(dist:wait()) end
+
+--- The same by the name that it has where a pipeline's first schedule brings rows into memory.
+M.PrefetchPipelinedForward = util.class("PrefetchPipelinedForward", PipelinedForward)
 
 signature.kind("ShardedModule", "a sharded module", shard.ShardedModule.is)
 signature.check("ArgInfo:", ArgInfo, { init = "self: table, steps: list?, constant: any" })
 signature.check("BaseForward:", BaseForward,
   { init = "self: table, module: ShardedModule, path: string, index: count, given: any",
     _lookup = "self: table, dist: awaitable" })
-signature.check("PrefetchPipelinedForward:", PrefetchPipelinedForward, { _prefetch = "self: table, dist: awaitable" })
+signature.check("PipelinedForward:", PipelinedForward, { _prefetch = "self: table, dist: awaitable" })
 
 return M
