@@ -23,6 +23,7 @@ local function load(entry, device) return peri.tensor(numbers(entry[3], entry[1]
 
 local comparisons = { eq = 1, ne = 1, lt = 1, le = 1, gt = 1, ge = 1 }
 local inf = math.huge
+local minus_zero = tonumber "-0" -- the literal -0.0 is 0 where LuaJIT keeps whole numbers as integers (ARM)
 
 --- case name -> function of the inputs
 local functions = {
@@ -325,7 +326,7 @@ for _, device in ipairs(devices) do
     it("take what PyTorch takes of zeros", function()
       for _, dtype in ipairs { "f32", "f64" } do
         for _, n in ipairs { 1, 37 } do
-          for _, case in ipairs { { 0.0, -inf }, { -0.0, inf } } do
+          for _, case in ipairs { { 0, -inf }, { minus_zero, inf } } do
             local x = peri.full({ n }, case[1], dtype, device):requires_grad()
             x:rsqrt():sum():backward()
             assert.same(peri.full({ n }, case[2], dtype):to_list(), x:grad():to_list())
@@ -343,7 +344,7 @@ for _, device in ipairs(devices) do
     it("keep the sign of a zero where PyTorch does", function()
       for _, dtype in ipairs { "f32", "f64", "f16", "bf16" } do
         for _, n in ipairs { 1, 37 } do -- one at a time, and by vectors
-          local zeros = peri.full({ n }, -0.0, dtype, device)
+          local zeros = peri.full({ n }, minus_zero, dtype, device)
           for name, y in pairs { relu = zeros:relu(), clamp = zeros:clamp(0, 1) } do
             assert.equal(-inf, (1 / y:to "f64"):amax():item(), name .. dtype)
           end
