@@ -1,285 +1,370 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exchange.c: numbers that travel with their gradients: a flow is a trip (transfer.h) whose results have a layout.
+ * exchange.c: see exchange.h. An exchange is a trip (transfer.h): its results are put together of what arrived, and the
+ * gradients of results are laid out the same way, to travel back.
  */
 #include "exchange.h"
 #include "../../kernels/route.h"
 
 #include "../base/tune.h"
 #include "../tensor/jagged_internal.h"
-#include "transfer.h"
 
 enum {
-    PLACE_LEAST = 512, /* bytes of a row's block that the transport may put in its place: shorter ones are copied faster
-                          afterwards */
-    PLACE_ROWS = 64    /* but so few rows are placed, however short: a copy of its own costs more */
+    PLACE_LEAST = 512, /* bytes of a piece's line that the transport may put in its place: shorter ones are copied
+                          faster afterwards */
+    PLACE_LINES = 64   /* but so few lines are placed, however short: a copy of its own costs more */
 };
-
-/** What the work and the two nodes share. */
-typedef struct flow {
-    peri__trip trip;
-    const char *function;
-    peri_device *device;
-    peri_codec *codec[2]; /* forward, backward: retained, or NULL */
-    int32_t kind, layout, dtype;
-    double divisor;
-    uint64_t tag;
-    int64_t *out, *in, *dims; /* W each; behind this struct */
-    peri_k_run *runs;     /* COLUMNS: W, where the first row of each rank's block belongs, and W, the way back; the
-                             other rows follow. Behind them */
-    int64_t rows, columns;
-    int32_t ndim, input_ndim;
-    int64_t shape[PERI_MAX_DIMS], input_shape[PERI_MAX_DIMS];
-    peri__transfer back;  /* of the gradient */
-} flow;
 
 typedef struct exchange_work {
     peri_work base;
-    flow *flow;
-    peri__transfer forth;  /* none in a group of one rank */
-    peri__node *leave;     /* until its result is handed out; NULL: not recorded */
-    peri_tensor **results; /* W or 1; behind this struct. Before it is complete: the one in which numbers arrive as they
-                              are to be, or NULL */
+    peri__exchange *exchange;
+    peri__transfer forth;  /* none in a group of one rank that has its input for its result */
+    peri__node *leave;     /* until its results are handed out; NULL: not recorded */
+    peri_tensor **results; /* of the side; behind this struct. NULL: not made yet */
+    bool given;            /* they are the caller's */
+    bool there;            /* what comes arrives in them */
     bool used;
 } exchange_work;
 
-/* -- transfers ----------------------------------------------------------------------------------------------------- */
+/* -- sides --------------------------------------------------------------------------------------------------------- */
 
-/** Whether the transport is to put blocks of columns in their places. */
-static bool places_columns(const flow *f)
+void peri__side_give(peri__side *s, int32_t rank, int64_t length)
 {
-    int64_t least = f->columns;
-    for (int64_t i = 0; i < f->trip.group->size; i++) least = f->dims[i] > 0 && f->dims[i] < least ? f->dims[i] : least;
-    if (least * peri_dtype_size(f->dtype) < PLACE_LEAST && f->rows > PLACE_ROWS) return false;
-    return peri__stage_places(f->trip.group->comm, f->device);
+    s->from[rank] = s->cut;
+    s->length[rank] = length;
+    s->cut += length;
+    s->in_order = s->in_order && rank >= s->last;
+    s->last = rank + 1;
 }
 
-/** Where the result of a way forth that needs no decoding belongs, if it can arrive there: *to (new) and a->runs. */
-static peri_status place(const flow *f, peri__transfer_args *a, peri_tensor **to)
+void peri__side_shape(peri__side *s, int32_t i, int32_t ndim, const int64_t *size)
 {
-    int64_t matrix[2] = {f->rows, f->columns};
-    if (f->layout == PERI_LAYOUT_FLAT) return peri_tensor_new(f->device, f->dtype, f->ndim, f->shape, to);
-    if (f->layout != PERI_LAYOUT_COLUMNS || !places_columns(f)) return PERI_OK;
-    a->runs = f->runs;
-    a->n_runs = f->trip.group->size;
-    a->lines = f->rows;
-    a->step = f->columns;
-    return peri_tensor_new(f->device, f->dtype, 2, matrix, to);
+    s->shapes[i].ndim = ndim;
+    memcpy(s->shapes[i].size, size, sizeof *size * (size_t)ndim);
 }
 
-/** What travels there, or (@back) back: the gradient, which is divided where it arrives. */
-static peri__transfer_args args_of(const flow *f, bool back)
+static int64_t product(const int64_t *size, int32_t from, int32_t past)
 {
-    static const int32_t kinds[2][3] = {{PERI_COLL_ALL_TO_ALL, PERI_COLL_REDUCE_SCATTER, PERI_COLL_ALL_GATHER},
-                                        {PERI_COLL_ALL_TO_ALL, PERI_COLL_ALL_GATHER, PERI_COLL_REDUCE_SCATTER}};
-    return (peri__transfer_args){.kind = kinds[back][f->kind],
-                                 .channel = PERI_CHANNEL_ROWS,
-                                 .tag = f->tag,
-                                 .out = back ? f->in : f->out,
-                                 .in = back ? f->out : f->in,
-                                 .codec = f->codec[back],
-                                 .divisor = back ? f->divisor : 1};
+    int64_t n = 1;
+    for (int32_t d = from; d < past; d++) n *= size[d];
+    return n;
 }
 
-/* -- flows --------------------------------------------------------------------------------------------------------- */
-
-static void flow_fini(peri__trip *trip)
+/** Everything is said: count. */
+static void side_close(peri__side *s, int32_t ranks)
 {
-    flow *f = (flow *)trip;
-    peri__transfer_fini(&f->back);
-    for (int i = 0; i < 2; i++) peri_codec_release(f->codec[i]);
-    peri__free(f);
+    const peri__shape *first = &s->shapes[0];
+    for (int32_t i = 0; i < s->n; i++) s->total += product(s->shapes[i].size, 0, s->shapes[i].ndim);
+    if (s->dim >= 0) s->lines = product(first->size, 0, s->dim), s->row = product(first->size, s->dim + 1, first->ndim);
+    for (int32_t r = 0; r < ranks; r++)
+        s->counts[r] = s->dim < 0 ? product(s->shapes[r].size, 0, s->shapes[r].ndim) : s->lines * s->length[r] * s->row;
 }
 
-static const peri__trip_vtab flow_vtab;
+/** Whether the tensor's elements are in the order in which they travel. */
+static bool as_it_travels(const peri__side *s) { return s->dim >= 0 && s->lines <= 1 && s->in_order; }
 
-static peri_status check_codec(const peri__flow_args *a, const peri_tensor *input, peri_codec *codec, peri_codec **out)
-{
-    if (!codec || peri_codec_wire_dtype(codec) == PERI_F32) return PERI_OK;
-    if (input->dtype != PERI_F32)
-        return peri__fail(PERI_EINVAL, "%s: a codec for %s, allowed: f32", a->function, peri_dtype_name(input->dtype));
-    peri_codec_retain(codec);
-    *out = codec;
-    return PERI_OK;
-}
+/** Elements from line to line of a tensor that is cut. */
+static int64_t step_of(const peri__side *s) { return s->shapes[0].size[s->dim] * s->row; }
 
-/** Where the rows of @f's blocks of columns belong, and where they came from. */
-static void list_runs(flow *f)
+/** The first line of each rank's piece, which goes from the tensor to where it is as it travels (@sent), or from
+ *  there. */
+static void list_runs(const peri__exchange *x, const peri__side *s, bool sent, peri_k_run *runs)
 {
-    int64_t from = 0, column = 0;
-    for (int64_t i = 0; i < f->trip.group->size; i++) {
-        f->runs[i] = (peri_k_run){.to = column, .from = from, .n = f->dims[i]};
-        f->runs[f->trip.group->size + i] = (peri_k_run){.to = from, .from = column, .n = f->dims[i]};
-        from += f->rows * f->dims[i];
-        column += f->dims[i];
+    int64_t at = 0;
+    for (int32_t r = 0; r < x->trip.group->size; at += s->counts[r++]) {
+        const int64_t here = s->from[r] * s->row;
+        runs[r] = (peri_k_run){.to = sent ? at : here, .from = sent ? here : at, .n = s->length[r] * s->row};
     }
 }
 
-/** Fill in all of a flow but its counts, a->out. peri__flow_counts has allocated both in one piece, the flow just in
- *  front of the counts; it is still the caller's on failure. */
-static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri__flow_args *a, flow **out)
+/** Copy the pieces of @tensor to @flat, where they travel (@sent), or from there. Both are contiguous. */
+static peri_status move_pieces(const peri__exchange *x, const peri__side *s, peri_tensor *tensor, peri_tensor *flat,
+                               bool sent)
 {
-    static const peri_exchange_args none = {.size = sizeof none};
-    peri_exchange_args options;
-    const peri_exchange_args *o = a->options ? &options : &none;
-    if (a->options)
-        PERI_TRY(peri__struct_take(&options, sizeof options, a->options, a->function, "peri_exchange_args"));
-    bool floating = input->dtype == PERI_F32 || input->dtype == PERI_F64;
-    if (a->kind != PERI_FLOW_ALL_TO_ALL && !floating)
-        return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: f32, f64", a->function,
-                          peri_dtype_name(input->dtype));
-    if (o->division < 0 || o->division > PERI_DIVISION_OFF)
-        return peri__fail(PERI_EINVAL, "%s: division %d, allowed: PERI_DIVISION_*", a->function, o->division);
-    flow *f = (flow *)a->out - 1;
-    peri_status status = check_codec(a, input, o->forward, &f->codec[0]);
-    if (status >= 0) status = check_codec(a, input, o->backward, &f->codec[1]);
-    if (status < 0) {
-        peri_codec_release(f->codec[0]);
-        return status;
-    }
-    peri__trip_init(&f->trip, &flow_vtab, g);
-    f->device = peri__device(input);
-    f->function = a->function;
-    f->kind = a->kind;
-    f->layout = a->layout;
-    f->dtype = input->dtype;
-    f->divisor = peri__gradient_divisor(g, o->division ? o->division : a->division);
-    f->tag = peri__hash_mix(peri__hash_text(a->function), a->alike);
-    for (int i = 0; i < 2; i++) f->tag = peri__hash_mix(f->tag, peri__codec_hash(f->codec[i]));
-    f->tag = peri__hash_mix(f->tag, o->tag);
-    f->input_ndim = input->ndim;
-    memcpy(f->input_shape, input->shape, sizeof f->input_shape);
-    f->ndim = a->ndim;
-    if (a->layout == PERI_LAYOUT_FLAT) memcpy(f->shape, a->shape, sizeof *a->shape * (size_t)a->ndim);
-    f->rows = a->rows;
-    if (a->layout != PERI_LAYOUT_FLAT) {
-        f->dims = a->in + g->size;
-        memcpy(f->dims, a->dims, sizeof *f->dims * (size_t)g->size);
-        f->columns = peri__sum(f->dims, g->size);
-    }
-    if (a->layout == PERI_LAYOUT_COLUMNS && a->rows <= 1) { /* the blocks of one row arrive side by side */
-        f->layout = PERI_LAYOUT_FLAT;
-        f->ndim = 2;
-        f->shape[0] = f->rows;
-        f->shape[1] = f->columns;
-    }
-    f->runs = (peri_k_run *)(a->in + 2 * g->size);
-    if (f->layout == PERI_LAYOUT_COLUMNS) list_runs(f);
-    f->out = a->out;
-    f->in = a->in;
-    *out = f;
-    return PERI_OK;
-}
-
-peri_status peri__flow_counts(const peri_group *group, int64_t **out, int64_t **in)
-{
-    flow *f = peri__alloc_zero(sizeof *f + (sizeof **out * 3 + sizeof(peri_k_run) * 2) * (size_t)group->size);
-    if (!f) return PERI_ENOMEM;
-    *out = (int64_t *)(f + 1);
-    *in = *out + group->size;
-    return PERI_OK;
-}
-
-void peri__flow_counts_free(int64_t *out) { peri__free((flow *)out - 1); }
-
-/* -- layouts ------------------------------------------------------------------------------------------------------- */
-
-static int32_t results_of(const flow *f) { return f->layout == PERI_LAYOUT_LIST ? f->trip.group->size : 1; }
-
-/** The block of what rank @i sent: @flat's view [rows, dims[i]]; *at moves on. */
-static peri_status chunk(const flow *f, peri_tensor *flat, int32_t i, int64_t *at, peri_tensor **out)
-{
-    int64_t shape[2] = {f->rows, f->dims[i]};
-    PERI_TRY(peri__tensor_view(flat, 2, shape, NULL, flat->offset + *at, out));
-    *at += f->rows * f->dims[i];
-    return PERI_OK;
-}
-
-/** Put the blocks of @from, one after the other, side by side into @to; or (@back) the other way round. Both
- *  contiguous. */
-static peri_status move_columns(const flow *f, const peri_tensor *from, const peri_tensor *to, bool back)
-{
-    const int64_t n = f->trip.group->size, width = peri_dtype_size(f->dtype), past = peri__tune(PERI__TUNE_copy_past),
-                  grain = PERI_ELEMENT_GRAIN / (f->columns / n + 1) + 1;
+    const int64_t n = x->trip.group->size, width = peri_dtype_size(x->dtype), past = peri__tune(PERI__TUNE_copy_past),
+                  step = step_of(s);
     PERI__HELD peri_tensor *runs = NULL;
-    PERI_TRY(peri__upload_i64(f->device, (const int64_t *)(f->runs + (back ? n : 0)),
-                              n * (int64_t)(sizeof *f->runs / sizeof(int64_t)), &runs));
-    peri_k_route_place_args args = {.dst = peri__data(to),
-                                    .received = peri__data(from),
+    PERI__SCRATCH peri_k_run *list = peri__alloc(sizeof *list * (size_t)n);
+    if (!list) return PERI_ENOMEM;
+    list_runs(x, s, sent, list);
+    PERI_TRY(peri__upload_i64(x->device, (const int64_t *)list, n * (int64_t)(sizeof *list / sizeof(int64_t)), &runs));
+    peri_k_route_place_args args = {.dst = peri__data(sent ? flat : tensor),
+                                    .received = peri__data(sent ? tensor : flat),
                                     .runs = peri__data(runs),
                                     .width = width,
-                                    .lines = f->rows,
-                                    .step = back ? 0 : f->columns,
-                                    .from_step = back ? f->columns : 0,
-                                    .past = past > 0 && 2 * f->rows * f->columns * width >= past};
-    return PERI_LAUNCH(f->device, route_place, &args, n * f->rows, grain);
+                                    .lines = s->lines,
+                                    .step = sent ? 0 : step,
+                                    .from_step = sent ? step : 0,
+                                    .past = past > 0 && 2 * s->total * width >= past};
+    return PERI_LAUNCH(x->device, route_place, &args, n * s->lines, PERI_ELEMENT_GRAIN / (step / n + 1) + 1);
 }
 
-/** Make the results of @flat, the numbers that have arrived: itself, a matrix of columns side by side, or a list of
- *  tensors, as the flow's layout says. */
-static peri_status lay_out(const flow *f, peri_tensor *flat, peri_tensor **out)
+/** A view of what begins at *@at in @flat, of shape @shape; *at moves on. */
+static peri_status part_of(const peri__shape *shape, peri_tensor *flat, int64_t *at, peri_tensor **out)
 {
-    int64_t shape[2] = {f->rows, f->columns}, at = 0;
-    if (f->layout == PERI_LAYOUT_FLAT) return peri__tensor_view(flat, f->ndim, f->shape, NULL, flat->offset, out);
-    if (f->layout == PERI_LAYOUT_COLUMNS) {
-        PERI_TRY(peri__tensor_like(flat, 2, shape, out));
-        return move_columns(f, flat, *out, false);
-    }
-    for (int32_t i = 0; i < f->trip.group->size; i++) PERI_TRY(chunk(f, flat, i, &at, &out[i]));
+    PERI_TRY(peri__tensor_view(flat, shape->ndim, shape->size, NULL, flat->offset + *at, out));
+    *at += product(shape->size, 0, shape->ndim);
     return PERI_OK;
 }
 
-/** Lay the gradients of the results out in one new tensor, *out, in the order in which they travel back: the adjoint
- *  of lay_out. A result without a gradient (NULL) has zeros there. */
-static peri_status gather_gradient(const flow *f, peri_tensor *const *grad, peri_tensor **out)
+/** If the tensors of a list lie one behind the other in memory already: a view of them all, else NULL. */
+static peri_status joined(const peri__side *s, peri_tensor *const *list, peri_tensor **out)
 {
-    const peri_group *g = f->trip.group;
-    int64_t n = f->kind == PERI_FLOW_REDUCE_SCATTER ? f->out[g->rank] : peri__sum(f->in, g->size), at = 0;
-    bool any = false;
-    PERI__HELD peri_tensor *flat = NULL, *matrix = NULL;
-    for (int32_t i = 0; i < results_of(f); i++) any = any || grad[i];
-    if (!any) return peri_tensor_full(f->device, f->dtype, 1, &n, 0, out);
-    if (f->layout == PERI_LAYOUT_FLAT) return peri__contiguous_of(grad[0], out);
-    PERI_TRY(peri_tensor_new(f->device, f->dtype, 1, &n, &flat));
-    if (f->layout == PERI_LAYOUT_COLUMNS) {
-        PERI_TRY(peri__contiguous_of(grad[0], &matrix));
-        PERI_TRY(move_columns(f, matrix, flat, true));
+    peri_tensor *first = NULL;
+    int64_t at = 0;
+    for (int32_t r = 0; r < s->n; at += s->counts[r++]) {
+        peri_tensor *t = list[r];
+        if (!s->counts[r]) continue;
+        if (!t || !peri__contiguous(t)) return PERI_OK;
+        if (!first) first = t;
+        if (t->storage != first->storage || t->offset != first->offset + at) return PERI_OK;
     }
-    for (int32_t i = 0; i < results_of(f) && f->layout == PERI_LAYOUT_LIST; i++) {
+    return first ? peri__tensor_view(first, 1, &s->total, NULL, first->offset, out) : PERI_OK;
+}
+
+/** The tensors of a side as they travel: themselves, if they lie so. NULL among them counts as zeros. @out: a new
+ *  reference. */
+static peri_status lay_out(const peri__exchange *x, const peri__side *s, peri_tensor *const *tensors, peri_tensor **out)
+{
+    bool any = false;
+    int64_t at = 0;
+    PERI__HELD peri_tensor *flat = NULL, *whole = NULL;
+    for (int32_t i = 0; i < s->n; i++) any = any || tensors[i];
+    if (!any) return peri_tensor_full(x->device, x->dtype, 1, &s->total, 0, out);
+    if (as_it_travels(s)) return peri__contiguous_of(tensors[0], out);
+    if (s->dim < 0) PERI_TRY(joined(s, tensors, &flat));
+    if (flat) {
+        *out = peri__give(&flat);
+        return PERI_OK;
+    }
+    PERI_TRY(peri_tensor_new(x->device, x->dtype, 1, &s->total, &flat));
+    if (s->dim >= 0) {
+        PERI_TRY(peri__contiguous_of(tensors[0], &whole));
+        PERI_TRY(move_pieces(x, s, whole, flat, true));
+    }
+    for (int32_t i = 0; i < s->n && s->dim < 0; i++) {
         PERI__HELD peri_tensor *part = NULL;
-        PERI_TRY(chunk(f, flat, i, &at, &part));
-        PERI_TRY(grad[i] ? peri_tensor_copy(part, grad[i]) : peri_tensor_fill(part, 0));
+        PERI_TRY(part_of(&s->shapes[i], flat, &at, &part));
+        if (s->counts[i]) PERI_TRY(tensors[i] ? peri_tensor_copy(part, tensors[i]) : peri__tensor_zero(part));
     }
     *out = peri__give(&flat);
     return PERI_OK;
+}
+
+/** Its adjoint: what arrived, @flat, into the tensors of a side. Those that are NULL are made: views of @flat, if they
+ *  lie so. */
+static peri_status put_together(const peri__exchange *x, const peri__side *s, peri_tensor *flat, peri_tensor **tensors)
+{
+    const peri__shape *shape = &s->shapes[0];
+    int64_t at = 0;
+    if (s->dim >= 0 && !as_it_travels(s)) {
+        if (!tensors[0]) PERI_TRY(peri_tensor_new(x->device, x->dtype, shape->ndim, shape->size, &tensors[0]));
+        return move_pieces(x, s, tensors[0], flat, false);
+    }
+    for (int32_t i = 0; i < s->n; i++) {
+        PERI__HELD peri_tensor *part = NULL, *to = NULL;
+        PERI_TRY(part_of(&s->shapes[i], flat, &at, &part));
+        if (!tensors[i]) {
+            tensors[i] = peri__give(&part);
+        } else { /* a view of the caller's tensor, which may be on the tape by now, is not */
+            peri_tensor *t = tensors[i];
+            PERI_TRY(peri__tensor_view(t, t->ndim, t->shape, t->stride, t->offset, &to));
+            PERI_TRY(peri_tensor_copy(to, part));
+        }
+    }
+    return PERI_OK;
+}
+
+/* -- exchanges ----------------------------------------------------------------------------------------------------- */
+
+static void exchange_free(peri__trip *trip)
+{
+    peri__exchange *x = (peri__exchange *)trip;
+    peri__transfer_fini(&x->back);
+    for (int i = 0; i < 2; i++) peri_codec_release(x->codec[i]);
+    peri__free(x);
+}
+
+static const peri__trip_vtab exchange_trip;
+
+static peri_status check_codec(const peri__exchange_call *c, peri_codec *codec)
+{
+    if (!codec || peri_codec_wire_dtype(codec) == PERI_F32 || c->input->dtype == PERI_F32) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: a codec for %s, allowed: f32", c->function, peri_dtype_name(c->input->dtype));
+}
+
+static peri_status check_call(const peri__exchange_call *c, const peri_exchange_args *o)
+{
+    const bool floating = c->input->dtype == PERI_F32 || c->input->dtype == PERI_F64;
+    PERI_TRY(peri__group_check(c->function, c->group));
+    if (c->kind != PERI_COLL_ALL_TO_ALL && !floating)
+        return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: f32, f64", c->function,
+                          peri_dtype_name(c->input->dtype));
+    if (o->division < 0 || o->division > PERI_DIVISION_OFF)
+        return peri__fail(PERI_EINVAL, "%s: division %d, allowed: PERI_DIVISION_*", c->function, o->division);
+    PERI_TRY(check_codec(c, o->forward));
+    return check_codec(c, o->backward);
+}
+
+/** Room for the sides of an exchange, in one block with it. */
+static peri__exchange *exchange_alloc(const peri__exchange_call *c)
+{
+    const size_t w = (size_t)c->group->size;
+    const size_t n[2] = {c->dims[0] < 0 ? w : 1, c->dims[1] < 0 ? w : 1};
+    peri__exchange *x =
+        peri__alloc_zero(sizeof *x + 6 * w * sizeof(int64_t) + (n[0] + n[1]) * sizeof *x->sides->shapes);
+    if (!x) return NULL;
+    peri__shape *shapes = (peri__shape *)(x + 1);
+    int64_t *numbers = (int64_t *)(shapes + n[0] + n[1]);
+    for (int i = 0; i < 2; i++, numbers += 3 * w)
+        x->sides[i] = (peri__side){.n = (int32_t)n[i],
+                                   .dim = c->dims[i],
+                                   .shapes = shapes + (i ? n[0] : 0),
+                                   .from = numbers,
+                                   .length = numbers + w,
+                                   .counts = numbers + 2 * w,
+                                   .in_order = true};
+    return x;
+}
+
+peri_status peri__exchange_new(const peri__exchange_call *c, peri__exchange **out)
+{
+    peri_exchange_args o = {.size = sizeof o};
+    if (c->options) PERI_TRY(peri__struct_take(&o, sizeof o, c->options, c->function, "peri_exchange_args"));
+    PERI_TRY(check_call(c, &o));
+    peri__exchange *x = exchange_alloc(c);
+    if (!x) return PERI_ENOMEM;
+    peri__trip_init(&x->trip, &exchange_trip, c->group);
+    x->device = peri__device(c->input);
+    x->function = c->function;
+    x->kind = c->kind;
+    x->channel = c->collective ? c->group->channel : PERI_CHANNEL_ROWS;
+    x->dtype = c->input->dtype;
+    x->divisor = peri__gradient_divisor(c->group, o.division ? o.division : c->division);
+    x->tag = c->collective ? c->alike : peri__hash_mix(peri__hash_text(c->function), c->alike);
+    for (int i = 0; i < 2 && !c->collective; i++) {
+        peri_codec *codec = i ? o.backward : o.forward;
+        if (codec && peri_codec_wire_dtype(codec) != PERI_F32) peri_codec_retain(x->codec[i] = codec);
+        x->tag = peri__hash_mix(x->tag, peri__codec_hash(x->codec[i]));
+    }
+    if (!c->collective) x->tag = peri__hash_mix(x->tag, o.tag);
+    *out = x;
+    return PERI_OK;
+}
+
+/** What travels there, or (@back) back: the gradient, which is divided where it arrives. */
+static peri__transfer_args args_of(const peri__exchange *x, bool back)
+{
+    static const int32_t adjoint[] = {[PERI_COLL_ALL_TO_ALL] = PERI_COLL_ALL_TO_ALL,
+                                      [PERI_COLL_REDUCE_SCATTER] = PERI_COLL_ALL_GATHER,
+                                      [PERI_COLL_ALL_GATHER] = PERI_COLL_REDUCE_SCATTER};
+    return (peri__transfer_args){.kind = back ? adjoint[x->kind] : x->kind,
+                                 .channel = x->channel,
+                                 .tag = x->tag,
+                                 .out = x->sides[back].counts,
+                                 .in = x->sides[!back].counts,
+                                 .codec = x->codec[back],
+                                 .divisor = back ? x->divisor : 1};
 }
 
 /* -- backward ------------------------------------------------------------------------------------------------------ */
 
 static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
-    flow *f = (flow *)trip;
+    peri__exchange *x = (peri__exchange *)trip;
     PERI__HELD peri_tensor *flat = NULL;
-    PERI_TRY(peri__group_check(f->function, f->trip.group));
-    PERI_TRY(gather_gradient(f, grad_out, &flat));
-    const peri__transfer_args a = args_of(f, true);
-    return peri__transfer_post(f->trip.group, flat, &a, &f->back);
+    PERI_TRY(peri__group_check(x->function, x->trip.group));
+    PERI_TRY(lay_out(x, &x->sides[1], grad_out, &flat));
+    const peri__transfer_args a = args_of(x, true);
+    return peri__transfer_post(x->trip.group, flat, &a, &x->back);
 }
 
 static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
 {
     (void)leave;
-    flow *f = (flow *)trip;
-    peri_status status = peri__transfer_test(&f->back);
+    peri__exchange *x = (peri__exchange *)trip;
+    peri_status status = peri__transfer_test(&x->back);
     if (status != PERI_OK) return status;
-    PERI__HELD peri_tensor *numbers = peri__transfer_take(&f->back);
-    return peri__tensor_view(numbers, f->input_ndim, f->input_shape, NULL, numbers->offset, &grad_in[0]);
+    PERI__HELD peri_tensor *flat = peri__transfer_take(&x->back);
+    return put_together(x, &x->sides[0], flat, grad_in);
 }
 
-static const peri__trip_vtab flow_vtab = {
-    PERI__TRIP_NODES("exchange", "exchange result", 0), .set_out = set_out, .come_back = come_back, .fini = flow_fini};
+static const peri__trip_vtab exchange_trip = {
+    PERI__TRIP_NODES("exchange", "exchange result", 0), .set_out = set_out, .come_back = come_back,
+    .fini = exchange_free};
 
 /* -- forward ------------------------------------------------------------------------------------------------------- */
+
+/** Whether the transport is to put pieces of a tensor in their places. */
+static bool places(const peri__exchange *x, const peri__side *s)
+{
+    int64_t least = step_of(s);
+    for (int32_t r = 0; r < x->trip.group->size; r++)
+        if (s->length[r] > 0) least = peri__min(least, s->length[r] * s->row);
+    if (least * peri_dtype_size(x->dtype) < PLACE_LEAST && s->lines > PLACE_LINES) return false;
+    return peri__stage_places(x->trip.group->comm, x->device);
+}
+
+/** Have what needs no decoding arrive in the results, if it can: w->there, and the transfer's `to` (new). @runs: room
+ *  for those of the ranks. @sent: what travels to the others. */
+static peri_status place(exchange_work *w, const peri_tensor *sent, peri_k_run *runs, peri__transfer_args *a)
+{
+    const peri__exchange *x = w->exchange;
+    const peri__side *s = &x->sides[1];
+    const peri__shape *shape = &s->shapes[0];
+    PERI__HELD peri_tensor *to = NULL;
+    if (s->dim < 0) {
+        if (w->given) PERI_TRY(joined(s, w->results, &to));
+        if (to && to->storage == sent->storage && to->offset < sent->offset + x->sides[0].total &&
+            sent->offset < to->offset + s->total)
+            return PERI_OK; /* they overlap */
+        a->to = peri__give(&to);
+    } else if (as_it_travels(s) || places(x, s)) {
+        if (!w->given) PERI_TRY(peri_tensor_new(x->device, x->dtype, shape->ndim, shape->size, &w->results[0]));
+        peri_tensor_retain(a->to = w->results[0]);
+        if (!as_it_travels(s)) {
+            list_runs(x, s, false, runs);
+            a->runs = runs;
+            a->n_runs = x->trip.group->size;
+            a->lines = s->lines;
+            a->step = step_of(s);
+        }
+    }
+    w->there = a->to;
+    return PERI_OK;
+}
+
+static peri_status send(exchange_work *w, peri_tensor *const *inputs)
+{
+    peri__exchange *x = w->exchange;
+    peri__transfer_args a = args_of(x, false);
+    PERI__HELD peri_tensor *flat = NULL;
+    PERI__SCRATCH peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)x->trip.group->size);
+    if (!runs) return PERI_ENOMEM;
+    PERI_TRY(lay_out(x, &x->sides[0], inputs, &flat));
+    if (!a.codec) PERI_TRY(place(w, flat, runs, &a));
+    peri_status status = peri__transfer_post(x->trip.group, flat, &a, &w->forth);
+    peri_tensor_release(a.to);
+    return status;
+}
+
+static peri_status start(exchange_work *w, peri_tensor *const *inputs, bool recorded)
+{
+    peri__exchange *x = w->exchange;
+    if (x->trip.group->size == 1 && !w->given) {
+        peri_tensor_retain(w->results[0] = inputs[0]);
+        return PERI_OK;
+    }
+    const bool floating = x->dtype == PERI_F32 || x->dtype == PERI_F64;
+    if (recorded && floating && peri_grad_enabled())
+        PERI_TRY(peri__trip_leaves(&x->trip, inputs, x->sides[0].n, &w->leave));
+    const bool before = peri__grad_swap(false);
+    peri_status status = send(w, inputs);
+    peri__grad_swap(before);
+    if (status < 0 || !w->leave || !w->given) return status;
+    status = peri__trip_arrives(&x->trip, &w->leave, w->results, x->sides[1].n);
+    return status < 0 ? peri__group_fail(x->trip.group, status) : status; /* the others have recorded it */
+}
 
 static peri_status exchange_step(peri_work *work)
 {
@@ -287,82 +372,73 @@ static peri_status exchange_step(peri_work *work)
     peri_status status = peri__transfer_test(&w->forth);
     if (status != PERI_OK) return status;
     PERI__HELD peri_tensor *flat = peri__transfer_take(&w->forth);
-    if (w->results[0]) return PERI_OK;
-    status = lay_out(w->flow, flat, w->results);
+    if (w->there || !flat) return PERI_OK;
+    status = put_together(w->exchange, &w->exchange->sides[1], flat, w->results);
     return status < 0 ? peri__group_fail(work->group, status) : status;
 }
 
 static void exchange_fini(peri_work *work)
 {
     exchange_work *w = (exchange_work *)work;
-    for (int32_t i = 0; i < results_of(w->flow); i++) peri_tensor_release(w->results[i]);
+    for (int32_t i = 0; i < w->exchange->sides[1].n; i++) peri_tensor_release(w->results[i]);
     peri__transfer_fini(&w->forth);
     peri__node_release(w->leave);
-    peri__trip_release(&w->flow->trip);
+    peri__trip_release(&w->exchange->trip);
 }
 
 static const peri__work_vtab exchange_vtab = {.name = "exchange", .step = exchange_step, .fini = exchange_fini};
 
-/** Take and post @input; the work owns the flow already. */
-static peri_status start(exchange_work *w, peri_tensor *input)
+peri_status peri__exchange_post(peri__exchange *x, peri_tensor *const *inputs, peri_tensor *const *results,
+                                bool recorded, peri_work **out)
 {
-    flow *f = w->flow;
-    if (f->trip.group->size == 1) {
-        peri_tensor_retain(w->results[0] = input);
-        return PERI_OK;
-    }
-    if (peri_grad_enabled() && (f->dtype == PERI_F32 || f->dtype == PERI_F64))
-        PERI_TRY(peri__trip_leaves(&f->trip, &input, 1, &w->leave));
-    PERI__HELD peri_tensor *flat = NULL;
-    PERI_TRY(peri__contiguous_of(input, &flat));
-    peri__transfer_args a = args_of(f, false);
-    if (!a.codec) PERI_TRY(place(f, &a, &w->results[0]));
-    a.to = w->results[0];
-    return peri__transfer_post(f->trip.group, flat, &a, &w->forth);
-}
-
-peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__flow_args *args, peri_work **out)
-{
-    flow *f = NULL;
     peri_work *work;
-    peri_status status = peri__group_check(args->function, group);
-    if (status >= 0) status = flow_new(group, input, args, &f);
+    peri_group *group = x->trip.group;
+    const int32_t n = x->sides[1].n;
+    for (int32_t i = 0; i < x->sides[0].n; i++) x->sides[0].shapes[i] = peri__shape_of(inputs[i]);
+    for (int i = 0; i < 2; i++) side_close(&x->sides[i], group->size);
+    peri_status status = peri__work_new(sizeof(exchange_work) + sizeof(peri_tensor *) * (size_t)n, &exchange_vtab,
+                                        group, x->device, &work);
     if (status < 0) {
-        peri__flow_counts_free(args->out);
+        peri__trip_release(&x->trip);
         return status;
     }
-    status = peri__work_new(sizeof(exchange_work) + sizeof(peri_tensor *) * (size_t)results_of(f), &exchange_vtab,
-                            group, f->device, &work);
-    if (status < 0) {
-        peri__trip_release(&f->trip);
-        return status;
-    }
-    ((exchange_work *)work)->flow = f;
-    ((exchange_work *)work)->results = (peri_tensor **)((exchange_work *)work + 1);
+    exchange_work *w = (exchange_work *)work;
+    w->exchange = x;
+    w->results = (peri_tensor **)(w + 1);
+    w->given = results;
+    for (int32_t i = 0; i < n && results; i++) peri_tensor_retain(w->results[i] = results[i]);
     peri__parts_begin(group);
-    status = start((exchange_work *)work, input);
+    status = start(w, inputs, recorded);
     peri__parts_end(group);
     return peri__work_hand_out(work, status, out);
+}
+
+/** @work as an exchange whose results are to be handed out; NULL: it is none. */
+static exchange_work *work_of(peri_work *work)
+{
+    exchange_work *w = (exchange_work *)work;
+    return work->vtab == &exchange_vtab && !w->given ? w : NULL;
 }
 
 int32_t peri_exchange_results(peri_work *exchange)
 {
     if (!exchange) return 0;
-    return exchange->vtab == &exchange_vtab ? results_of(((exchange_work *)exchange)->flow) : 1;
+    const exchange_work *w = work_of(exchange);
+    return w ? w->exchange->sides[1].n : 1;
 }
 
 peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out)
 {
     PERI_NEED(exchange, out);
     static const char name[] = "peri_exchange_result";
-    exchange_work *w = (exchange_work *)exchange;
-    if (exchange->vtab != &exchange_vtab)
-        return peri__fail(PERI_EINVAL, "%s: this work is no exchange of embeddings", name);
+    exchange_work *w = work_of(exchange);
+    if (!w) return peri__fail(PERI_EINVAL, "%s: this work is no exchange of embeddings", name);
     if (exchange->status != PERI_OK)
         return peri__fail(PERI_EINVAL, "%s: the exchange is not complete; wait for it", name);
     if (w->used) return peri__fail(PERI_EINVAL, "%s: this result was already taken", name);
-    if (w->leave) PERI_TRY(peri__trip_arrives(&w->flow->trip, &w->leave, w->results, results_of(w->flow)));
+    const int32_t n = w->exchange->sides[1].n;
+    if (w->leave) PERI_TRY(peri__trip_arrives(&w->exchange->trip, &w->leave, w->results, n));
     w->used = true;
-    for (int32_t i = 0; i < results_of(w->flow); i++) out[i] = peri__give(&w->results[i]);
+    for (int32_t i = 0; i < n; i++) out[i] = peri__give(&w->results[i]);
     return PERI_OK;
 }

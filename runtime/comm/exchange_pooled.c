@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exchange_pooled.c: exchanges of pooled embeddings: what goes to whom, and what becomes of it.
+ * exchange_pooled.c: exchanges of pooled embeddings: which part of inputs and results is whose.
  */
 #include "exchange.h"
 
@@ -33,23 +33,25 @@ peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, con
 {
     static const char f[] = "peri_exchange_alltoall_pooled";
     char text[128];
-    peri__flow_args a = {
-        .function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_COLUMNS, .dims = dims, .options = options};
+    peri__exchange *x;
+    peri__exchange_call c = {.function = f, .group = g, .input = input, .kind = PERI_COLL_ALL_TO_ALL, .dims = {0, 1},
+                             .options = options};
     PERI_TRY(peri__group_check(f, g));
     PERI_TRY(peri__check_tensor(f, "the input", input, -1, 2));
-    PERI_TRY(peri__check_counts(f, "batch_size_per_rank", batch, g->size, &a.alike));
-    PERI_TRY(peri__check_counts(f, "dim_sum_per_rank", dims, g->size, &a.alike));
+    PERI_TRY(peri__check_counts(f, "batch_size_per_rank", batch, g->size, &c.alike));
+    PERI_TRY(peri__check_counts(f, "dim_sum_per_rank", dims, g->size, &c.alike));
     PERI_TRY(check_rows(f, "batch sizes", input, peri__sum(batch, g->size)));
     if (input->shape[1] != dims[g->rank])
         return peri__fail(PERI_EINVAL, "%s: the input is %s, dim_sum_per_rank[%d] is %lld", f,
                           peri__tensor_text(input, text, sizeof text), g->rank, (long long)dims[g->rank]);
-    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
+    PERI_TRY(peri__exchange_new(&c, &x));
+    const int64_t shape[2] = {batch[g->rank], peri__sum(dims, g->size)};
+    peri__side_shape(&x->sides[1], 0, 2, shape);
     for (int32_t i = 0; i < g->size; i++) {
-        a.out[i] = batch[i] * dims[g->rank];
-        a.in[i] = batch[g->rank] * dims[i];
+        peri__side_give(&x->sides[0], i, batch[i]);
+        peri__side_give(&x->sides[1], i, dims[i]);
     }
-    a.rows = batch[g->rank];
-    return peri__flow_post(g, input, &a, out);
+    return peri__exchange_post(x, &input, NULL, true, out);
 }
 
 peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_tensor *input,
@@ -57,8 +59,9 @@ peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_ten
                                                          const peri_exchange_args *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_variable_batch_alltoall_pooled";
-    peri__flow_args a = {
-        .function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_FLAT, .ndim = 1, .options = options};
+    peri__exchange *x;
+    peri__exchange_call c = {
+        .function = f, .group = g, .input = input, .kind = PERI_COLL_ALL_TO_ALL, .options = options};
     uint64_t own = 0;
     int64_t features = 0, first = 0, at = 0;
     PERI_TRY(peri__group_check(f, g));
@@ -72,23 +75,25 @@ peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_ten
     }
     int64_t mine = v->features_per_rank[g->rank];
     PERI_TRY(
-        peri__check_counts(f, "emb_dim_per_rank_per_feature", v->emb_dim_per_rank_per_feature, features, &a.alike));
+        peri__check_counts(f, "emb_dim_per_rank_per_feature", v->emb_dim_per_rank_per_feature, features, &c.alike));
     PERI_TRY(peri__check_counts(f, "batch_size_per_rank_per_feature", v->batch_size_per_rank_per_feature,
                                 g->size * mine, &own));
     PERI_TRY(
         peri__check_counts(f, "batch_size_per_feature_pre_a2a", v->batch_size_per_feature_pre_a2a, features, &own));
-    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
+    PERI_TRY(peri__exchange_new(&c, &x));
     for (int32_t r = 0; r < g->size; r++) {
+        int64_t sent = 0, received = 0;
         for (int64_t i = 0; i < mine; i++)
-            a.out[r] += v->batch_size_per_rank_per_feature[r * mine + i] * v->emb_dim_per_rank_per_feature[first + i];
+            sent += v->batch_size_per_rank_per_feature[r * mine + i] * v->emb_dim_per_rank_per_feature[first + i];
         for (int32_t i = 0; i < v->features_per_rank[r]; i++, at++)
-            a.in[r] += v->batch_size_per_feature_pre_a2a[at] * v->emb_dim_per_rank_per_feature[at];
+            received += v->batch_size_per_feature_pre_a2a[at] * v->emb_dim_per_rank_per_feature[at];
+        peri__side_give(&x->sides[0], r, sent);
+        peri__side_give(&x->sides[1], r, received);
     }
-    int64_t received = peri__sum(a.in, g->size);
-    a.shape = &received;
-    peri_status status = check_rows(f, "batch sizes and dims", input, peri__sum(a.out, g->size));
-    if (status < 0) peri__flow_counts_free(a.out);
-    else status = peri__flow_post(g, input, &a, out);
+    peri__side_shape(&x->sides[1], 0, 1, &x->sides[1].cut);
+    peri_status status = check_rows(f, "batch sizes and dims", input, x->sides[0].cut);
+    if (status < 0) peri__trip_release(&x->trip);
+    else status = peri__exchange_post(x, &input, NULL, true, out);
     return status;
 }
 
@@ -100,8 +105,9 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
 {
     PERI_NEED(inputs);
     static const char f[] = "peri_exchange_alltoallv";
-    peri__flow_args a = {.function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_LIST, .dims = dims,
-                         .division = PERI_DIVISION_OFF, .options = options};
+    peri__exchange *x;
+    peri__exchange_call c = {.function = f, .group = g, .kind = PERI_COLL_ALL_TO_ALL, .dims = {0, PERI__LIST},
+                             .division = PERI_DIVISION_OFF, .options = options};
     int64_t columns = 0;
     PERI_TRY(peri__group_check(f, g));
     if (n < 1) return peri__fail(PERI_EINVAL, "%s: %d inputs, at least one is needed", f, n);
@@ -110,22 +116,23 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
         PERI_TRY(check_rows(f, "first input", inputs[i], inputs[0]->shape[0]));
         columns += inputs[i]->shape[1];
     }
-    PERI_TRY(peri__check_counts(f, "dim_sum_per_rank", dims, g->size, &a.alike));
+    PERI_TRY(peri__check_counts(f, "dim_sum_per_rank", dims, g->size, &c.alike));
     if (columns != dims[g->rank])
         return peri__fail(PERI_EINVAL, "%s: the inputs have %lld columns, dim_sum_per_rank[%d] is %lld", f,
                           (long long)columns, g->rank, (long long)dims[g->rank]);
-    int64_t rows = inputs[0]->shape[0];
-    a.alike = peri__hash_mix(a.alike, (uint64_t)rows);
-    PERI__HELD peri_tensor *joined = NULL;
-    if (n > 1) PERI_TRY(peri_op_cat(inputs, n, 1, &joined));
-    else peri_tensor_retain(joined = inputs[0]);
-    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
-    a.rows = even_part(rows, g->size, g->rank);
+    const int64_t rows = inputs[0]->shape[0];
+    c.alike = peri__hash_mix(c.alike, (uint64_t)rows);
+    PERI__HELD peri_tensor *whole = NULL;
+    if (n > 1) PERI_TRY(peri_op_cat(inputs, n, 1, &whole));
+    else peri_tensor_retain(whole = inputs[0]);
+    c.input = whole;
+    PERI_TRY(peri__exchange_new(&c, &x));
     for (int32_t i = 0; i < g->size; i++) {
-        a.out[i] = even_part(rows, g->size, i) * columns;
-        a.in[i] = a.rows * dims[i];
+        const int64_t shape[2] = {even_part(rows, g->size, g->rank), dims[i]};
+        peri__side_shape(&x->sides[1], i, 2, shape);
+        peri__side_give(&x->sides[0], i, even_part(rows, g->size, i));
     }
-    return peri__flow_post(g, joined, &a, out);
+    return peri__exchange_post(x, &whole, NULL, true, out);
 }
 
 /* -- reduce-scatter, all-gather ------------------------------------------------------------------------------------ */
@@ -134,21 +141,19 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
 static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, const int64_t *rows,
                            const peri_exchange_args *options, peri_work **out)
 {
-    peri__flow_args a = {.function = f,
-                         .kind = PERI_FLOW_REDUCE_SCATTER,
-                         .layout = PERI_LAYOUT_FLAT,
-                         .ndim = input->ndim,
-                         .options = options};
-    int64_t shape[PERI_MAX_DIMS], row = peri__row_numel(input);
+    peri__exchange *x;
+    const peri__exchange_call c = {
+        .function = f, .group = g, .input = input, .kind = PERI_COLL_REDUCE_SCATTER, .options = options};
+    int64_t shape[PERI_MAX_DIMS];
     memcpy(shape, input->shape, sizeof shape);
     shape[0] = rows ? rows[g->rank] : input->shape[0] / g->size;
-    a.shape = shape;
-    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
+    PERI_TRY(peri__exchange_new(&c, &x));
+    peri__side_shape(&x->sides[1], 0, input->ndim, shape);
     for (int32_t i = 0; i < g->size; i++) {
-        a.out[i] = (rows ? rows[i] : shape[0]) * row;
-        a.in[i] = shape[0] * row;
+        peri__side_give(&x->sides[0], i, rows ? rows[i] : shape[0]);
+        peri__side_give(&x->sides[1], i, shape[0]);
     }
-    return peri__flow_post(g, input, &a, out);
+    return peri__exchange_post(x, &input, NULL, true, out);
 }
 
 static peri_status check_scatter(const char *f, peri_group *g, const peri_tensor *input)
@@ -221,17 +226,16 @@ peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *inp
 {
     PERI_NEED(g, input, out);
     static const char f[] = "peri_exchange_all_gather_base_pooled";
-    peri__flow_args a = {.function = f,
-                         .kind = PERI_FLOW_ALL_GATHER,
-                         .layout = PERI_LAYOUT_FLAT,
-                         .ndim = input->ndim,
-                         .options = options};
+    peri__exchange *x;
+    const peri__exchange_call c = {
+        .function = f, .group = g, .input = input, .kind = PERI_COLL_ALL_GATHER, .options = options};
     PERI_TRY(check_scatter(f, g, input));
-    int64_t shape[PERI_MAX_DIMS], n = peri__numel(input);
+    int64_t shape[PERI_MAX_DIMS];
     memcpy(shape, input->shape, sizeof shape);
     shape[0] *= g->size;
-    a.shape = shape;
-    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
-    for (int32_t i = 0; i < g->size; i++) a.out[i] = a.in[i] = n;
-    return peri__flow_post(g, input, &a, out);
+    PERI_TRY(peri__exchange_new(&c, &x));
+    peri__side_shape(&x->sides[1], 0, input->ndim, shape);
+    for (int32_t i = 0; i < g->size; i++)
+        for (int side = 0; side < 2; side++) peri__side_give(&x->sides[side], i, input->shape[0]);
+    return peri__exchange_post(x, &input, NULL, true, out);
 }

@@ -144,23 +144,24 @@ peri_status peri_exchange_alltoall_sequence(peri_group *g, peri_tensor *input, c
 {
     PERI_NEED(s);
     static const char f[] = "peri_exchange_alltoall_sequence";
-    peri__flow_args a = {
-        .function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_FLAT, .ndim = 2, .options = options};
+    peri__exchange *x;
+    peri__exchange_call c = {
+        .function = f, .group = g, .input = input, .kind = PERI_COLL_ALL_TO_ALL, .options = options};
     int64_t shape[2];
     PERI_TRY(peri__group_check(f, g));
     PERI_TRY(peri__check_tensor(f, "the input", input, -1, 2));
     PERI_TRY(check_sequence(f, g, input, s, &shape[0]));
     shape[1] = input->shape[1];
-    a.shape = shape;
-    a.alike = (uint64_t)shape[1];
+    c.alike = (uint64_t)shape[1];
     PERI__HELD peri_tensor *ordered = NULL;
     PERI_TRY(by_rank(f, g, input, s, &ordered));
-    PERI_TRY(peri__flow_counts(g, &a.out, &a.in));
+    PERI_TRY(peri__exchange_new(&c, &x));
+    peri__side_shape(&x->sides[1], 0, 2, shape);
     for (int32_t i = 0; i < g->size; i++) {
-        a.out[i] = s->output_splits[i] * shape[1];
-        a.in[i] = s->input_splits[i] * shape[1];
+        peri__side_give(&x->sides[0], i, s->output_splits[i]);
+        peri__side_give(&x->sides[1], i, s->input_splits[i]);
     }
-    return peri__flow_post(g, ordered, &a, out);
+    return peri__exchange_post(x, &ordered, NULL, true, out);
 }
 
 /* -- from the order of buckets to that of ids ---------------------------------------------------------------------- */
