@@ -410,7 +410,8 @@ ROUTE_INLINE void cpu_route_add_divided(float *restrict to, const float *restric
                      cols - c);
 }
 
-/** @n rows of a gradient to the bags that @inverse says, of [begin, end); as many as @more follow. */
+/** Add each of @n rows of a gradient, divided, to the bag that @inverse names for it; bags outside [begin, end) belong
+ *  to other threads. The first @more rows also ask for the memory of the row that is ROUTE_ROWS behind them. */
 ROUTE_INLINE void cpu_route_spread_inverse(const route_divisor *d, float *to, const float *grad, int64_t stride,
                                            const int64_t *inverse, int64_t n, int64_t more, int64_t begin, int64_t end,
                                            const int64_t cols)

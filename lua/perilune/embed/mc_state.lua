@@ -177,7 +177,8 @@ function State:take(name, source, first)
   return true
 end
 
---- All parts with rows that were given are stored: the map takes them block by block. Returns whether it was so.
+--- Load the map from the parts that were given, if all parts that have rows are stored tensors, which it reads a block
+--- of rows at a time. Returns false, and loads nothing, if they are not.
 local function settle_stored(self)
   local given, first = {}, 0
   for name in util.ordered(self._index) do

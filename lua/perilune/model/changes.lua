@@ -93,7 +93,8 @@ local function new_tables(model)
   return list
 end
 
-local function some(list)
+--- The first few of a list of names as text, and how many more there are.
+local function listed(list)
   local more = #list > MOST and (" and %d more"):format(#list - MOST) or ""
   return table.concat(list, ", ", 1, math.min(#list, MOST)) .. more
 end
@@ -167,7 +168,7 @@ local function tell_outside(model, reaches)
   table.sort(list)
   io.stderr:write(("perilune: rank %d: a backward pass of a DistributedModelParallel reaches %s, outside of the model: "
     .. "nobody averages what an optimizer trains there, and each rank trains other numbers; put the layer into the "
-    .. "model before it is wrapped, or average the gradients before each step\n"):format(pg:rank(), some(list)))
+    .. "model before it is wrapped, or average the gradients before each step\n"):format(pg:rank(), listed(list)))
 end
 
 --- An error if a backward pass reaches what is in `model` and nobody averages. Asked where a pass reaches such a thing,
@@ -178,7 +179,7 @@ function M.check(model, reaches)
   if #tables > 0 then
     P.fail(("backward: %s %s came into a DistributedModelParallel after it was wrapped, and each rank would train "
       .. "tables of its own; wrap the model when it is whole"):format(#tables > 1 and "modules" or "module",
-      some(tables)))
+      listed(tables)))
   end
   local names = new_parameters(model, reaches)
   if #names == 0 then return tell_outside(model, reaches) end
@@ -186,7 +187,7 @@ function M.check(model, reaches)
     .. "it was wrapped: ranks have different numbers, and nobody averages the gradient; make it before, or call "
     .. "model:init_data_parallel() on all ranks after such a change (rank 0's numbers go to all), and make the "
     .. "optimizer that is to train it of model:dense_parameters()"):format(
-    #names > 1 and "parameters" or "parameter", some(names)))
+    #names > 1 and "parameters" or "parameter", listed(names)))
 end
 
 --- An error where tables and dense part are of different moments, or gradients wait that belong to neither. On all
