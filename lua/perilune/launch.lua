@@ -278,12 +278,12 @@ local function tell_unsaved(world)
     folder))
 end
 
---- Let the script heed signals once it calls peri.on_stop (stop.lua).
-local function offer_stops(options, world)
+--- Let the script heed signals once it calls peri.on_stop (stop.lua). leave: ends the script.
+local function offer_stops(options, world, leave)
   package.preload["perilune.stop.source"] = function()
     local launcher, launched = require "perilune.launcher", world and world.launched
     return {
-      grace = options.grace or GRACE, asked = launcher.stop_asked,
+      grace = options.grace or GRACE, asked = launcher.stop_asked, leave = leave,
       open = function()
         launcher.stops(options.grace or GRACE, launched, signals(options.stop_on))
         if launched then io.stderr:write(("\30heeds %d 0 \n"):format(world.rank)) end
@@ -317,13 +317,30 @@ local function code_of(world)
   return STOPPED
 end
 
+--- End the process; exit: os.exit as it was before the script.
+local function quit(exit, code, close)
+  io.stdout:flush()
+  require("perilune.launcher").settled()
+  exit(code, close ~= false) -- closing the state gives up what its handles hold
+end
+
+--- A function that ends the script as its own end does, from wherever it is called.
+local function leaver(world)
+  local exit = os.exit
+  return function()
+    local ok, err = xpcall(end_world, errors.locate, 0)
+    if not ok then pcall(leave_world, 1, report(err, world)) end
+    quit(exit, ok and code_of(world) or 1)
+  end
+end
+
 --- Run a script (its path, or a function) in this process with `arg` as plain luajit sets it. options: as of `command`.
 --- Returns the exit code; os.exit in the script ends the process after leaving the world.
 function M.run_here(options, launched)
   local world, script, arguments = M.world(), options.script, options.arguments
   if world then world.launched = launched end
   if os.getenv "PERI_CHECKPOINT" and not launched then require("perilune.launcher").stops_early() end
-  offer_stops(options, world)
+  offer_stops(options, world, leaver(world))
   offer_notes(world)
   local chunk, problem = script, nil
   if type(script) ~= "function" then chunk, problem = loadfile(script) end
@@ -349,9 +366,7 @@ function M.run_here(options, launched)
       report(err, world)
       number = 1
     end
-    io.stdout:flush()
-    require("perilune.launcher").settled()
-    exit(number, close ~= false) -- closing the state gives up what its handles hold
+    quit(exit, number, close)
   end
 
   local ok, err = xpcall(errors.run, errors.locate, chunk, unpack(arguments))

@@ -4,10 +4,11 @@
 --   for loss in pipeline:run(batches) do ... end                      ends after a step once a rank was asked; then
 --                                                                     functions run
 --   for i = 1, n do step() if peri.stopping() then break end end      the same in a loop of one's own
+--   for i = 1, n do step() saver:step(i) end                          saver:step saves, and ends the script
 --
 -- A signal at one rank is enough: ranks vote, pipelines with each batch that they load (pipeline/supply.lua),
--- peri.stopping() in each call. Signals are the launcher's (runtime/host/stop.c): in another program on_stop takes
--- none, and peri.request_stop() asks.
+-- peri.stopping() in each call, and a Saver now and then (checkpoint/saver.lua). Signals are the launcher's
+-- (runtime/host/stop.c): in another program on_stop takes none, and peri.request_stop() asks.
 local P = require "perilune.ffi"
 local errors = require "perilune.errors"
 local util = require "perilune.util"
@@ -21,8 +22,8 @@ local M = {}
 local REASONS = { "SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "script" }
 local SCRIPT = 5
 
---- Where signals come from: { open = function(), asked = function() -> number, seconds since or nil, grace = seconds };
---- nil: from nowhere.
+--- Where signals come from: { open = function(), asked = function() -> number, seconds since or nil, grace = seconds,
+--- leave = function(): ends the script as its own end does }; nil: from nowhere.
 M.source = package.preload["perilune.stop.source"] and require "perilune.stop.source"
 local opened = false -- of this process, whatever ranks it has
 local is_guest = package.loaded["perilune.core"] ~= nil -- a C program runs Lua, and asks by request_stop
@@ -30,11 +31,11 @@ local is_guest = package.loaded["perilune.core"] ~= nil -- a C program runs Lua,
 local function seconds() return tonumber(C.peri_time_ns()) * 1e-9 end
 
 --- Of this rank: functions; own: when the script asked, or false; reason: why all stop, once they have agreed;
---- deadline: when the grace time is over, or math.huge; told: the functions have been called; group, vote: of
---- peri.stopping, which lasts until no object in `waits` is _unfinished.
+--- deadline: when the grace time is over, or math.huge; told: the functions have been called; vote: of peri.stopping,
+--- which lasts until no object in `waits` is _unfinished; ends: see _ends; turn: see _turn.
 local function new()
-  return { functions = {}, own = false, reason = false, deadline = math.huge, told = false, group = false,
-    vote = false, waits = setmetatable({}, { __mode = "k" }) }
+  return { functions = {}, own = false, reason = false, deadline = math.huge, told = false, vote = false,
+    ends = false, turn = 0, waits = setmetatable({}, { __mode = "k" }) }
 end
 
 --- From now on the ranks stop together when one of them is asked to: pipelines load no more batches, peri.stopping()
@@ -103,21 +104,60 @@ end
 --- peri.stopping() tells nobody to stop as long as object:_unfinished() says so, which is alike on all ranks.
 function M._waits_for(object, on) state.stop.waits[object] = on or nil end
 
-local function unfinished(s)
-  local any = false
-  for object in pairs(s.waits) do any = object:_unfinished() or any end -- any order
-  return any
+--- Whether f(object) holds for one of these objects; it is called with each.
+function M._some(f)
+  local some = false
+  for object in pairs(state.stop.waits) do some = f(object) or some end -- any order
+  return some
 end
 
-local function group_of(s)
-  local world = state.world
-  if not world or world.world_size == 1 then return nil end
-  if not s.group then
-    local ranks = {}
-    for r = 0, world.world_size - 1 do ranks[r + 1] = r end
-    s.group = world:new_group(ranks, "stop") -- its operations take no numbers of the world's
-  end
-  return s.group
+--- What asks this rank alone to stop is heeded.
+function M._ask()
+  local reason, since = M._says()
+  if reason > 0 then M._agree(reason, since) end
+end
+
+--- Begin a vote of the ranks of `group` (more than one): whether one of them was asked to stop (asks: false: not this
+--- time), and two numbers more, of each of which the largest is the result. _heard(vote) waits for it. Collective.
+function M._vote(group, asks, third, fourth)
+  return P.lasting(function()
+    if not group._stops then -- its operations take no numbers of the group's
+      local ranks = {}
+      for r = 1, group:size() do ranks[r] = r - 1 end
+      group._stops = group:new_group(ranks, group.name .. "-stop")
+    end
+    local reason, since = 0, 0
+    if asks then reason, since = M._says() end
+    return group._stops:all_reduce(Tensor.tensor({ reason, since, third or 0, fourth or 0 }, "i64", "cpu"), "max")
+  end)
+end
+
+--- The end of a vote: the two numbers. The ranks have agreed if one of them was asked.
+function M._heard(vote)
+  local told = vote:wait()
+  local reason = told:item(0)
+  if reason > 0 then M._agree(reason, told:item(1)) end
+  return told:item(2), told:item(3)
+end
+
+--- Whoever ends a loop when the ranks have agreed to stop says so in each step, on all ranks alike, and whether this is
+--- the last step ("last", "more"). The Saver then leaves the end of the script to it.
+function M._ends(which)
+  if state.stop then state.stop.ends = which end
+end
+--- What was said since the last call; false: nothing, so nobody else ends the loop.
+function M._ending()
+  local s = state.stop
+  local which = s.ends
+  s.ends = false
+  return which
+end
+
+--- Numbers calls of Saver:step, whichever Saver's.
+function M._turn()
+  local s = state.stop
+  s.turn = s.turn + 1
+  return s.turn
 end
 
 --- At the end of a step of one's own loop: why all ranks stop, and the seconds that are left, or nil. The first call
@@ -125,22 +165,24 @@ end
 --- Collective; what it says was asked before its last call, so that no rank waits for the others.
 function M.stopping()
   if not state.stop then M.on_stop() end
-  local s = state.stop
-  local group = not s.reason and group_of(s)
-  if group then
-    local vote = s.vote
-    if vote then
-      local result = vote:wait()
-      if result:item(0) > 0 then M._agree(result:item(0), result:item(1)) end
-    end
-    s.vote = not s.reason and group:all_reduce(Tensor.tensor({ M._says() }, "i64", "cpu"), "max")
-  elseif not s.reason then
-    local reason, since = M._says()
-    if reason > 0 then M._agree(reason, since) end
-  end
-  if s.reason and not s.told and unfinished(s) then return nil end
+  local s, world = state.stop, state.world
+  s.ends = "last"
+  if world and world.world_size > 1 then
+    if s.vote then M._heard(s.vote) end
+    s.vote = not s.reason and M._vote(world, true)
+  else M._ask() end
+  if s.reason and not s.told and M._some(function(object) return object:_unfinished() end) then return nil end
   M._call()
   return M.stopped()
+end
+
+--- End the script as it does at its own end: the functions of on_stop are called, then before(), and the process ends
+--- with the exit code that says "start me again". Returns where `perilune run` has not started the script. Collective.
+function M._leave(before)
+  if not (M.source and M.source.leave) then return end
+  M._call()
+  before()
+  M.source.leave()
 end
 
 return M

@@ -59,8 +59,7 @@ static void end_by(int number)
 static void overdue(int number)
 {
     (void)number;
-    tell("perilune: the script has not stopped within its grace time (--grace): it is ended; a loop of one's own asks "
-         "peri.stopping() behind each step\n");
+    tell("perilune: the script has not stopped within its grace time (--grace): it is ended\n");
     end_by(asking[atomic_load(&asked.why)]);
 }
 

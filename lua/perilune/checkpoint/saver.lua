@@ -7,7 +7,7 @@
 --   for batch in loader do
 --     ... a training step ...
 --     step = step + 1
---     saver:step(step)                      -- saves when it is time
+--     saver:step(step)                      -- saves when it is time; ends the script when it was asked to stop
 --   end
 --   saver:close(step)                       -- saves the last state, if steps were made since
 --
@@ -38,7 +38,7 @@ local _, _, _, wrap_lock = P.handle("peri_checkpoint_lock", {}, nil, "the right 
 local lock_out = ffi.new "peri_checkpoint_lock *[1]"
 
 local Saver = util.seal(util.class "Saver")
-local CHECK_SECONDS = 1 -- how often ranks ask rank 0 whether it is time, about
+local VOTE_SECONDS = 0.25 -- how often ranks vote whether it is time to save or to stop, about
 
 local arguments = {
   parts = util.required.table,     -- as for checkpoint.save
@@ -86,16 +86,21 @@ function Saver:init(args)
   end
   self.group = parts_of.group(func, a.group) or false
   self.rank = self.group and self.group:rank() or 0
+  local world = P.state.world -- a part of the ranks does not stop alone
+  self._stops = not world or world.world_size == (self.group and self.group:size() or 1)
   self.at = 0 -- the newest step that it was told
   self.number, self.last_step, self.from = 0, false, false -- of the last save; the path of what the run went on from
   -- path of what the next increment is one of; how many there are since the full checkpoint
   self.parent, self.increments = false, 0
-  self._saved_at, self._next_check = C.peri_time_ns(), 1
+  self._saved_at = C.peri_time_ns()
+  self._vote, self._next_vote = false, 1 -- the vote that is under way; the step that begins the next one
+  self._voted_at, self._voted_step = false, 0
+  self._turn, self._has_stopped = 0, false -- see others_wait
   self.resumed, self.stepped, self.closed = false, false, false -- resume(), step() and close() were called
   -- number of the run's first save, which all its checkpoints tell; that of each path
   self.first, self._firsts = false, {}
   Saver.made = true
-  stop.on_stop() -- from now on a signal lets ranks stop after a step, and close() saves it
+  stop.on_stop() -- from now on a signal lets ranks stop after a step, which is saved
   stop._waits_for(self, true)
   if self.folder then self:_lock() end
   if self.folder then self:_tell("saves", self.folder) end
@@ -381,21 +386,49 @@ function Saver:save(step, values)
   return path
 end
 
---- Whether it is time to save. Ranks agree: by steps without a word, by time they ask rank 0 about once a second.
-local function due(self, step)
-  if self.steps then return step % self.steps == 0 end
-  if step < self._next_check then return false end
-  local answer = on_first(self, "Saver:step", function()
-    local now = C.peri_time_ns()
-    local since = tonumber(now - self._saved_at) * 1e-9
-    local rate = self._checked and (step - self._checked_step) / math.max(tonumber(now - self._checked) * 1e-9, 1e-9)
-      or 0
-    self._checked, self._checked_step = now, step
-    return { due = since >= self.seconds,
-      next = step + math.max(1, math.floor(rate * math.min(CHECK_SECONDS, self.seconds))) }
-  end)
-  self._next_check = answer.next
-  return answer.due
+local function since(at) return tonumber(C.peri_time_ns() - at) * 1e-9 end
+local function is_time(self) return self.seconds and since(self._saved_at) >= self.seconds end
+
+--- Begin a vote: whether somebody was asked to stop (asks), and of rank 0 whether it is time to save, and after which
+--- step the next vote begins: the one that comes VOTE_SECONDS later, if steps go on as fast as since the last vote.
+local function begin_vote(self, step, asks)
+  local due, next_vote = 0, 0
+  if self.rank == 0 then
+    local steps = step - self._voted_step
+    local rate = self._voted_at and steps / math.max(since(self._voted_at), 1e-9) or 0
+    -- some fast steps are not to make it late
+    next_vote = step + math.max(1, math.min(math.floor(rate * VOTE_SECONDS), 2 * steps))
+    due = is_time(self) and 1 or 0
+    self._voted_at, self._voted_step = C.peri_time_ns(), step
+  end
+  self._vote = stop._vote(self.group, asks, due, next_vote)
+end
+
+--- The end of the vote that is under way, if there is one: whether it is time to save.
+local function end_vote(self)
+  if not self._vote then return false end
+  local due, next_vote = stop._heard(self._vote)
+  self._next_vote, self._vote = next_vote, false
+  return due > 0
+end
+
+--- Whether it is time to save after this step; asks: the ranks agree to stop if one of them was asked to. Ranks vote
+--- about every VOTE_SECONDS, and hear what comes of it a step later, so no rank waits for the others. Collective.
+local function hear(self, step, asks)
+  if not self.group and asks then stop._ask() end
+  local due = self.group and end_vote(self) or not self.group and is_time(self)
+  return due or self.steps and step % self.steps == 0
+end
+
+--- The end of a step: the next vote, if it is time for one. saved: this step was saved, which took a while: if somebody
+--- was asked to stop meanwhile, the ranks agree now.
+local function vote(self, step, asks, saved)
+  if not self.group then
+    if saved and asks then stop._ask() end
+  elseif not stop.stopped() and (saved or step >= self._next_vote) then
+    begin_vote(self, step, asks)
+    if saved and asks then end_vote(self) end
+  end
 end
 
 --- Whether a model will have a whole state after some more steps, and has none now. On all ranks alike.
@@ -406,8 +439,17 @@ function Saver:_unfinished()
   return false
 end
 
---- After each step: saves if it is time, or if the run was asked to stop (peri.on_stop); of a group of micro-batches
---- after its last one, of replicas after their next average. Returns the path of what was saved, or nil. Collective.
+--- Whether another Saver of the same loop is still to save before the script ends: an open one that was told a step
+--- since turn `before`, when this one was told its last, and has not saved for the end.
+local function others_wait(self, before)
+  return stop._some(function(other)
+    return other ~= self and (before == 0 or other._turn > before) and not other._has_stopped
+  end)
+end
+
+--- After each step: saves if it is time; of a group of micro-batches after its last one, of replicas after their next
+--- average. If the run was asked to stop it saves, and ends the script (exit code 75), unless a pipeline or
+--- peri.stopping() ends the loop. Returns the path of what was saved, or nil. Collective.
 function Saver:step(step, values)
   self:_forward("Saver:step", step)
   if not self.stepped then
@@ -415,11 +457,21 @@ function Saver:step(step, values)
     self:_tell("stepped", "")
   end
   if P.state.saves then P.state.saves.progress() end
-  if not self.folder or step == self.last_step then return nil end
-  local wanted = self._postponed or stop.stopped() or due(self, step)
-  self._postponed = wanted and self:_unfinished()
-  if not wanted or self._postponed then return nil end
-  return self:save(step, values)
+  local ending, before = stop._ending(), self._turn
+  self._turn = stop._turn()
+  local asks = self._stops and not ending
+  local due = hear(self, step, asks)
+  local stopping = stop.stopped() ~= nil and ending ~= "more" -- else a pipeline still trains what it has loaded
+  local wanted = self._postponed or due or stopping and not self._has_stopped
+  local whole = not ((wanted or stopping) and self:_unfinished())
+  self._postponed = wanted and not whole
+  local path = wanted and whole and step ~= self.last_step and self:save(step, values) or nil
+  vote(self, step, asks, path)
+  if stop.stopped() and whole and ending ~= "more" then
+    self._has_stopped = true
+    if asks and not others_wait(self, before) then stop._leave(function() self:close(step, values) end) end
+  end
+  return path
 end
 
 --- The end of the run: the last state is saved if it was not; of a run that was asked to stop, if it is whole. Then
@@ -434,6 +486,8 @@ function Saver:close(step, values)
     end
   end
   stop._waits_for(self, false)
+  if self._vote then self._vote:wait() end -- the run ends anyway
+  self._vote = false
   settle(self)
   if self._held then self._held:release() end
   self._held, self.closed = false, true

@@ -275,8 +275,7 @@ local function orders(R, grace)
     local signal = not O.asked and launcher.sought()
     if signal then O.take(signal, now) end
     if not stopping or O.dying or now - stopping < grace then return end
-    say(("the script has not stopped within %g s (--grace): it is ended; a loop of one's own asks "
-      .. "peri.stopping() behind each step"):format(grace))
+    say(("the script has not stopped within %g s (--grace): it is ended"):format(grace))
     O.finish(now)
   end
 

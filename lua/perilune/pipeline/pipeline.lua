@@ -136,6 +136,7 @@ function Pipeline:init(args)
   local all = self.stage and self.stage.world or self.group -- those who have as many batches
   self.comm = all and all:size() > 1 and all:ptr() or false
   self.supply = Supply(a.vote and all or nil, a.empty_batch, a.device, a.stage ~= nil)
+  self.supply.heeds = a.vote or not self.comm
   self.vote = a.vote
   self:set_schedule(a.schedule)
 end
@@ -445,7 +446,12 @@ local function progress(self, batches, taking)
     stepped(self, batches, taking)
     go_on(self)
   end
-  if loss ~= nil or self.next then return loss, second, third end
+  if loss ~= nil or self.next then
+    local supply = self.supply
+    local last = not self.next or self.next >= math.min(supply.total, supply.most)
+    if supply.heeds then stop._ends(last and "last" or "more") end
+    return loss, second, third
+  end
   self.supply:raise()
   if not go_on(self) then
     check_replicas(self)

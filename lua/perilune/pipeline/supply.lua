@@ -20,6 +20,7 @@ local MOST_GROUP = 4096 -- batches that pause waits for the end of a group, or i
 --- one before, and there are no empty ones.
 function Supply:init(group, make_empty, device, lockstep)
   self.lockstep = lockstep or false
+  self.heeds = true -- false: ranks that do not vote cannot stop together by themselves
   self.group = group and group:size() > 1 and group or false
   self.make_empty, self.device, self.empty, self.ring = make_empty or false, device or false, false, false
   self.held, self.ended, self.flush, self.before, self.total = false, false, math.huge, 0, 0
@@ -199,7 +200,7 @@ function Supply:load(context)
   context.batch = false
   if self.lockstep and context.index > 0 and not self:has(context.index - 1) then return end
   local asked, since = 0, 0
-  if P.state.stop and not (self.group or self.dry) then asked, since = stop._says() end -- a group does by its votes
+  if self.heeds and P.state.stop and not (self.group or self.dry) then asked, since = stop._says() end -- a group votes
   if asked > 0 then
     self:pause()
     stop._agree(asked, since)

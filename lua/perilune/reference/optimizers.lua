@@ -479,7 +479,7 @@ checkpoint.Saver = {}
 ---@field keep? integer The newest so many are kept (default: 3).
 ---@field keep_every? integer And those of every so many steps, for ever (default: none).
 ---@field async? boolean Go on while a checkpoint is written (default: false).
----@field pace? number With `async`, the share of the time that copying takes (default: 0.015).
+---@field pace? number With `async`, the share of the time that copying takes (default: 0.01).
 ---@field resume? string `auto`: from the newest that is good; `no`; or a checkpoint's path (default: auto).
 ---@field group? peri.dist.Group The ranks that save together (default: the world).
 
@@ -489,7 +489,8 @@ function checkpoint.Saver:resume() end
 
 ---After each step: saves if it is time, or if the run was asked to stop; where gradients of micro-batches wait for
 ---their update, after the last one of their group, of replicas after their next average, and where a pipeline has maps
----of raw ids learn ahead, when it has trained what they have learned from. Collective.
+---of raw ids learn ahead, when it has trained what they have learned from. A run that was asked to stop ends here, with
+---exit code 75, unless a pipeline or `peri.stopping()` ends its loop. Collective.
 ---
 ---Errors: what the save meets; a step that is not after the last one.
 ---@param step integer Steps so far.
