@@ -253,7 +253,7 @@ describe("perilune plan", function()
     local ranks = "--topology cpu_ethernet_10g -n 8 --no-reasons --memory "
     output, code = run(body, ranks .. "2G") -- a rank has 2.4 GiB of users' rows, and as much of their states
     assert.equal(1, code)
-    assert.matches("none of %d+ proposals fits 8 ranks of 2.00 GiB %(ddr%)", output)
+    assert.matches("none of %d+ proposals fits 8 ranks of 2.00 GiB %(ddr%).*%(2.00 GiB now%)", output)
     assert.matches("2 tables on 8 ranks %(cpu%), 1 a host, 10.0 GiB each", (run(body, ranks .. "10G")))
     assert.not_matches("why", output)
   end)

@@ -13,7 +13,13 @@ local virtual = "virtual tables (ZCH in a key-value store): rows of a table with
   .. "Managed collision here has tables of a fixed size"
 local towers = "towers: a part of the dense model that runs where its tables are"
 local itep = "in-training embedding pruning: rows that are seldom used share memory, by an address table"
-local trackers = "which rows changed since the last time they were asked for (to publish or to save only these)"
+local raw_ids = "which raw ids were looked up since the last time they were asked for"
+--- Of what tells which rows have changed: the rows of the next increment.
+local function marks(names)
+  return elsewhere("peri_row_marks_new", "tests/unit/test_follow.c: peri_row_marks_take", names,
+    "a bit for each row that changed; increments of checkpoints save these rows, and followers take them: "
+      .. "docs/checkpoints.md")
+end
 local stashing = "weights or optimizer state that go to the host's memory and back within each step; tables with a "
   .. "cache are the way here"
 local pec = "overlap of two batches' ids within the exchange of rows (docs/pipelines.md says what it would take)"
@@ -52,8 +58,9 @@ return {
     elsewhere("peri.dist.comm.get_local_size", "spec/dist/comm_spec.lua: get_local_size", "get_node_group_size"),
     elsewhere("peri.DMPCollection", "spec/model/two_d_spec.lua: DMPCollection", "intra_and_cross_node_pg_2D",
       "it makes the groups"),
-    missing("pods: groups of hosts whose links are faster than those between groups. A topology has links within a "
-      .. "host and between hosts", "get_topology_domain_multiple get_topology_group_world_size") },
+    missing("pods: groups of hosts whose links are faster than those between groups. A planner's Topology has "
+      .. "pod_size; tables that keep within a node keep within a host",
+      "get_topology_domain_multiple get_topology_group_world_size") },
   { "torchrec.distributed.comm_ops",
     elsewhere("peri.dist.ops", "spec/dist/ops_spec.lua: alltoall_pooled",
       "all2all_pooled_sync variable_batch_all2all_pooled_sync " .. "all2all_sequence_sync reduce_scatter_sync "
@@ -91,7 +98,7 @@ return {
     elsewhere("peri.shard.ShardedModule:state_dict", "spec/shard/state_spec.lua: state_dict", "get_state_dict"),
     missing(virtual, "create_virtual_table_local_metadata create_virtual_table_global_metadata "
       .. "create_virtual_sharded_tensors"),
-    missing(trackers, "RawIdTrackerWrapper") },
+    missing(raw_ids, "RawIdTrackerWrapper") },
   { "torchrec.distributed.embedding_lookup",
     elsewhere("runtime/shard/pooled_stages.c", quant, "embeddings_cat_empty_rank_handle_inference",
       "a rank without tables sends rows of no columns"),
@@ -163,15 +170,15 @@ return {
       "ShardedMCCRemapper input_dist_permute update_jagged_tensor_dict"),
     elsewhere("peri.shard.ShardedModule:create_context", "spec/shard/sharder_spec.lua: create_context",
       "EmbeddingCollectionContext"),
-    missing("managed collision of quantized tables",
+    missing("sharded quantized tables of raw ids (unsharded, and in model files, they are here)",
       "ShardedQuantManagedCollisionCollection InferManagedCollisionCollectionSharder") },
   { "torchrec.distributed.memory_stashing", missing(stashing, "*") },
   { "torchrec.distributed.model_parallel", here("peri", "spec/model/two_d_spec.lua", "DMPCollection"),
     missing("evaluation with tables on the CPU and the dense part on a GPU", "HybridEvalDMP") },
-  { "torchrec.distributed.model_tracker.delta_store", missing(trackers, "*") },
-  { "torchrec.distributed.model_tracker.model_delta_tracker", missing(trackers, "*") },
-  { "torchrec.distributed.model_tracker.trackers.raw_id_tracker", missing(trackers, "*") },
-  { "torchrec.distributed.model_tracker.types", missing(trackers, "*") },
+  { "torchrec.distributed.model_tracker.delta_store", missing(raw_ids, "RawIdTrackerStore"), marks "*" },
+  { "torchrec.distributed.model_tracker.model_delta_tracker", marks "*" },
+  { "torchrec.distributed.model_tracker.trackers.raw_id_tracker", missing(raw_ids, "*") },
+  { "torchrec.distributed.model_tracker.types", missing(raw_ids, "RawIndexedLookup RawIdTrackerConfig"), marks "*" },
   { "torchrec.distributed.object_pool", missing(pools, "*") },
   { "torchrec.distributed.pec_collision_handlers", missing(pec, "*") },
   { "torchrec.distributed.pec_comm_ops", missing(pec, "*") },
@@ -189,7 +196,7 @@ return {
     elsewhere("peri.plan.ParameterSharding", "spec/shard/quant_spec.lua: places",
       "get_device_from_parameter_sharding get_device_from_sharding_infos "
       .. "get_device_for_first_shard_from_sharding_infos"),
-    missing("managed collision of quantized tables", "*") },
+    missing("sharded quantized tables of raw ids (unsharded, and in model files, they are here)", "*") },
   { "torchrec.distributed.quant_embedding_kernel",
     elsewhere("runtime/embed/tbe_batch.c", "spec/embed/quant_spec.lua: INT4", "*",
       "quantized tables are table batches too") },
@@ -198,7 +205,7 @@ return {
     elsewhere("peri.plan.ParameterSharding", "spec/shard/quant_spec.lua: places",
       "get_device_from_parameter_sharding get_device_from_sharding_infos "
       .. "get_device_for_first_shard_from_sharding_infos"),
-    missing("managed collision of quantized tables", "*") },
+    missing("sharded quantized tables of raw ids (unsharded, and in model files, they are here)", "*") },
   { "torchrec.distributed.quant_state",
     elsewhere("peri.shard.ShardedModule:state_dict", "spec/shard/quant_spec.lua: state_dict",
       "ShardedQuantEmbeddingModuleState WeightSpec "

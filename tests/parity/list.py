@@ -3,8 +3,9 @@
     pip download --no-deps torchrec==1.9.2 && unzip torchrec-1.9.2-*.whl
     python list.py . >tests/parity/torchrec.txt
 
-Sources are read, not run, so neither torch nor fbgemm_gpu is needed. Names are those that a module defines at its top and that do not begin
-with an underscore. Tests, their helpers and benchmarks are left out.
+Sources are read, not run, so neither torch nor fbgemm_gpu is needed. Names are those that a module defines at its top (also as
+another name of a class or function of its own) and that do not begin with an underscore. Tests, their helpers and benchmarks are left
+out.
 """
 import ast
 import pathlib
@@ -26,8 +27,13 @@ torchrec.distributed.train_pipeline: FusedKJTListSplitsAwaitable KJTAllToAllForw
 
 def names_of(path):
     kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [n.name for n in ast.parse(path.read_text()).body if isinstance(n, kinds) and not n.name.startswith("_")]
-    return list(dict.fromkeys(found))
+    found = []
+    for n in ast.parse(path.read_text()).body:
+        if isinstance(n, kinds):
+            found.append(n.name)
+        elif isinstance(n, ast.Assign) and isinstance(n.value, ast.Name) and n.value.id in found:
+            found += [target.id for target in n.targets if isinstance(target, ast.Name)]
+    return list(dict.fromkeys(name for name in found if not name.startswith("_")))
 
 
 def main(root):

@@ -33,6 +33,7 @@ return {
     elsewhere("peri.plan.EmbeddingPerfEstimator", estimates, "*") },
   { "torchrec.distributed.planner.estimator.estimator",
     here("peri.plan", "spec/plan/estimators_spec.lua", "EmbeddingPerfEstimator"),
+    elsewhere("peri.plan.EmbeddingPerfEstimator", estimates, "EmbeddingPerfEstimatorV2", "the same class"),
     elsewhere("lua/perilune/plan/perf.lua", estimates, "*",
       "formulas of the sharding types, or an object with `estimate` of your own") },
   { "torchrec.distributed.planner.estimator.types",

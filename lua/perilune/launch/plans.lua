@@ -111,8 +111,11 @@ end
 local function planned(options, g, ranks)
   local topology, which = plan.report._topology(options.topology, ranks)
   if options.memory then
-    local bytes = budget.bytes("perilune plan: --memory", options.memory)
-    topology = topology:with_devices(function(d) d[topology:own_tier()] = bytes end)
+    local args, cap = topology:arguments(), topology:own_tier() .. "_cap"
+    local of_ranks = util.copy(args.custom_topology_data or {})
+    args[cap], of_ranks[cap] = budget.bytes("perilune plan: --memory", options.memory), nil
+    args.custom_topology_data = next(of_ranks) and of_ranks or nil
+    topology = plan.Topology(args)
   end
   local constraints = g.rest.constraints
   if g.statistics then
