@@ -120,6 +120,65 @@ describe("a model file that finds items", function()
     server:stop()
   end)
 
+  it("finds among the rows of a table of raw ids, and follows a run that learns and forgets some", function()
+    local function bags(name, kind)
+      local t = peri.EmbeddingBagConfig { name = name, num_embeddings = 40, embedding_dim = DIM,
+        feature_names = { name } }
+      return peri.ManagedCollisionEmbeddingBagCollection {
+        embedding_bag_collection = peri.EmbeddingBagCollection { tables = { t },
+          fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.3 } },
+        managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = { t },
+          managed_collision_modules = { [name] = kind } } }
+    end
+    local function ids(name, from)
+      local values, lengths = {}, {}
+      for i = 1, 16 do values[i], lengths[i] = (from + i * i % 37 + 0LL) * 0x9e3779b97f4a7c1LL, 1 end
+      return peri.KeyedJaggedTensor { keys = { name }, values = peri.tensor(values, "i64"), lengths = lengths }
+    end
+    local Raw = nn.Module:extend "Raw"
+    function Raw:init()
+      self.users = bags("user", peri.HashZchManagedCollisionModule { zch_size = 40, total_num_buckets = 2,
+        on_miss = "hash" })
+      self.items = bags("item", peri.MCHManagedCollisionModule { zch_size = 40, eviction_interval = 1,
+        eviction_policy = peri.embed.LRU_EvictionPolicy {} })
+    end
+    function Raw:query(b) return (self.users(b.ids):values()) end
+    function Raw:forward(b)
+      local scores, items = peri.sparse.top_products(self:query(b), self.items:embedding_module():weight "item", K)
+      return { scores = scores, items = items }
+    end
+    local model, run = Raw(), folder .. "/raw"
+    local saver = peri.checkpoint.Saver { folder = run, parts = { model = model }, every = 1, full_every = 4, keep = 9 }
+    local asked, follower = { ids = ids("user", 0) }, nil
+    for step = 1, 9 do
+      peri.scope(function()
+        (model:query { ids = ids("user", step) } * (model.items(ids("item", 7 * step)):values())):sum():backward()
+      end)
+      assert.equal(0, model:export(path, { batches = { asked } }).differ)
+      follower = follower or peri.export.follow(path, run)
+      saver:step(step)
+      local now = assert(follower:poll())
+      local mine, fresh = now:predict(asked), peri.export.open(path):predict(asked)
+      for _, name in ipairs { "scores", "items" } do assert.same(fresh[name]:to_table(), mine[name]:to_table()) end
+      model:eval() -- ids that it does not know stay unknown
+      local rows, queries, found = model.items:embedding_module():weight("item"):to_table(),
+        peri.ffi.no_grad(model.query, model, asked):to_table(), mine.scores:to_table()
+      for q, query in ipairs(queries) do
+        local best = -math.huge
+        for _, row in ipairs(rows) do
+          local sum = 0
+          for d = 1, DIM do sum = sum + query[d] * row[d] end
+          best = math.max(best, sum)
+        end
+        assert.is_true(math.abs(best - found[q][1]) < 1e-5)
+      end
+      model:train()
+      now:release()
+    end
+    assert.is_true(model.items:statistics().item.evicted > 20)
+    saver:close()
+  end)
+
   it("refuses items that depend on the batch", function()
     local Bad = Towers:extend "Bad"
     function Bad:forward(b)
