@@ -399,7 +399,33 @@ describe("a model file", function()
   it("refuses what has no form for inference by its name", function()
     refused("'max' has no form for inference", function(self, b) return (F.max(self.linear(b.dense_features), 2)) end)
     -- a tail call leaves no line of its own: then it is the one where the function begins
-    refused("'amax' has no form for inference", function(self, b) return F.amax(self.linear(b.dense_features), 2) end)
+    refused("'prod' has no form for inference", function(self, b) return F.prod(self.linear(b.dense_features), 2) end)
+    refused("'quantile' has no form for inference", function(self, b)
+      return (F.quantile(self.linear(b.dense_features), 0.3, 2))
+    end)
+    refused("'add': argument 2 is made anew for each batch", function(self, b)
+      local x = self.linear(b.dense_features)
+      return x + peri.arange(0, x:size(1), 1, "f32"):reshape(-1, 1)
+    end)
+  end)
+  it("has the bits of what is made of other functions, for zeros of both signs, NaN and infinities, too", function()
+    local places = peri.tensor({ 4, 1, 2, 2 }, "i64")
+    local Model = nn.Module:extend "Model"
+    function Model:forward(b)
+      local x, y = b.x, b.y
+      local chosen = F.logical_and(F.gt(x, 0), F.logical_or(F.gt(y, 0), F.lt(x, y)))
+      return { flip = F.flip(x, 2), taken = F.index_select(x, -1, places), pad = F.pad(x, { 1, -2 }, 1.5),
+        most = F.amax(x / y, 2), least = F.amin(b.z, { 2, 3 }, true), lse = F.logsumexp(x / y, 2),
+        norm = F.norm(x, math.huge, 2), masked = F.where(chosen, x, y * 2),
+        ones = F.cat({ peri.ones { x:size(1), 1 }, peri.Tensor.ones_like(x) * 3 - x }, 2) }
+    end
+    local function drawn(n, seed)
+      local function quarters(shape, k) return F.round(peri.Tensor.uniform(shape, -3, 3, 3 * seed + k)) * 0.25 end
+      return { x = quarters({ n, 7 }, 0), y = quarters({ n, 7 }, 1), z = quarters({ n, 3, 5 }, 2) }
+    end
+    local report = export(Model(), { batches = { drawn(40, 1), drawn(600, 2) }, finite = false })
+    assert.equal(0, report.differ)
+    assert.equal(640 * (7 + 4 + 6 + 1 + 1 + 1 + 1 + 7 + 8), report.numbers)
   end)
   it("refuses numbers that depend on the size of the batch", function()
     refused("must not depend on their number", function(self, b)

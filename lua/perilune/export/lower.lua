@@ -118,6 +118,8 @@ function Lowering:resolve(a, b, what)
     self:fail("%s is not a tensor of f32 of the batch", what)
   end
   if a.at ~= b.at and not self.equal(a.constant, b.constant) then
+    local row = self:row_of(a, b)
+    if row then return row end
     self:fail("%s is made anew for each batch, and not by an operation that can be recorded", what)
   end
   if not self.kinds[a.dtype] then self:fail("%s is %s, wanted f32", what, tostring(a.dtype)) end
@@ -147,6 +149,21 @@ function Lowering.equal(a, b)
     if x[i] ~= y[i] and (x[i] == x[i] or y[i] == y[i]) then return false end -- NaN is one
   end
   return true
+end
+
+--- What stands for constants of the program's numbers that have a row for each sample, all rows alike (ones { n, 1 }):
+--- one row, which repeats. nil: they are none.
+function Lowering:row_of(a, b)
+  if not (Tensor.is(a.constant) and self.first:is_own(a) and self.second:is_own(b)) or #a.shape ~= #b.shape then
+    return nil
+  end
+  local axis = axis_of(a.shape, b.shape)
+  if a.shape[axis] == b.shape[axis] then return nil end
+  local row = P.lasting(function() return a.constant:slice(axis, 0, 1):clone() end)
+  for _, x in ipairs { a, b } do
+    if not self.equal(x.constant, row:expand(x.shape):contiguous()) then return nil end
+  end
+  return { constant = row, shape = row:shape(), at = a.at }
 end
 
 --- All arguments of the entry that is being lowered. free: they may be of samples and of members side by side.

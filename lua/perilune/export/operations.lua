@@ -49,8 +49,11 @@ local function operand_strides(l, x, shape)
   return out
 end
 
+local OF_TRUTH = { add = "maximum", mul = "mul", maximum = "maximum" } -- which is 0 and 1 in a file: or, and
 local function binary(l, name, a, b)
-  local shape = l:result_shape()
+  local truth = l.entry.results[1].dtype == "bool" and OF_TRUTH[name]
+  local shape = l:result_shape(1, nil, truth)
+  name = truth or name
   local x, y = l:constant(a), l:constant(b)
   if #shape > 7 then l:fail("%d dimensions, allowed: up to 7", #shape) end
   local sizes = joined({ #shape }, shape, operand_strides(l, x, shape), operand_strides(l, y, shape))
@@ -240,6 +243,24 @@ local function slice(l, x, d, start, step, shape)
   return l:view(x, shape, strides, offset)
 end
 
+--- Elements of a dimension by their numbers: neighbours go together.
+function M.index_select(l)
+  local a, shape = l:arguments(), l:result_shape()
+  local x, ids, parts = l:sample(a[1], "the tensor"), a[3], {}
+  local d = l:dim(a[2], #shape, "index_select", x.axis)
+  if not ids.constant then l:fail "places that depend on the batch" end
+  local list, taken, i = ids.constant:to_list(), l.first.taken, 1
+  taken[#taken + 1] = { where = l.entry.where, x = { constant = ids.constant, at = ids.at, dtype = "i64" } }
+  while i <= #list do
+    local own, n = util.copy(shape), 1
+    while i + n <= #list and list[i + n] == list[i] + n do n = n + 1 end
+    own[d] = n
+    parts[#parts + 1] = slice(l, x, d, tonumber(list[i]), 1, own)
+    i = i + n
+  end
+  if #parts == 1 then l:set(parts[1]) else cat(l, parts, d, shape) end
+end
+
 function M.split(l)
   local a = l:arguments()
   local x, at = l:sample(a[1], "the tensor"), 0
@@ -393,6 +414,40 @@ local function reduce(l, mean)
 end
 function M.sum(l) reduce(l, false) end
 function M.mean(l) reduce(l, true) end
+
+--- The largest or smallest along dimension d, the first of equal ones (0 and -0): each element with an odd place beside
+--- the one in front of it, until there is one.
+local function extreme_along(l, name, x, d)
+  local shape = x.shape
+  while shape[d] > 1 do
+    local half, rest, whole = util.copy(shape), util.copy(shape), util.copy(shape)
+    half[d], rest[d], whole[d] = math.floor(shape[d] / 2), shape[d] % 2, math.ceil(shape[d] / 2)
+    local later, earlier = slice(l, x, d, 1, 2, half), slice(l, x, d, 0, 2, half)
+    local best = l:op("binary", half, { ["function"] = name, inputs = { later.index, earlier.index },
+      sizes = { 1, product(half), 1, 1 } })
+    if rest[d] == 1 then -- the last one has nobody beside it
+      local last = slice(l, x, d, shape[d] - 1, 1, rest)
+      best = l:op("cat", whole, { inputs = { best.index, last.index },
+        sizes = { product(shape, 1, d - 1), product(shape, d + 1), half[d], 1 } })
+    end
+    x, shape = best, whole
+  end
+  return x
+end
+
+local function extreme(l, name)
+  local a = l:arguments()
+  local x, dims = l:sample(a[1], "the tensor"), {}
+  if not a[2] then l:fail "of all numbers it goes across samples: an answer would depend on others of its batch" end
+  for _, d in ipairs(type(a[2]) == "table" and a[2] or { a[2] }) do
+    dims[#dims + 1] = l:dim(tonumber(d), #x.shape, l.entry.func, x.axis)
+  end
+  table.sort(dims, function(p, q) return p > q end)
+  for _, d in ipairs(dims) do x = extreme_along(l, name, x, d) end
+  l:set({ index = x.index, shape = l:result_shape(), list = x.list, axis = l.axis })
+end
+function M.amax(l) extreme(l, "maximum") end
+function M.amin(l) extreme(l, "minimum") end
 
 local function softmax(l)
   local a = l:arguments()

@@ -55,7 +55,7 @@ function Trace:init()
   self.made, self.failed = 0, false
   -- Of constants, by their addresses: what made them of others (`entry`, and the `id` of the result); those that are
   -- made of numbers of the program only; and those whose numbers were taken into Lua, a list of { x =, where = }.
-  self.computed, self.fixed, self.taken = {}, {}, {}
+  self.computed, self.fixed, self.taken, self.n_computed = {}, {}, {}, 0
 end
 
 local release = { { Tensor, "peri_tensor" }, { KeyedTensor, "peri_kt" }, { KeyedJaggedTensor, "peri_kjt" },
@@ -164,9 +164,22 @@ function Trace:add_constant(entry, results, is_new)
     if is_new and not is_new(h) then return false end
     self:keep(h)
     local item = { id = {}, shape = shape_of(h), dtype = h:dtype() }
-    self.computed[address(h)], self.fixed[address(h)] = { entry = entry, id = item.id }, nil
+    self.n_computed = self.n_computed + 1
+    self.computed[address(h)] = { entry = entry, id = item.id, number = self.n_computed }
+    self.fixed[address(h)] = nil
     return item
   end, entry)
+end
+
+--- Whether what stands for an argument is made of numbers of the program only.
+function Trace:is_own(item)
+  if type(item) ~= "table" or item.at and self.fixed[item.at] then return true end
+  local made = self.computed[item.at or false]
+  if item.at and not made then return false end
+  for _, x in util.ordered(made and made.entry.args or item.list or item.named or {}) do
+    if not self:is_own(x) then return false end
+  end
+  return not item.id
 end
 
 --- Note a call of a function that has a rule.
@@ -217,7 +230,7 @@ end
 
 --- What a function without a rule returned, and nothing inside has been recorded for it: where it depends on the batch,
 --- it cannot be used; else it is a constant that no formula computes (formulas.lua).
-function Trace:suspect(func, args, results, line)
+function Trace:suspect(func, args, results, line, before)
   local live, any, given = false, false, {}
   for i = 1, args.n do
     local h = handle(args[i])
@@ -229,11 +242,16 @@ function Trace:suspect(func, args, results, line)
     local at = address(h)
     return not given[at] and not self.known[at] and not self.computed[at] and not self.fixed[at]
   end
+  --- What a function of the batch has computed of tensors that no guard has seen depends on the batch, too.
+  local function is_unseen(h)
+    local made = self.computed[address(h)]
+    return made and made.number > before and not given[address(h)]
+  end
   each_result(results, function(h)
     any = any or is_new(h)
-    if live and is_new(h) then
+    if live and (is_new(h) or is_unseen(h)) then
       self:keep(h)
-      self.refused[address(h)] = { func = func, where = line }
+      self.refused[address(h)], self.computed[address(h)] = { func = func, where = line }, nil
     end
   end)
   if live or not any then return end
@@ -260,7 +278,7 @@ local function watcher(trace)
       trace:forbid(func, (...))
       return f(...)
     end
-    local line = where()
+    local line, before = where(), trace.n_computed
     local source = is_source(func, args)
     local rule = rules.known[func] or source
     if rule then signature.watch.call = false end
@@ -269,7 +287,7 @@ local function watcher(trace)
     if not results[1] then error(results[2], 0) end
     table.remove(results, 1)
     if source then trace:add_source(results)
-    elseif rule then trace:add(func, args, results, line) else trace:suspect(func, args, results, line) end
+    elseif rule then trace:add(func, args, results, line) else trace:suspect(func, args, results, line, before) end
     return unpack(results)
   end
   return watch

@@ -19,7 +19,7 @@ M.formulas = set [[
 
 --- Functions that become operations of a model file, or views and copies; lower.lua says how.
 M.known = set [[
-  interaction cross_net
+  interaction cross_net index_select amax amin
   KeyedTensor:values KeyedTensor:get KeyedTensor.regroup JaggedTensor:to_padded_dense JaggedTensor:lengths
   sparse.top_products JaggedTensor:values JaggedTensor:offsets
   sparse.sequence_numbers sparse.index_select_dim0 sparse.jagged_attention sparse.hstu_mha sparse.sequence_positions
