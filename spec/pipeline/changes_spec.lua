@@ -159,3 +159,47 @@ describe("between two steps of a pipeline", function()
     end)
   end
 end)
+
+describe("between two runs of a pipeline", function()
+  local Net = peri.nn.Module:extend "Net"
+  function Net:init(device)
+    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 12, embedding_dim = 4,
+      feature_names = { "f" } } }
+    self.raw = peri.ManagedCollisionEmbeddingBagCollection {
+      embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, device = device,
+        fused_params = { optimizer = "sgd", learning_rate = 0.5 } },
+      managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
+        managed_collision_modules = { t = peri.MCHManagedCollisionModule { zch_size = 12, eviction_interval = 2,
+          eviction_policy = peri.embed.LFU_EvictionPolicy() } } } }
+  end
+  function Net:forward(batch) return self.raw(batch.ids):values():square():mean() end
+
+  --- What was learned from eight batches, in two runs.
+  local function learned(world, device, schedule, change)
+    peri.nn.manual_seed(3)
+    local model = peri.DistributedModelParallel { module = Net(device), group = world, device = device,
+      plan = { raw = { t = peri.plan.row_wise() } } }
+    local pipeline = peri.pipeline.Pipeline { model = model, optimizer = false, schedule = schedules.load(schedule) }
+    for from = 1, 5, 4 do
+      if from > 1 then change(model) end
+      local i = from - 1
+      for _ in pipeline:run(function()
+        i = i + 1
+        return i < from + 4 and { ids = peri.KeyedJaggedTensor { keys = { "f" }, lengths = { 2, 1 }, device = device,
+          values = { i * 7 % 40, i * 3 % 40 + world:rank(), i * 5 % 37 } } } or nil
+      end) do end
+    end
+    return support.learned(model)
+  end
+  local function keep() end
+  local function load(model) model:load_state_dict(peri.shard.gather_state_dict(model:state_dict())) end
+  local function reshard(model) model:reshard { raw = { t = peri.plan.row_wise() } } end
+
+  for _, name in ipairs { "sparse_dist", "prefetch_sparse_dist", "wire_first", "semi_sync" } do
+    worlds.each(name .. ": maps learn once from the batches behind a load, or another plan", function(world, device)
+      local want = learned(world, device, name, keep)
+      assert.same(want, learned(world, device, name, load))
+      assert.same(want, learned(world, device, name, reshard))
+    end, { sizes = { 1, 2 }, devices = { "cpu" } })
+  end
+end)

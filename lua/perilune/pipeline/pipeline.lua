@@ -333,6 +333,7 @@ local function begin(self, batches)
   self.agreed, self.next, self.before, self.learned = true, 0, self.steps, -1
   if type(self.model) == "table" and self.model._note_step then self.model:_note_step(-1, self) end
   self:attach()
+  for _, f in ipairs(self.forwards) do f:_loaded() end -- state that was loaded while no batch was in flight
   self.supply:start(batches, self.again)
   self.again = false
   fly(self, true)
