@@ -294,7 +294,8 @@ function functional.sort(t, dim, descending) end
 ---@return peri.Tensor # Of the shape of t, i64.
 function functional.argsort(t, dim, descending) end
 
----The k largest elements along a dimension in falling order, and their places.
+---The k largest elements along a dimension in falling order, and their places. Those of the products of queries with
+---many items, without the matrix of all products: `peri.sparse.top_products`.
 ---
 ---Errors: more than the dimension has; complex numbers.
 ---
