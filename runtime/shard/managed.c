@@ -341,10 +341,10 @@ peri_status peri_sharded_settle(peri_sharded *e)
     if (e->in_flight == 0) return reset_until(e, INT64_MAX); /* what is left is of batches that were given up */
     return peri__fail(PERI_EINVAL,
                       "peri_sharded_settle: maps of raw ids have learned from %lld batch%s ahead of training "
-                      "(prefetched, or looked up "
-                      "ahead), so that maps and rows are of different moments; take the state when nothing is in "
-                      "flight: before the first "
-                      "step, after the last one, or after pipeline:stop() and the steps until progress returns nil",
+                      "(prefetched, or looked up ahead, or of a forward pass that did not use what the module "
+                      "returned), so that maps and rows are of different moments; take the state when nothing is in "
+                      "flight: before the first step, after the last one, or after pipeline:stop() and the steps until "
+                      "progress returns nil",
                       (long long)e->in_flight, e->in_flight == 1 ? "" : "es");
 }
 
