@@ -320,6 +320,19 @@ describe("a checkpoint", function()
       both_of.optimizer:step()
     end
     assert.same(old.model.old.weight:to_list(), new.model.new.weight:to_list())
+    local function layers(...)
+      local model = nn.Module()
+      for i, name in ipairs { ... } do
+        model[name] = nn.Linear { in_features = 1, out_features = 1 }
+        model[name].weight:detach():fill(i)
+      end
+      return model
+    end
+    peri.checkpoint.save(path .. "-begins", { model = layers("l1", "l10", "l2") })
+    local moved = layers("m10", "n2", "top") -- layer l1 is the top now, and the longest begin that fits counts
+    peri.checkpoint.load(path .. "-begins", { model = moved }, { rename = { ["model/l"] = "model/n",
+      ["model/l1"] = "model/m1", ["model/l1."] = "model/top." } })
+    assert.same({ 2, 3, 1 }, { moved.m10.weight:item(0), moved.n2.weight:item(0), moved.top.weight:item(0) })
     assert.error_matches(function()
       peri.checkpoint.load(path, other, { rename = { ["model/none."] = "model/top." } })
     end,

@@ -102,12 +102,13 @@ local function within(prefixes, name)
   end
 end
 
---- The name here of a tensor, and the begin that was renamed (nil: none was).
+--- The name here of a tensor, and the begin that was renamed, of several that fit the longest (nil: none was).
 local function renamed(rename, name)
-  for from, to in util.ordered(rename or {}) do
-    if name:sub(1, #from) == from then return to .. name:sub(#from + 1), from end
+  local begin = nil
+  for from in util.ordered(rename or {}) do -- what others begin with comes before them
+    if name:sub(1, #from) == from then begin = from end
   end
-  return name
+  return begin and rename[begin] .. name:sub(#begin + 1) or name, begin
 end
 
 local function check_rename(func, rename)
