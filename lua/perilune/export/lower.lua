@@ -264,6 +264,14 @@ function Lowering:view(x, shape, strides, offset)
   return self:op("copy", shape, { inputs = { x.index }, sizes = joined({ #shape, offset or 0 }, shape, strides) })
 end
 
+--- Entries start..stop-1 of dimension d.
+function Lowering:slice(x, d, start, step, shape)
+  local strides = strides_of(x.shape)
+  local offset = start * strides[d]
+  strides[d] = strides[d] * (step or 1)
+  return self:view(x, shape, strides, offset)
+end
+
 --- A dimension, counted from 1, of n ones of which number `axis` are the samples: not this one.
 function Lowering:dim(d, n, what, axis)
   d = d < 0 and d + n + 1 or d

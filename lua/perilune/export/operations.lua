@@ -4,6 +4,7 @@ local rules = require "perilune.export.rules"
 local util = require "perilune.util"
 local Lowering = require "perilune.export.lower"
 local lists = require "perilune.export.lists"
+local extremes = require "perilune.export.extremes"
 
 local product, strides_of, joined, text_of = Lowering.product, Lowering.strides_of, Lowering.joined, Lowering.text_of
 
@@ -235,13 +236,7 @@ function M.stack(l)
   cat(l, list, d, shape)
 end
 
---- Entries start..stop-1 of dimension d.
-local function slice(l, x, d, start, step, shape)
-  local strides = strides_of(x.shape)
-  local offset = start * strides[d]
-  strides[d] = strides[d] * (step or 1)
-  return l:view(x, shape, strides, offset)
-end
+local slice = Lowering.slice
 
 --- Elements of a dimension by their numbers: neighbours go together.
 function M.index_select(l)
@@ -415,40 +410,6 @@ end
 function M.sum(l) reduce(l, false) end
 function M.mean(l) reduce(l, true) end
 
---- The largest or smallest along dimension d, the first of equal ones (0 and -0): each element with an odd place beside
---- the one in front of it, until there is one.
-local function extreme_along(l, name, x, d)
-  local shape = x.shape
-  while shape[d] > 1 do
-    local half, rest, whole = util.copy(shape), util.copy(shape), util.copy(shape)
-    half[d], rest[d], whole[d] = math.floor(shape[d] / 2), shape[d] % 2, math.ceil(shape[d] / 2)
-    local later, earlier = slice(l, x, d, 1, 2, half), slice(l, x, d, 0, 2, half)
-    local best = l:op("binary", half, { ["function"] = name, inputs = { later.index, earlier.index },
-      sizes = { 1, product(half), 1, 1 } })
-    if rest[d] == 1 then -- the last one has nobody beside it
-      local last = slice(l, x, d, shape[d] - 1, 1, rest)
-      best = l:op("cat", whole, { inputs = { best.index, last.index },
-        sizes = { product(shape, 1, d - 1), product(shape, d + 1), half[d], 1 } })
-    end
-    x, shape = best, whole
-  end
-  return x
-end
-
-local function extreme(l, name)
-  local a = l:arguments()
-  local x, dims = l:sample(a[1], "the tensor"), {}
-  if not a[2] then l:fail "of all numbers it goes across samples: an answer would depend on others of its batch" end
-  for _, d in ipairs(type(a[2]) == "table" and a[2] or { a[2] }) do
-    dims[#dims + 1] = l:dim(tonumber(d), #x.shape, l.entry.func, x.axis)
-  end
-  table.sort(dims, function(p, q) return p > q end)
-  for _, d in ipairs(dims) do x = extreme_along(l, name, x, d) end
-  l:set({ index = x.index, shape = l:result_shape(), list = x.list, axis = l.axis })
-end
-function M.amax(l) extreme(l, "maximum") end
-function M.amin(l) extreme(l, "minimum") end
-
 local function softmax(l)
   local a = l:arguments()
   local x = l:sample(a[1], "the tensor")
@@ -555,6 +516,8 @@ M["KeyedTensor.regroup"] = function(l)
   end
 end
 
-for name, make in util.ordered(lists.operations) do M[name] = make end
+for _, more in ipairs { lists.operations, extremes } do
+  for name, make in util.ordered(more) do M[name] = make end
+end
 
 return M
