@@ -388,13 +388,13 @@ typedef struct peri_k_product_dim_grad_args {
     int64_t n, inner;
 } peri_k_product_dim_grad_args;
 
-/** x and y are [outer][n][inner]; along n: y = exp(x - max) / sum exp(x - max), or its logarithm. range: outer *
- *  inner. */
+/** x and y are [outer][n][inner]; along n: y = exp(x - max) / sum exp(x - max), or its logarithm. zeros: of
+ *  lines whose elements are all -infinity y is 0, else NaN (not with log). range: outer * inner. */
 typedef struct peri_k_softmax_args {
     void *y;
     const void *x;
     int32_t dtype;
-    bool log;
+    bool log, zeros;
     int64_t n, inner;
 } peri_k_softmax_args;
 

@@ -466,7 +466,10 @@ static void cpu_softmax(const void *args, int64_t begin_row, int64_t end_row)
     }
     for (int64_t r = begin_row; r < end_row; r++) {
         const float *x = (const float *)a->x + r * a->n;
-        float *y = (float *)a->y + r * a->n, max = cpu_max(x, a->n), sum = cpu_sum_exp(a->log ? NULL : y, x, max, a->n);
+        float *y = (float *)a->y + r * a->n, max = cpu_max(x, a->n);
+        if (a->zeros && max == -INFINITY) max = 0;
+        float sum = cpu_sum_exp(a->log ? NULL : y, x, max, a->n);
+        if (a->zeros && sum == 0) sum = 1;
         int64_t begin = 0, end = a->n;
         if (a->log) {
             k_vec shift = k_set(max), log_sum = k_set(logf(sum));

@@ -184,8 +184,10 @@ template <int LANES, class T> struct softmax_one {
         const T *x = (const T *)a.x + base;
         T *y = (T *)a.y + base, max = largest<LANES>(x, a.n, a.inner, lane, mask);
         double sum = 0;
+        if (a.zeros && max == -(T)INFINITY) max = 0;
         for (int64_t r = lane; r < a.n; r += LANES) sum += (double)peri_exp(x[r * a.inner] - max);
         sum = peri_group_sum<LANES>(sum, mask);
+        if (a.zeros && sum == 0) sum = 1;
         double log_sum = log(sum);
         for (int64_t r = lane; r < a.n; r += LANES) {
             T d = x[r * a.inner] - max;

@@ -421,7 +421,9 @@ static void ref_softmax(const void *args, int64_t begin, int64_t end)
         int64_t base = u / a->inner * a->n * a->inner + u % a->inner;
         double max = -INFINITY, sum = 0;
         for (int64_t r = 0; r < a->n; r++) max = fmax(max, ref_get(a->x, base + r * a->inner, a->dtype));
+        if (a->zeros && max == -INFINITY) max = 0;
         for (int64_t r = 0; r < a->n; r++) sum += exp(ref_get(a->x, base + r * a->inner, a->dtype) - max);
+        if (a->zeros && sum == 0) sum = 1;
         for (int64_t r = 0; r < a->n; r++) {
             double x = ref_get(a->x, base + r * a->inner, a->dtype) - max;
             ref_put(a->y, base + r * a->inner, a->dtype, a->log ? x - log(sum) : exp(x) / sum);

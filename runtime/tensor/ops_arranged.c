@@ -212,6 +212,6 @@ peri_status peri_op_scaled_dot_product_attention(peri_tensor *q, peri_tensor *k,
     PERI_TRY(peri_op_affine(products, scale, 0, &scores));
     if (is_causal) PERI_TRY(causal(&scores));
     if (mask) PERI_TRY(masked(function, &scores, mask));
-    PERI_TRY(peri_op_softmax(scores, -1, &weights));
+    PERI_TRY(peri__attention_weights(function, scores, &weights));
     return peri_op_matmul(weights, v, out);
 }

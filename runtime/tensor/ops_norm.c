@@ -36,7 +36,8 @@ out:
 
 static const peri__node_vtab softmax_vtab = {.name = "softmax", .backward = softmax_backward};
 
-static peri_status softmax_wide(const char *function, peri_tensor *x, int32_t dim, bool log, peri_tensor **out)
+static peri_status softmax_wide(const char *function, peri_tensor *x, int32_t dim, bool log, bool zeros,
+                                peri_tensor **out)
 {
     int32_t d;
     int64_t outer, n, inner;
@@ -49,8 +50,8 @@ static peri_status softmax_wide(const char *function, peri_tensor *x, int32_t di
     peri_status status;
     PERI_TRY(peri__contiguous_of(x, &flat));
     PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &y), out);
-    peri_k_softmax_args args = {
-        .y = peri__data(y), .x = peri__data(flat), .dtype = x->dtype, .log = log, .n = n, .inner = inner};
+    peri_k_softmax_args args = {.y = peri__data(y), .x = peri__data(flat), .dtype = x->dtype, .log = log,
+                                .zeros = zeros, .n = n, .inner = inner};
     int64_t grain = peri__ceil_div(PERI_ELEMENT_GRAIN, 8 * peri__max(n, 1));
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), softmax, &args, outer * inner, grain), out);
     PERI_TRY_GOTO(peri__attach(&softmax_vtab, &x, 1, &y, 1, &node), out);
@@ -66,20 +67,24 @@ out:
     return status;
 }
 
-static peri_status softmax(const char *function, peri_tensor *x, int32_t dim, bool log, peri_tensor **out)
+static peri_status softmax(const char *function, peri_tensor *x, int32_t dim, bool log, bool zeros, peri_tensor **out)
 {
     peri__operands o;
     PERI_TRY(peri__widen(&o, PERI__IN_F32, &x, 1));
-    return peri__narrow(&o, softmax_wide(function, o.in[0], dim, log, out ? &o.out : NULL), out);
+    return peri__narrow(&o, softmax_wide(function, o.in[0], dim, log, zeros, out ? &o.out : NULL), out);
 }
 
 peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out)
 {
-    return softmax("peri_op_softmax", x, dim, false, out);
+    return softmax("peri_op_softmax", x, dim, false, false, out);
 }
 peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tensor **out)
 {
-    return softmax("peri_op_log_softmax", x, dim, true, out);
+    return softmax("peri_op_log_softmax", x, dim, true, false, out);
+}
+peri_status peri__attention_weights(const char *function, peri_tensor *scores, peri_tensor **out)
+{
+    return softmax(function, scores, -1, false, true, out);
 }
 
 /* -- layer norm ---------------------------------------------------------------------------------------------------- */

@@ -545,6 +545,8 @@ int32_t peri__fold(int32_t ndim, int64_t *shape, int64_t *const *stride, int32_t
  *  device. */
 peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, double value,
                           int64_t integer, peri_tensor **out);
+/** *out (new, recorded) = softmax of @scores along the last dimension; of rows that are all -infinity it is 0. */
+peri_status peri__attention_weights(const char *function, peri_tensor *scores, peri_tensor **out);
 /** out = condition (bool) ? a : b, broadcast; NULL stands for zeros; not both. */
 peri_status peri__where(const char *function, peri_tensor *condition, peri_tensor *a, peri_tensor *b,
                         peri_tensor **out);

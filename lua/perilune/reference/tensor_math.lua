@@ -457,8 +457,8 @@ function functional.nll_loss(t, labels, reduction) end
 ---@return peri.Tensor # Of the shape of t.
 function functional.rms_norm(t, n, weight, eps) end
 
----softmax(scale q k^T + mask) v. For sequences of different lengths without padding there is
----`peri.sparse.jagged_attention`.
+---softmax(scale q k^T + mask) v. A row that sees nothing is 0, as in PyTorch from 2.5 on. For sequences of different
+---lengths without padding there is `peri.sparse.jagged_attention`.
 ---
 ---Errors: shapes that do not fit.
 ---

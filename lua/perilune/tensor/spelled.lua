@@ -22,7 +22,12 @@ function M.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, scale)
   if attn_mask then
     scores = attn_mask:dtype() == "bool" and F.where(attn_mask, scores, -math.huge) or F.add(scores, attn_mask)
   end
-  return (F.matmul(F.softmax(scores, -1), v))
+  local weights = F.softmax(scores, -1)
+  if attn_mask then -- a row that sees nothing is 0
+    local seen = F.sum(F.gt(scores, -math.huge):to "f32", -1, true)
+    weights = F.where(F.gt(seen, 0), weights, 0)
+  end
+  return (F.matmul(weights, v))
 end
 
 local function filled(t, d, size, value)

@@ -170,7 +170,7 @@ PERI_API peri_status peri_op_cosine_similarity(peri_tensor *a, peri_tensor *b, i
 
 /** softmax(@scale q k^T) v: q [..., n, D], k [..., m, D], v [..., m, V], whose first dimensions broadcast. @mask (NULL:
  *  none) broadcasts to [..., n, m]: bool, true where a column may be seen, or numbers that are added. @is_causal: row i
- *  sees columns 0..i. */
+ *  sees columns 0..i. A row that sees no column is 0, and has no gradient. */
 PERI_API peri_status peri_op_scaled_dot_product_attention(peri_tensor *q, peri_tensor *k, peri_tensor *v,
                                                           peri_tensor *mask, bool is_causal, double scale,
                                                           peri_tensor **out);
