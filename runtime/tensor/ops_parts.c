@@ -230,9 +230,10 @@ peri_status peri__grad_sums(const peri__node *node, int32_t i, peri_tensor *part
 {
     const int64_t rows = partial->shape[0], cols = product_of(ndim, shape),
                   block = cols == 1 ? BLOCK_ELEMENTS : BLOCK_ROWS;
+    const bool whole = partial->ndim == ndim && !memcmp(partial->shape, shape, sizeof *shape * (size_t)ndim);
     peri_tensor *total = NULL, *grad = NULL;
     peri_status status = PERI_OK;
-    if (partial->dtype == own && peri__numel(partial) == cols) { /* of one block */
+    if (partial->dtype == own && whole) { /* of one block */
         grad = partial;
         peri_tensor_retain(grad);
     } else if (partial->dtype == own && rows <= block) {
