@@ -194,9 +194,10 @@ end
 -- -- of two and more --------------------------------------------------------------------------------------------------
 
 local between = formula("lerp", 3, 0, function(f, a, b, weight)
-  local way = f.sub(b, a)
-  local from_a, from_b = f.add(a, f.mul(way, weight)), f.sub(b, f.mul(way, f.affine(weight, -1, 1)))
-  return f.where(f.lt(f.abs(weight), f.number(0.5)), from_a, from_b)
+  local by_a = f.lt(f.abs(weight), f.number(0.5))
+  -- one product: a second one that is not chosen would leave 0 times infinity in the gradient
+  local share = f.where(by_a, weight, f.affine(weight, 1, -1))
+  return f.add(f.where(by_a, a, b), f.mul(f.sub(b, a), share))
 end)
 local from_first = formula("lerp", 2, 1, function(f, a, b, weight)
   return f.add(a, f.affine(f.sub(b, a), weight, 0))

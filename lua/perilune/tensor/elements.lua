@@ -293,10 +293,11 @@ end
 M._in_f32 = in_f32 -- of this layer
 --- f(a, b, ...) of two tensors likewise.
 function M._both_in_f32(f, a, b, ...)
-  local name = a:dtype()
-  if name ~= "f16" and name ~= "bf16" then return (f(a, b, ...)) end
-  local result = f(a:to "f32", b:to "f32", ...)
-  return (P.state.autocast and result or result:to(name))
+  local name, other = a:dtype(), b:dtype()
+  local narrow, narrow_b = name == "f16" or name == "bf16", other == "f16" or other == "bf16"
+  if not (narrow or narrow_b) then return (f(a, b, ...)) end
+  local result = f(narrow and a:to "f32" or a, narrow_b and b:to "f32" or b, ...)
+  return (name == other and not P.state.autocast and result:to(name) or result)
 end
 
 local squared_distance = formula("var", 2, 0, function(f, t, mean) return f.square(f.sub(t, mean)) end)
@@ -327,7 +328,12 @@ function M.std(t, dim, keepdim, correction) return (in_f32(deviation, t, dim, ke
 
 local squares = formula("norm", 1, 0, function(f, t) return f.square(t) end)
 local magnitudes = formula("norm", 1, 0, function(f, t) return f.abs(t) end)
-local powers = formula("norm", 1, 1, function(f, t, p) return f.pow(f.abs(t), p) end)
+--- |t| ^ p. Below p = 1 the derivative at 0 is infinite, and the gradient is 0, as PyTorch's.
+local powers = formula("norm", 1, 1, function(f, t, p)
+  local size = f.abs(t)
+  local zero = f.eq(size, f.number(0))
+  return f.where(zero, f.number(0), f.pow(f.where(zero, f.number(1), size), p))
+end)
 local others_than_0 = formula("norm", 1, 0, function(f, t) return f.ne(t, f.number(0)) end)
 --- sum ^ (1 / p). Where the sum is 0 the power's derivative is infinite, and the gradient is 0.
 local power_root = formula("norm", 1, 1, function(f, sum, inverse)

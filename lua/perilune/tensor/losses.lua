@@ -66,7 +66,9 @@ function F.margin_ranking_loss(a, b, target, margin, reduction)
 end
 
 local hinge_embedding = loss_of("hinge_embedding_loss", 2, 1, function(f, t, target, margin)
-  return f.where(f.eq(target, f.number(1)), t, f.relu(f.affine(t, -1, margin)))
+  -- of targets that are neither both count, as PyTorch's
+  local near, zero = f.where(f.eq(target, f.number(-1)), f.number(0), t), f.number(0)
+  return f.add(near, f.where(f.eq(target, f.number(1)), zero, f.relu(f.affine(t, -1, margin))))
 end)
 --- t where target is 1, max(0, margin - t) where it is -1. margin: 1.
 function F.hinge_embedding_loss(t, target, margin, reduction)

@@ -1,0 +1,74 @@
+-- What functions of tensors give where mathematics leaves it open, as PyTorch does: rows that see nothing, roots at 0,
+-- nothing to add up, infinities beside what was not chosen.
+local peri = require "perilune"
+local F = peri.nn.functional
+
+for _, device in ipairs { "cpu", "opaque" } do
+  describe("at the edge on " .. device, function()
+    local function tensor(x, dtype) return peri.tensor(x, dtype, device) end
+
+    it("attention of a row that sees nothing is 0 and has no gradient", function()
+      local inf = math.huge
+      local seen = tensor({ { 1, 0, 1 }, { 0, 0, 0 } }):ne(0)
+      local added = tensor { { 0, -inf, 0 }, { -inf, -inf, -inf } }
+      for _, dtype in ipairs { "f32", "f64", "f16", "bf16" } do
+        for _, mask in ipairs { seen, added } do
+          local q = peri.Tensor.uniform({ 2, 4 }, -1, 1, 1, 0, "f32", device):requires_grad()
+          local k = peri.Tensor.uniform({ 3, 4 }, -1, 1, 1, 1, "f32", device):requires_grad()
+          local v = peri.Tensor.uniform({ 3, 2 }, -1, 1, 1, 2, "f32", device):requires_grad()
+          local y = F.scaled_dot_product_attention(q:to(dtype), k:to(dtype), v:to(dtype),
+            mask == added and mask:to(dtype) or mask)
+          assert.same({ 0, 0 }, y[1]:to_list())
+          y:square():sum():backward()
+          -- the same as of the first row by itself
+          local first = F.scaled_dot_product_attention(q:detach():slice(1, 0, 1):to(dtype), k:detach():to(dtype),
+            v:detach():to(dtype), seen:slice(1, 0, 1))
+          assert.same(first:to_table()[1], y[0]:to_list())
+          assert.same({ 0, 0, 0, 0 }, q:grad()[1]:to_list())
+          for _, leaf in ipairs { q, k, v } do
+            assert.is_true(F.all(F.isfinite(leaf:grad())):item() == 1 and leaf:grad():abs():sum():item() > 0)
+          end
+          assert.same({ 0, 0, 0, 0 }, k:grad()[1]:to_list()) -- nobody sees the second column
+        end
+      end
+      local softmax = F.softmax(tensor { -inf, -inf }, 1):to_list() -- attention alone has that rule
+      assert.is_true(softmax[1] ~= softmax[1])
+    end)
+
+    it("gradients of biases without numbers have their shape", function()
+      for rows = 0, 5 do
+        local bias = peri.zeros({ 0 }, "f32", device):requires_grad()
+        F.linear(peri.ones({ rows, 3 }, "f32", device), peri.ones({ 0, 3 }, "f32", device), bias):sum():backward()
+        assert.same({ 0 }, bias:grad():shape())
+      end
+    end)
+
+    it("norms below 1 have no gradient at 0", function()
+      local x = tensor({ 4, 0, -1 }):requires_grad()
+      x:norm(0.5):backward() -- (2 + 1)^2 = 9, whose derivative is sqrt(9 / |x|) sign(x)
+      local grad = x:grad():to_list()
+      for i, expected in ipairs { 1.5, 0, -3 } do assert.is_true(math.abs(grad[i] - expected) < 1e-5) end
+    end)
+
+    it("lerp's weight has b - a as its gradient, also where that is infinite", function()
+      local a, b = tensor { math.huge, math.huge, 1 }, tensor { -3, -3, 2 }
+      local weight = tensor({ 0.25, 0.75, 1 }):requires_grad()
+      F.lerp(a, b, weight):sum():backward()
+      assert.same({ -math.huge, -math.huge, 1 }, weight:grad():to_list())
+    end)
+
+    it("hinge_embedding_loss takes both sides of a target that is neither 1 nor -1", function()
+      local t = tensor { 0.25, 0.25, 0.25 }
+      assert.same({ 0.25, 0.75, 1 }, F.hinge_embedding_loss(t, tensor { 1, -1, 0 }, 1, "none"):to_list())
+    end)
+
+    it("distances of an f16 and an f32 tensor are f32", function()
+      local a, b = tensor({ { 1, 2 } }, "f16"), tensor { { 4, 6 } }
+      for _, f in ipairs { F.pairwise_distance, F.cdist } do
+        assert.equal("f32", f(a, b):dtype())
+        assert.equal("f32", f(b, a):dtype())
+        assert.equal("f16", f(a, b:to "f16"):dtype())
+      end
+    end)
+  end)
+end
