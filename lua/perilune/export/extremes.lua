@@ -1,5 +1,4 @@
--- export/extremes.lua: the largest and the smallest along dimensions, as operations of a model file: maxima and minima of
--- two at a time.
+-- export/extremes.lua: the largest and the smallest along dimensions, as operations of a model file: of two at a time.
 local util = require "perilune.util"
 
 local product = util.product
