@@ -74,6 +74,23 @@ local function check_type(func, name, value, wanted)
   fail(("%s: %s is %s, wanted %s"):format(func, name, kind(value), type_text[wanted == "lists" and "list" or wanted]))
 end
 
+local sorted_names = setmetatable({}, { __mode = "k" }) -- a spec -> its names in order: not sorted for each call
+local function names_of(spec)
+  sorted_names[spec] = sorted_names[spec] or M.keys(spec)
+  return sorted_names[spec]
+end
+
+--- An error that names an argument that the spec does not have.
+local function refuse_unknown(func, args, spec)
+  for name in M.ordered(args) do
+    if spec[name] == nil then
+      local words = type(name) == "number" and "%s: argument %s has no name; they go by name: %s"
+        or "%s: no argument '%s'; allowed: %s"
+      fail(words:format(func, tostring(name), next(spec) and list(spec) or "none"))
+    end
+  end
+end
+
 --- Check a table of named arguments. `spec` maps a name to its default, or to util.required / util.optional. Returns a
 --- new table with all defaults filled in; unknown or missing names are errors that name the function, and so are values
 --- of another type than the spec says or the default has.
@@ -88,15 +105,11 @@ function M.named(func, args, spec)
     fail(("%s: named arguments in a table wanted%s, got %s"):format(func, needed[1] and ": { " ..
       table.concat(needed, ", ") .. " }" or "", kind(args)))
   end
-  local out = {}
-  for name in M.ordered(args) do
-    if spec[name] == nil then
-      local words = type(name) == "number" and "%s: argument %s has no name; they go by name: %s"
-        or "%s: no argument '%s'; allowed: %s"
-      fail(words:format(func, tostring(name), next(spec) and list(spec) or "none"))
-    end
-  end
-  for name, default in M.ordered(spec) do
+  local out, unknown = {}, false
+  for name in pairs(args) do unknown = unknown or spec[name] == nil end -- any order
+  if unknown then refuse_unknown(func, args, spec) end
+  for _, name in ipairs(names_of(spec)) do
+    local default = spec[name]
     local value, m = args[name], marks[default]
     if value ~= nil then
       value = check_type(func, name, value, m and m.type or not m and of_default[type(default)] or nil)

@@ -20,20 +20,26 @@ function M.numbers_text(list) return table.concat(list, ",") end
 --- also listed = how many; of a table source = (embed/changes.lua), rows = which, from row 0 of the piece on, global =
 --- function() -> the same, counted in the whole tensor; of a map of raw ids each, each_row, evicted (maps.lua).
 function M.piece(name, dtype, shape, m, source)
-  local p = { name = name, dtype = dtype, shape = shape, offset = m.shard_offsets, size = m.shard_sizes,
-    columns = m.columns, bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) }
-  for _, n in ipairs(p.size) do p.bytes = p.bytes * n end
-  p.key = ("%s [%s] [%s] %s"):format(name, M.numbers_text(p.offset), M.numbers_text(p.size), p.columns
-    and M.numbers_text(p.columns) or "")
-  for k, v in util.ordered(source) do p[k] = v end
+  local p = source -- a new table, which becomes the piece
+  p.name, p.dtype, p.shape, p.offset, p.size, p.columns = name, dtype, shape, m.shard_offsets, m.shard_sizes, m.columns
+  p.bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype)))
+  local whole = not p.columns
+  for d, n in ipairs(p.size) do
+    p.bytes = p.bytes * n
+    whole = whole and n == shape[d]
+  end
+  p.key = whole and name or ("%s [%s] [%s] %s"):format(name, M.numbers_text(p.offset), M.numbers_text(p.size),
+    p.columns and M.numbers_text(p.columns) or "")
   return p
 end
 
 --- Whether the pieces of a ShardedTensor are every element of it, where those at the same place count once. (Those of
 --- Shampoo's preconditioners are blocks on a diagonal.)
 local function is_whole(t)
+  local pieces = t:metadata().shards_metadata
+  if #pieces == 1 then return util.product(pieces[1].shard_sizes) == util.product(t:size()) end
   local seen, sums, all = {}, {}, util.product(t:size())
-  for _, m in ipairs(t:metadata().shards_metadata) do
+  for _, m in ipairs(pieces) do
     local columns = m.columns and M.numbers_text(m.columns) or ""
     local key, n = columns .. ";" .. M.numbers_text(m.shard_offsets), util.product(m.shard_sizes)
     sums[columns] = (sums[columns] or 0) + (seen[key] and 0 or n)
@@ -141,11 +147,21 @@ local function owners(all)
 end
 
 --- What rank 0 has to know of pieces to say who writes them.
-function M.announcements(pieces, group)
+function M.announcements(pieces)
   return util.map(pieces, function(p)
     return { key = p.key, bytes = p.bytes, replica = p.replica, name = p.name,
-      sum = group and p.replica == "equal" and Tensor._checksum(p.tensor) or nil }
+      sum = p.replica == "equal" and Tensor._checksum(p.tensor) or nil }
   end)
+end
+
+--- The same for a rank that is alone: all pieces, those that are the same once.
+function M.own_orders(pieces)
+  local list, seen = {}, {}
+  for i, p in ipairs(pieces) do
+    if not seen[p.key] then list[#list + 1] = i end
+    seen[p.key] = true
+  end
+  return { list }
 end
 
 --- On rank 0, of the announcements of all ranks: for each rank a list of the pieces that it writes, numbers in its

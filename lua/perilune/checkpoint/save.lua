@@ -287,14 +287,15 @@ local function begin(s, given)
     s.tracker = tracker_for(func, parts, a, s.parent)
     s.point = s.tracker and tracker_of.begin(s.tracker, sources_of(s.pieces))
     if s.parent then leave_out(s.parent, s.tracker, s.pieces) end
-    told = pieces_of.announcements(s.pieces, group)
+    told = group and pieces_of.announcements(s.pieces) or {}
   end)
   if s.parent then parts_of.one_digest(group, func, a.increment_of, s.parent:digest()) end
   local all = parts_of.to_first(group, func, { told, own, s.path, parts_of.random_state(), rows })
   together(group, func, function()
     if s.rank ~= 0 then return end
     one_path(func, all)
-    orders = pieces_of.orders_of(util.map(all, function(of) return of[1] end))
+    orders = group and pieces_of.orders_of(util.map(all, function(of) return of[1] end))
+      or pieces_of.own_orders(s.pieces)
     for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[2][name] end) } end
     for _, of in ipairs(all) do
       for name, format in util.ordered(of[5]) do rows[name] = format end

@@ -55,55 +55,70 @@ end
 
 local write
 
---- Of a table: "list", "object" or "map".
+--- Of a table: "list", "object" or "map", and its keys in order (nil: some are of a kind that has none).
 local function shape_of(x)
-  local keys, names = util.keys(x) or {}, true
-  if #keys > 0 and #x == #keys then return "list" end
-  for _, key in ipairs(keys) do names = names and type(key) == "string" and key:sub(1, 1) ~= "$" and is_utf8(key) end
-  return names and "object" or "map"
+  local keys, names = util.keys(x), true
+  if keys and #keys > 0 and #x == #keys then return "list", keys end
+  for _, key in ipairs(keys or {}) do
+    names = names and type(key) == "string" and key:sub(1, 1) ~= "$" and is_utf8(key)
+  end
+  return names and "object" or "map", keys
 end
 
-local function write_table(x, func, path, depth)
+--- Where a value is, as its user would write it: keys = { name, key, ... } down to depth.
+local function place_of(keys, depth)
+  local path = keys[1]
+  for i = 2, depth do
+    local key = keys[i]
+    path = path .. (type(key) == "string" and (key:match "^[%a_][%w_]*$" and "." .. key or ("[%q]"):format(key))
+      or ("[%s]"):format(tostring(key)))
+  end
+  return path
+end
+
+local function write_table(x, func, at, depth)
   local parts = {}
   local function inner(key, value)
-    local word = type(key) == "string" and key:match "^[%a_][%w_]*$"
-    local place = word and "." .. word or ("[%s]"):format(type(key) == "string" and ("%q"):format(key) or tostring(key))
-    return write(value, func, path .. place, depth + 1)
+    at[depth + 1] = key
+    return write(value, func, at, depth + 1)
   end
   if depth > DEPTH then
-    P.fail(("%s: %s is nested deeper than %d tables, or contains itself"):format(func, path:sub(1, 80), DEPTH))
+    P.fail(("%s: %s is nested deeper than %d tables, or contains itself"):format(func, place_of(at, depth):sub(1, 80),
+      DEPTH))
   end
-  local shape = shape_of(x)
+  local shape, keys = shape_of(x)
   if shape == "list" then
     for i = 1, #x do parts[i] = inner(i, x[i]) end
     return "[" .. table.concat(parts, ",") .. "]"
   end
-  local keys = util.keys(x) or P.fail(("%s: %s has keys that are neither strings nor numbers"):format(func, path))
+  if not keys then
+    P.fail(("%s: %s has keys that are neither strings nor numbers"):format(func, place_of(at, depth)))
+  end
   for i, key in ipairs(keys) do
     if shape == "object" then parts[i] = text(key) .. ":" .. inner(key, rawget(x, key))
-    else parts[i] = ("[%s,%s]"):format(write(key, func, path, depth), inner(key, rawget(x, key))) end
+    else parts[i] = ("[%s,%s]"):format(write(key, func, at, depth), inner(key, rawget(x, key))) end
   end
   if shape == "object" then return "{" .. table.concat(parts, ",") .. "}" end
   return '{"$map":[' .. table.concat(parts, ",") .. "]}"
 end
 
-write = function(x, func, path, depth)
+write = function(x, func, at, depth)
   local kind = type(x)
   if x == nil then return "null" end
   if kind == "boolean" then return tostring(x) end
   if kind == "number" then return number(x) end
   if kind == "string" then return text(x) end
-  if kind == "table" and getmetatable(x) == nil then return write_table(x, func, path, depth) end
+  if kind == "table" and getmetatable(x) == nil then return write_table(x, func, at, depth) end
   if kind == "cdata" and ffi.istype(signed, x) then return ('{"$int":"%s"}'):format((tostring(x):gsub("LL$", ""))) end
   if kind == "cdata" and ffi.istype(unsigned, x) then
     return ('{"$uint":"%s"}'):format((tostring(x):gsub("ULL$", "")))
   end
-  P.fail(("%s: %s is %s, allowed: nil, booleans, numbers, strings and plain tables of them"):format(func, path,
-    errors.kind(x)))
+  P.fail(("%s: %s is %s, allowed: nil, booleans, numbers, strings and plain tables of them"):format(func,
+    place_of(at, depth), errors.kind(x)))
 end
 
 --- The JSON text of a value; func: whose it is, and name: what its user calls it ("values"), for errors.
-function M.encode(x, func, name) return write(x, func, name or "values", 1) end
+function M.encode(x, func, name) return write(x, func, { name or "values" }, 1) end
 
 local numbers = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
 

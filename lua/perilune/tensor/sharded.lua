@@ -52,12 +52,13 @@ signature.object("local_shard", "a shard of this rank", { metadata = "place_of_s
   write = "callable?" })
 signature.list_of("local_shards", "a list of shards of this rank", "local_shard")
 
+--- Arguments that are lists, in the order in which they are checked, and of what.
+local lists = { "local_shards", "shards_metadata", "size", local_shards = "local_shards",
+  shards_metadata = "shards_metadata", size = "numbers" }
+
 function ShardedTensor:init(args)
   local a = util.named("ShardedTensor", args, arguments)
-  for name, kind in util.ordered { size = "numbers", shards_metadata = "shards_metadata",
-    local_shards = "local_shards" } do
-    signature.value("ShardedTensor", name, a[name], kind)
-  end
+  for _, name in ipairs(lists) do signature.value("ShardedTensor", name, a[name], lists[name]) end
   for i, m in ipairs(a.shards_metadata) do
     if #m.shard_offsets ~= #a.size or #m.shard_sizes ~= #a.size then
       P.fail(("ShardedTensor: shards_metadata[%d] has %d offsets and %d sizes for %d dimensions"):format(i,

@@ -5,6 +5,10 @@ local Tensor = require "perilune.tensor"
 
 local StoredTensor = util.class "StoredTensor"
 
+local arguments = { size = util.required.list, dtype = util.required.string, read = util.required,
+  patch = util.optional, read_several = util.optional, verify = util.optional, by_row = util.optional,
+  ends = util.optional }
+
 --- size: of the whole; dtype; read = function(region, tensor), which fills `tensor`, of that dtype, with a rectangle: {
 --- offset = list, size = list, columns = { first, number } or nil }. columns: where the numbers are of rows of a table,
 --- those of these columns are wanted. patch (or nil) = function(shard), which brings a shard of the place that the
@@ -14,9 +18,7 @@ local StoredTensor = util.class "StoredTensor"
 --- (or nil): of a state of a map of raw ids, a StoredTensor that has it in the order of rows. ends (or nil) =
 --- function(row), the end of the rows from `row` on that are best read before others (it is made some rows at a time).
 function StoredTensor:init(args)
-  local a = util.named("StoredTensor", args, { size = util.required.list, dtype = util.required.string,
-    read = util.required, patch = util.optional, read_several = util.optional, verify = util.optional,
-    by_row = util.optional, ends = util.optional })
+  local a = util.named("StoredTensor", args, arguments)
   self._size, self._dtype, self._read, self._patch = a.size, a.dtype, a.read, a.patch or false
   self._read_several, self._verify, self._by_row = a.read_several or false, a.verify or false, a.by_row or false
   self._ends = a.ends or false
