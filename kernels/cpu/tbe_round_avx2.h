@@ -11,7 +11,8 @@ typedef struct u16x {
 } u16x;
 
 TBE_INLINE u16x u16x_of(v16 x) { return (u16x){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
-TBE_INLINE __m256i v8_size(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi32(0x7fffffff)); }
+/** Absolute values of f32, as bits. */
+TBE_INLINE __m256i v8_abs(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi32(0x7fffffff)); }
 
 TBE_INLINE __m256 v8_sign(__m256 c)
 {
@@ -21,11 +22,11 @@ TBE_INLINE __m256 v8_sign(__m256 c)
 }
 TBE_INLINE v16 v16_sign(v16 c) { return (v16){v8_sign(c.a), v8_sign(c.b)}; }
 
-/** Is the size of any of these f32 above that of bits @most? */
+/** Whether the absolute value of any of these f32 is above that of the f32 whose bits are @most. */
 TBE_INLINE bool u16x_beyond(u16x x, uint32_t most)
 {
     __m256i limit = _mm256_set1_epi32((int)most);
-    __m256i odd = _mm256_or_si256(_mm256_cmpgt_epi32(v8_size(x.a), limit), _mm256_cmpgt_epi32(v8_size(x.b), limit));
+    __m256i odd = _mm256_or_si256(_mm256_cmpgt_epi32(v8_abs(x.a), limit), _mm256_cmpgt_epi32(v8_abs(x.b), limit));
     return !_mm256_testz_si256(odd, odd);
 }
 /** Lanes of at most 16 bits, narrowed. */
@@ -52,7 +53,7 @@ TBE_INLINE void h16_store(uint16_t *p, h16x h, int64_t n)
 /** To bf16, to nearest even: bits in the low halves. */
 TBE_INLINE __m256i v8_bf16(__m256i u)
 {
-    __m256i nan = _mm256_cmpgt_epi32(v8_size(u), _mm256_set1_epi32(0x7f800000)), high = _mm256_srli_epi32(u, 16);
+    __m256i nan = _mm256_cmpgt_epi32(v8_abs(u), _mm256_set1_epi32(0x7f800000)), high = _mm256_srli_epi32(u, 16);
     __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
     __m256i near = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
     return _mm256_blendv_epi8(near, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
@@ -75,7 +76,7 @@ TBE_INLINE __m128i v8_round_f16(__m256 x, __m256i bits, __m256i *small)
 {
     const __m256i least = _mm256_set1_epi32(0x38800000), sign = _mm256_set1_epi32(INT32_MIN);
     __m256i u = _mm256_castps_si256(x);
-    *small = _mm256_cmpgt_epi32(least, v8_size(u));
+    *small = _mm256_cmpgt_epi32(least, v8_abs(u));
     __m256i away = _mm256_and_si256(*small, _mm256_or_si256(least, _mm256_and_si256(u, sign)));
     __m256i moved = _mm256_castps_si256(_mm256_add_ps(x, _mm256_castsi256_ps(away)));
     return _mm256_cvtps_ph(_mm256_castsi256_ps(_mm256_add_epi32(moved, bits)), _MM_FROUND_TO_ZERO);
@@ -95,7 +96,7 @@ TBE_INLINE h16x v16_round_bf16(v16 x, u16x bits)
     return u16x_narrow((u16x){_mm256_srli_epi32(_mm256_add_epi32(u.a, bits.a), 16),
                               _mm256_srli_epi32(_mm256_add_epi32(u.b, bits.b), 16)});
 }
-/** The same of 32 columns, stored. */
+/** v16_round_bf16 of 32 columns, stored. */
 TBE_INLINE void v16_store_round_bf16(uint16_t *p, v16 x, u16x x_bits, v16 y, u16x y_bits)
 {
     *(h16x_unaligned *)p = v16_round_bf16(x, x_bits);
@@ -122,11 +123,14 @@ TBE_INLINE u16x tbe_random_words(uint64_t key, uint32_t lane)
             high = _mm256_set1_epi32((int)(key >> 32));
     return (u16x){v8_random(_mm256_add_epi32(a, first), high), v8_random(_mm256_add_epi32(b, first), high)};
 }
+/** A word of random bits rounds two numbers. Of each word, those for the first: the low TBE_BITS_F16 or TBE_BITS_BF16
+ *  bits. */
 TBE_INLINE u16x tbe_random_first(u16x words, const int32_t dtype)
 {
     const __m256i mask = _mm256_set1_epi32(dtype == PERI_F16 ? 0x1fff : 0xffff);
     return (u16x){_mm256_and_si256(words.a, mask), _mm256_and_si256(words.b, mask)};
 }
+/** Of each word, those for the other number: the high bits. */
 TBE_INLINE u16x tbe_random_other(u16x words, const int32_t dtype)
 {
     const int by = dtype == PERI_F16 ? 19 : 16;

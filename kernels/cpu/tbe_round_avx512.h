@@ -16,7 +16,7 @@ TBE_INLINE v16 v16_sign(v16 c)
 }
 TBE_INLINE h16x v16_to_f16(v16 x) { return (h16x)_mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT); }
 TBE_INLINE h16x u16x_to_f16_down(u16x x) { return (h16x)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_ZERO); }
-/** Is the size of any of these f32 above that of bits @most? */
+/** Whether the absolute value of any of these f32 is above that of the f32 whose bits are @most. */
 TBE_INLINE bool u16x_beyond(u16x x, uint32_t most)
 {
     return _mm512_cmpgt_epu32_mask((__m512i)(x & 0x7fffffffu), _mm512_set1_epi32((int)most));
@@ -43,7 +43,7 @@ TBE_INLINE h16x v16_round_f16(v16 x, u16x bits)
 }
 /** tbe_round_bf16 of numbers of at most the largest bf16. */
 TBE_INLINE h16x v16_round_bf16(v16 x, u16x bits) { return u16x_narrow((u16x_of(x) + bits) >> 16); }
-/** The same of 32 columns, stored. */
+/** v16_round_bf16 of 32 columns, stored. */
 TBE_INLINE void v16_store_round_bf16(uint16_t *p, v16 x, u16x x_bits, v16 y, u16x y_bits)
 {
     static const uint16_t odd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
@@ -66,10 +66,13 @@ TBE_INLINE u16x tbe_random_words(uint64_t key, uint32_t lane)
     x = (x ^ x >> 15 ^ (uint32_t)(key >> 32)) * 0x846ca68bu;
     return x ^ x >> 16;
 }
+/** A word of random bits rounds two numbers. Of each word, those for the first: the low TBE_BITS_F16 or TBE_BITS_BF16
+ *  bits. */
 TBE_INLINE u16x tbe_random_first(u16x words, const int32_t dtype)
 {
     return words & (dtype == PERI_F16 ? 0x1fffu : 0xffffu);
 }
+/** Of each word, those for the other number: the high bits. */
 TBE_INLINE u16x tbe_random_other(u16x words, const int32_t dtype) { return words >> (dtype == PERI_F16 ? 19 : 16); }
 
 #endif

@@ -209,7 +209,7 @@ TBE_INLINE void tbe_prefetch_line(const char *p, const bool near)
     else _mm_prefetch(p, _MM_HINT_T1);
 }
 
-/** The same of @lines lines. */
+/** tbe_prefetch_line for @lines lines. */
 TBE_INLINE void tbe_prefetch(const char *p, int64_t lines, const bool near)
 {
     if (near)

@@ -332,7 +332,7 @@ function M.locate(err)
   return setmetatable(fields, Error)
 end
 
---- What a file that could not be loaded is told: message, place.
+--- LuaJIT's words about a file that it could not load, taken apart: what is wrong, and where ("file:line").
 function M.syntax(problem)
   local file, line, message = problem:match "^(.-):(%d+): (.*)$"
   if not file then return problem end

@@ -104,7 +104,7 @@ void peri__log_rank_set(int32_t rank);
 
 /** @size bytes (NULL: out of memory, error record set). Freed with peri__free. */
 void *peri__alloc(size_t size);
-/** The same, zeroed. */
+/** As peri__alloc, zeroed. */
 void *peri__alloc_zero(size_t size);
 /** Grow or shrink; on failure NULL and @p stays valid. */
 void *peri__realloc(void *p, size_t size);

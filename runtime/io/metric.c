@@ -28,7 +28,7 @@ static const char *wrong_prediction(double p, int32_t needs)
     return NULL;
 }
 
-/** The same of the label @y. */
+/** What is wrong with the label @y; NULL: nothing. */
 static const char *wrong_label(double y, int32_t needs)
 {
     if (isnan(y)) return "not a number";

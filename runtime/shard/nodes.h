@@ -20,7 +20,7 @@ typedef struct peri__nodes {
 /** @node: any number for each of the @world_size ranks, equal for those of one node; NULL: one node. On failure @nodes
  *  is empty. */
 peri_status peri__nodes_init(peri__nodes *nodes, const int32_t *node, int32_t world_size);
-/** The same of the ranks of a group. */
+/** The nodes of the ranks of a group. On failure @nodes is empty. */
 peri_status peri__nodes_of_group(peri__nodes *nodes, const peri_group *group);
 void peri__nodes_fini(peri__nodes *nodes);
 

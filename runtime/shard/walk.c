@@ -492,7 +492,7 @@ static peri_status rows_of_part(output_dist *o, int32_t part, bool recording)
     return PERI_OK;
 }
 
-/** The same, and send the rows. */
+/** Look up a part of the tables, and send its rows to other ranks. */
 static peri_status look_up_part(output_dist *o, int32_t part, bool recording)
 {
     batch *b = o->batch;

@@ -96,7 +96,7 @@ peri_status peri__rows_cat(const char *function, peri_tensor *const *parts, int3
 /** out[i] = rows at[i] .. at[i + 1] of the contiguous @t, a view (0 <= at[i] <= at[i + 1] <= its rows; at[n] are all);
  *  n >= 0. */
 peri_status peri__rows_split(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor **out);
-/** The same, not recorded. */
+/** As peri__rows_split, not recorded. */
 peri_status peri__rows_views(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor **out);
 /** The gradient of what was split: @parts[n] one behind the other, NULL ones as zeros; *out NULL if all are. */
 peri_status peri__rows_join(peri_tensor *const *parts, const int64_t *at, int32_t n, peri_tensor **out);

@@ -446,7 +446,7 @@ out:
     return status;
 }
 
-/** The same of integers, as they are. */
+/** The product of matrices of integers, in their own dtype. */
 static peri_status multiply_integers(peri_tensor *a, peri_tensor *b, int32_t n, const int64_t *batch, peri_tensor **out)
 {
     const int64_t *const sa = a->stride + a->ndim - 2, *const sb = b->stride + b->ndim - 2;

@@ -295,7 +295,7 @@ typedef struct peri__words {
 } peri__words;
 /** "the 1st tensor" of 0, "the 2nd tensor from the end" of -2: right whatever a caller's language counts from. */
 const char *peri__place_text(int32_t place, const char *what, peri__words *words);
-/** The same of a dimension. */
+/** As peri__place_text, of a dimension. */
 const char *peri__dim_text(int32_t dim, peri__words *words);
 /** @t itself (a new reference) if contiguous, else a contiguous copy; not recorded. */
 peri_status peri__contiguous_of(const peri_tensor *t, peri_tensor **out);

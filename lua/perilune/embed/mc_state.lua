@@ -217,7 +217,7 @@ function State:_complete()
   self:settle()
 end
 
---- Overwrite them.
+--- Rows from `row` on of part `name` are those of `source`. Once all rows of all parts are there, the map takes them.
 function State:write(name, row, source)
   local w = self._written[name]
   if not w then

@@ -259,7 +259,7 @@ local function row_blocks(self, keys, stride)
   return blocks_of(self, function(key) return key * stride, stride end, at_the_start, self._dim)
 end
 
---- A variable batch and its blocks.
+--- A variable batch in the order of the tables, and the blocks of the output that its bags fill.
 local function variable_rows(self, features)
   find(self, C.peri_kjt_keys(features.ptr), true)
   local batch, bags = outputs.variable(self, features)

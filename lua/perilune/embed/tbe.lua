@@ -375,7 +375,7 @@ function M._file_of(tbe, t)
     iteration = tonumber(file_info.iteration), sum = file_info.ids.sum,
     ids_iteration = tonumber(file_info.ids.iteration) }
 end
---- The same of table t (from 1).
+--- What the file of table t (from 1) says, as M._file_of.
 function methods:file(t) return M._file_of(ptr(self), t - 1) end
 --- The map of raw ids whose rows table t (from 1) has, for the next flush.
 function methods:mark_ids(t, sum, iteration)

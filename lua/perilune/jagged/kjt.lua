@@ -74,7 +74,7 @@ function M.from_lengths_sync(a)
   return kjt:sync()
 end
 
---- The same from offsets.
+--- As from_lengths_sync, from offsets.
 function M.from_offsets_sync(a)
   local kjt = make("KeyedJaggedTensor.from_offsets_sync", a)
   if a.offsets == nil then P.fail "KeyedJaggedTensor.from_offsets_sync: argument 'offsets' is missing" end

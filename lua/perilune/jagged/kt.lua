@@ -171,7 +171,7 @@ function M.regroup(kts, groups)
   return run("KeyedTensor.regroup", plan("KeyedTensor.regroup", kts, groups), kts, #groups)
 end
 
---- The same as name -> tensor.
+--- The tensors of regroup by the names of their groups: name -> tensor.
 function M.regroup_as_dict(kts, groups, names)
   if #names ~= #groups then P.fail(("KeyedTensor.regroup_as_dict: %d names for %d groups"):format(#names, #groups)) end
   local dict = {}

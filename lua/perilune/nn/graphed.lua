@@ -130,6 +130,7 @@ local function with_stand_ins(others, stand_ins)
   return unpack(list, 1, others.n)
 end
 
+--- End the capture. `...` are the results of the function that was captured; returns how many.
 local function finish(graph, ...)
   local m = select("#", ...)
   local outputs = pointers(math.max(m, 1))

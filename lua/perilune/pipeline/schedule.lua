@@ -252,14 +252,14 @@ function Schedule:retime(aheads)
   return self:set(changes)
 end
 
---- The same with other options: depth, flush, staleness, live, grad.
+--- This schedule with other options: depth, flush, staleness, live, grad.
 function Schedule:with(changes)
   local source = source_of(self)
   for name, value in util.ordered(changes) do source[name] = value end
   return Schedule(source)
 end
 
---- The same under another name.
+--- This schedule under another name.
 function Schedule:called(name) return self:with { name = name } end
 
 -- -- what it says -----------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ end
 --- Everything that ranks must agree on: a list of { what it is, text }.
 function Schedule:facts() return facts_of(self) end
 
---- The same as text.
+--- What ranks must agree on (facts) as one text.
 function Schedule:text() return text_of(self:facts()) end
 
 --- 16 hexadecimal digits of such a list (FNV-1a of its text).

@@ -230,7 +230,7 @@ function M.check(stages)
   end
 end
 
---- The same of Schedules.
+--- Check (M.check) that the stages of a list of Schedules fit together.
 function M.check_stages(list) M.check(util.map(list, function(schedule) return M.summary(schedule:check()) end)) end
 
 signature.kind("Schedules", "a list of Schedules, of the first stage to the last", function(x)

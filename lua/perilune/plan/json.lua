@@ -83,7 +83,7 @@ end
 --- The same as a table, which does not say where files are written either, nor statistics.
 M._data = data_of
 
---- The same into a file.
+--- Write the JSON of a plan (to_json) into a file.
 function M.save_json(plan, path) text_data.write(path, M.to_json(plan), "plan.save_json") end
 
 --- A ShardingPlan as Lua text, which plan.from_text reads without running it; the same for the same plan. `note`
@@ -270,7 +270,7 @@ function M.from_text(text, from)
   return from_data(value, kind, from)
 end
 
---- The same of files.
+--- The ShardingPlan of a file of JSON, or of Lua text.
 function M.load_json(path) return M.from_json(text_data.read(path, "plan.load_json"), ("plan '%s'"):format(path)) end
 function M.load_text(path) return M.from_text(text_data.read(path, "plan.load_text"), ("plan '%s'"):format(path)) end
 

@@ -172,7 +172,7 @@ function Rules:init(relations, tables, topology)
   self:clear()
 end
 
---- As before the first shard.
+--- Forget what was placed: every rule is as before the first shard.
 function Rules:clear()
   for _, rule in ipairs(self.list) do rule.state = {} end
 end

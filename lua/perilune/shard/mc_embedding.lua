@@ -130,7 +130,7 @@ local function sharded_class(Base, class_name, prefix)
   return Sharded
 end
 
---- Its stages.
+--- Give the class Sharded the stages of a step: input_dist and what follows it.
 local function add_stages(Sharded, Base, class_name)
   local Context = util.class(class_name .. "Context", mc_collection.ManagedCollisionCollectionContext)
   M[class_name .. "Context"] = Context

@@ -73,7 +73,7 @@ function M.index_select_dim0(values, indices)
   return (wrap(out[0]))
 end
 
---- The same for lists of both.
+--- index_select_dim0 of each of a list of tensors, with the list of indices that belongs to it.
 function M.group_index_select_dim0(inputs, indices)
   if #inputs ~= #indices then
     P.fail(("group_index_select_dim0: %d inputs, %d lists of indices"):format(#inputs, #indices))

@@ -180,7 +180,7 @@ function F.scatter(t, dim, index, src)
   check(C.peri_op_scatter(ptr(t), dim > 0 and dim - 1 or dim, ptr(index), ptr(spread(src, t, index)), false, out))
   return (wrap(out[0]))
 end
---- The same, added to what is there.
+--- As scatter, but src is added to what is at those places.
 function F.scatter_add(t, dim, index, src)
   check(C.peri_op_scatter(ptr(t), dim > 0 and dim - 1 or dim, ptr(index), ptr(spread(src, t, index)), true, out))
   return (wrap(out[0]))

@@ -237,7 +237,7 @@ function F.addmm(t, a, b, beta, alpha)
   end
   return add_product(t, F.matmul(a, b), beta, alpha)
 end
---- The same of batches of matrices.
+--- beta (1) t + alpha (1) a b, of batches of matrices.
 function F.baddbmm(t, a, b, beta, alpha)
   return add_product(t, F.bmm(a, b), beta, alpha)
 end

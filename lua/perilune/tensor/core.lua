@@ -192,6 +192,7 @@ end
 
 -- -- looking ----------------------------------------------------------------------------------------------------------
 
+--- A peri_tensor_info of the tensor, which the next call fills again.
 function methods:describe()
   C.peri_tensor_describe(ptr(self), desc)
   return desc

@@ -221,7 +221,7 @@ peri_status peri__mpi_layout_init(layout *l, int32_t size);
 void peri__mpi_layout_fini(layout *l);
 /** Consecutive parts of counts[i] elements; returns the bytes of all. */
 int64_t peri__mpi_layout_parts(layout *l, const int64_t *counts, int32_t size, int64_t element);
-/** The same part @size times. */
+/** A part for each of @size ranks, all of them the @bytes from @at on. */
 void peri__mpi_layout_same(layout *l, int32_t size, int64_t at, int64_t bytes);
 /** The first run that reaches beyond element @x of what comes; p->n: none. */
 int64_t peri__mpi_first_run(const places *p, int64_t x);

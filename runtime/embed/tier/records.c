@@ -534,6 +534,7 @@ static peri_status store_range(peri__tier *tier, int64_t table)
     return records_fill(tier, s);
 }
 
+/** How many records of a table CHUNK_BYTES hold. */
 static int64_t chunk_of(const peri__tier *tier, int64_t table)
 {
     return peri__max(1, CHUNK_BYTES / record_bytes(tier, (int32_t)table));
