@@ -124,4 +124,33 @@ describe("structures that callers fill in", function()
       end
     end)
   end
+
+  it("are refused where they are of optimizers that divide by eps, and nobody has filled them in", function()
+    local C = require("perilune.ffi").C
+    local out, tbe = ffi.new "peri_optim *[1]", ffi.new "peri_tbe *[1]"
+    local filled, own = ffi.new "peri_optim_config", ffi.new "peri_tbe_optimizer_config"
+    local table_of = with("peri_table_config", nil, { name = "t", rows = 3, cols = 2 })
+    filled.size, own.size = ffi.sizeof(filled), ffi.sizeof(own)
+    for kind = 0, C.PERI_OPTIM_KIND_COUNT - 1 do
+      local divides = kind ~= C.PERI_OPTIM_SGD
+      assert.equal(divides and C.PERI_EINVAL or 0,
+        C.peri_optim_new(with("peri_optim_config", nil, { kind = kind }), nil, 0, out))
+      if not divides then C.peri_optim_release(out[0]) end
+      assert.equal(0, C.peri_optim_default(kind, filled))
+      assert.equal(0, C.peri_optim_new(filled, nil, 0, out))
+      C.peri_optim_release(out[0])
+    end
+    for kind = 0, C.PERI_TBE_OPTIMIZER_COUNT - 1 do
+      assert.equal(0, C.peri_tbe_optimizer_default(kind, own))
+      local divides, status = own.eps > 0, {}
+      for i, optimizer in ipairs { with("peri_tbe_optimizer_config", nil, { kind = kind }), own } do
+        local config = with("peri_tbe_config", nil, { device = defaults.device(), n_tables = 1, tables = table_of,
+          optimizer = optimizer })
+        status[i] = C.peri_tbe_new(config, tbe)
+        if status[i] == 0 then C.peri_tbe_release(tbe[0]) end
+      end
+      assert.equal(0, status[2])
+      if divides then assert.equal(C.PERI_EINVAL, status[1]) end
+    end
+  end)
 end)

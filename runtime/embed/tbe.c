@@ -88,6 +88,11 @@ static peri_status check_optimizer(const peri_tbe_optimizer_config *o)
         return peri__fail(
             PERI_EINVAL, "peri_tbe_new: optimizer shampoo wants eps > 0 (given: %g) and decouples weight decay, if any",
             o->eps);
+    if (k->eps > 0 && o->eps == 0 && (k->beta2 > 0 ? o->beta2 : o->learning_rate) == 0)
+        return peri__fail(PERI_EINVAL,
+                          "peri_tbe_new: optimizer %s has 0 for eps and %s, so that a gradient of 0 would be divided by "
+                          "0; peri_tbe_optimizer_default fills in numbers",
+                          k->name, k->beta2 > 0 ? "beta2" : "learning_rate");
     if (o->row_bias_correction && !(k->beta1 > 0 && k->eps > 0))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no row_bias_correction", k->name);
     return PERI_OK;

@@ -84,6 +84,17 @@ static double *at_number(peri_optim_config *args, const number *k)
     return (double *)(void *)((char *)args + k->offset);
 }
 
+/** Numbers that nobody has filled in, by which a gradient of 0 would be divided by 0. */
+static peri_status check_filled_in(const peri_optim_config *a)
+{
+    const bool adam = a->kind == PERI_OPTIM_ADAM || a->kind == PERI_OPTIM_ADAMW, rms = a->kind == PERI_OPTIM_RMSPROP;
+    if (a->kind == PERI_OPTIM_SGD || a->eps != 0 || (adam ? a->beta2 : rms ? a->alpha : a->lr) != 0) return PERI_OK;
+    return peri__fail(PERI_EINVAL,
+                      "peri_optim_new: eps and %s are 0, so that a gradient of 0 would be divided by 0; "
+                      "peri_optim_default fills in numbers",
+                      adam ? "beta2" : rms ? "alpha" : "lr");
+}
+
 static peri_status check_args(const peri_optim_config *args)
 {
     static const char *const function = "peri_optim_new";
@@ -94,7 +105,7 @@ static peri_status check_args(const peri_optim_config *args)
     if (args->nesterov && (args->momentum <= 0 || args->dampening != 0))
         return peri__fail(PERI_EINVAL, "%s: nesterov needs a momentum and no dampening; they are %g and %g", function,
                           args->momentum, args->dampening);
-    return PERI_OK;
+    return check_filled_in(args);
 }
 
 static peri_status check_params(const char *function, peri_tensor *const *params, int32_t n, bool rows)

@@ -543,4 +543,4 @@ local function begin()
   end
 end
 
-return { cases = cases, begin = begin }
+return { cases = cases, begin = begin, device = function() return device end }

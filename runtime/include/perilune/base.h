@@ -47,6 +47,7 @@
  *  - All other structures stay as they are. They are zeroed likewise: 0 is the default of each of their members.
  *  - Numbers of optimizers (learning rates, betas, eps) are what they say, 0 too: peri_optim_default and
  *    peri_tbe_optimizer_default fill in peri_optim_config and peri_tbe_optimizer_config before a program changes some.
+ *    Where nobody has filled them in, PERI_EINVAL says so.
  *
  *  Functions, constants and members keep their names, numbers and places; new ones may come. */
 enum { PERI_ABI_VERSION = 1 };
