@@ -10,7 +10,7 @@
 
 /** The contracts of this header. What is added goes to the end of a table, so that older backends need not know it, and
  *  raises the number; what changes raises the lowest number as well. */
-enum { PERI_PLUGIN_HOST_ABI = 2 };
+enum { PERI_PLUGIN_HOST_ABI = 3 };
 
 typedef struct peri_plugin_host {
     uint32_t size, abi; /* sizeof this struct; PERI_PLUGIN_HOST_ABI */
@@ -45,7 +45,19 @@ typedef struct peri_plugin_host {
     /* A fork waits for this pthread_mutex_t of the backend, so that the child finds it free. Nothing else is locked
      * while it is held. */
     void (*fork_lock)(void *lock);
+    /* Since contract 3. Start a thread of the library's into this pthread_t: it takes no signals, which are for the
+     * program's threads. 0, or an errno. */
+    int (*thread_start)(void *thread, void *(*body)(void *), void *ctx);
+    /* The file @fd, or a copy of it above stdin, stdout and stderr where these are closed, so that no printed line gets
+     * into it; -1 with errno. */
+    int (*own_file)(int fd);
 } peri_plugin_host;
+
+/** Whether a host has all that is in this header. A backend that needs it refuses an older one. */
+static inline bool peri_plugin_host_has_all(const peri_plugin_host *host)
+{
+    return host->size >= sizeof *host;
+}
 
 /** Choices of perilune/tune.h about copies between ranks. */
 enum {

@@ -53,6 +53,11 @@ static void (*kernel(const char *name, int64_t args))(const void *args, int64_t 
     return NULL;
 }
 
+static int thread_start(void *thread, void *(*body)(void *), void *ctx)
+{
+    return peri__thread_start(thread, body, ctx);
+}
+
 static const peri_plugin_host host = {
     .size = sizeof host,
     .abi = PERI_PLUGIN_HOST_ABI,
@@ -71,6 +76,8 @@ static const peri_plugin_host host = {
     .threads = peri_threads,
     .sort_keys = sort_keys,
     .fork_lock = peri__fork_leaf,
+    .thread_start = thread_start,
+    .own_file = peri__fd_of_ours,
 };
 
 const peri_plugin_host *peri__plugin_host(void) { return &host; }

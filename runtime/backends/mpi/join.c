@@ -304,7 +304,7 @@ peri_status peri__mpi_within(const mpi_group *g, const char *what, int64_t timeo
     pthread_t thread;
     join.run = run;
     atomic_store(&join.done, 0);
-    int problem = peri__mpi_thread(&thread, join_thread, NULL);
+    int problem = peri__mpi_host->thread_start(&thread, join_thread, NULL);
     if (problem) return FAIL(PERI_ENOMEM, "mpi: %s: no thread: %s", what, strerror(problem));
     peri_status status = join_wait(g, what, timeout_ns);
     if (status >= 0) pthread_join(thread, NULL);

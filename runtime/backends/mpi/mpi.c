@@ -267,5 +267,5 @@ const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent)
     peri__mpi_host = lent;
     peri__mpi_reduce = lent->kernel("reduce", sizeof(peri_k_reduce_args));
     peri__mpi_place = lent->kernel("route_place", sizeof(peri_k_route_place_args));
-    return peri__mpi_reduce && peri__mpi_place ? &vtab : NULL;
+    return peri_plugin_host_has_all(lent) && peri__mpi_reduce && peri__mpi_place ? &vtab : NULL;
 }

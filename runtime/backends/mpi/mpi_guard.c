@@ -124,7 +124,7 @@ peri_status peri__mpi_guard_start(int64_t timeout_ns)
     atomic_store(&guard.limit, timeout_ns < LEAST ? LEAST : timeout_ns > MOST ? MOST : timeout_ns);
     if (started) return PERI_OK;
     pthread_t thread;
-    int error = peri__mpi_thread(&thread, watch, NULL);
+    int error = peri__mpi_host->thread_start(&thread, watch, NULL);
     if (error) {
         atomic_store(&guard.limit, 0);
         return FAIL(PERI_ENOMEM, "mpi: no thread could be started (error %d)", error);

@@ -154,8 +154,6 @@ int peri__mpi_send(const void *data, int bytes, int to, int tag, MPI_Comm comm, 
 /** From now on a call of these that takes @timeout_ns, but 5 to 15 s, or 4 s of processor time, ends the process with a
  *  line of it. */
 peri_status peri__mpi_guard_start(int64_t timeout_ns);
-/** pthread_create of a thread that takes no signals, which are for the program's, and is called "perilune". */
-int peri__mpi_thread(pthread_t *thread, void *(*body)(void *), void *ctx);
 
 enum { NEAR_RANKS = 64 }; /* largest group that has cells */
 

@@ -4,8 +4,6 @@
  */
 #include "mpi_internal.h"
 
-#include <signal.h>
-
 struct mpi_state peri__mpi;
 const peri_plugin_host *peri__mpi_host;
 peri_kernel_fn peri__mpi_reduce, peri__mpi_place;
@@ -16,17 +14,6 @@ peri_status peri__mpi_fail(const char *what, int code)
     int len = 0;
     MPI_Error_string(code, text, &len);
     return FAIL(PERI_EPEER, "%s: %.*s", what, len, text);
-}
-
-int peri__mpi_thread(pthread_t *thread, void *(*body)(void *), void *ctx)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int problem = pthread_create(thread, NULL, body, ctx);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (problem == 0) pthread_setname_np(*thread, "perilune");
-    return problem;
 }
 
 const mpi_group *peri__mpi_broken(const mpi_group *g)

@@ -42,7 +42,7 @@ static void finalize_loose(void)
 {
     static atomic_int done; /* outlives this function, as the thread may */
     pthread_t thread;
-    if (peri__mpi_thread(&thread, finalize_thread, &done) != 0) return;
+    if (peri__mpi_host->thread_start(&thread, finalize_thread, &done) != 0) return;
     pthread_detach(thread);
     int64_t until = peri__mpi_host->time_ns() + FINALIZE_NS;
     for (int64_t round = 0; !atomic_load(&done) && peri__mpi_host->time_ns() < until; round++)

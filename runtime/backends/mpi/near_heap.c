@@ -92,16 +92,6 @@ static char *map_heap(int fd, int64_t bytes)
     return base;
 }
 
-/** @fd, or a copy of it above stdin, stdout and stderr, where these are closed: printed lines stay out of it. */
-static int not_a_stream(int fd)
-{
-    if (fd < 0 || fd > STDERR_FILENO) return fd;
-    int other = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), why = errno;
-    close(fd);
-    errno = why;
-    return other;
-}
-
 int peri__mpi_memory_file(const char *name, int64_t bytes)
 {
     struct rlimit files;
@@ -109,7 +99,7 @@ int peri__mpi_memory_file(const char *name, int64_t bytes)
         errno = EFBIG; /* making it longer would be a signal */
         return -1;
     }
-    int fd = not_a_stream(memfd_create(name, MFD_CLOEXEC));
+    int fd = peri__mpi_host->own_file(memfd_create(name, MFD_CLOEXEC));
     if (fd < 0 || ftruncate(fd, bytes) == 0) return fd;
     int why = errno;
     close(fd);
@@ -121,7 +111,7 @@ int peri__mpi_open_of(const peer *p, int fd)
 {
     char name[64];
     snprintf(name, sizeof name, "/proc/%lld/fd/%d", (long long)p->pid, fd);
-    return not_a_stream(open(name, O_RDWR | O_CLOEXEC));
+    return peri__mpi_host->own_file(open(name, O_RDWR | O_CLOEXEC));
 }
 
 /** Whether a page that was promised is there when it is needed. Where the kernel counts what processes may use

@@ -473,5 +473,5 @@ __attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(
 const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent)
 {
     peri__nccl_host = lent;
-    return &vtab;
+    return peri_plugin_host_has_all(lent) ? &vtab : NULL;
 }

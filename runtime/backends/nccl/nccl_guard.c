@@ -13,7 +13,6 @@
  */
 #include "nccl_internal.h"
 
-#include <signal.h>
 #include <time.h>
 
 #define PATIENCE_NS ((int64_t)1000000000)
@@ -82,13 +81,7 @@ peri_status peri__nccl_guard_init(nccl_world *w)
     pthread_cond_init(&w->guard_wake, &steady);
     pthread_condattr_destroy(&steady);
     if (w->size == 1) return PERI_OK;
-    sigset_t all, before; /* signals are for the program's threads */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&w->guard, NULL, guard, w);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!error) pthread_setname_np(w->guard, "perilune");
-    if (error) return FAIL(PERI_ENOMEM, "nccl: no thread to watch the device");
+    if (peri__nccl_host->thread_start(&w->guard, guard, w) != 0) return FAIL(PERI_ENOMEM, "nccl: no thread to watch the device");
     w->has_guard = true;
     return PERI_OK;
 }
