@@ -90,8 +90,8 @@ static peri_status check_optimizer(const peri_tbe_optimizer_config *o)
             o->eps);
     if (k->eps > 0 && o->eps == 0 && (k->beta2 > 0 ? o->beta2 : o->learning_rate) == 0)
         return peri__fail(PERI_EINVAL,
-                          "peri_tbe_new: optimizer %s has 0 for eps and %s, so that a gradient of 0 would be divided by "
-                          "0; peri_tbe_optimizer_default fills in numbers",
+                          "peri_tbe_new: optimizer %s has 0 for eps and %s, so that a gradient of 0 would be divided "
+                          "by 0; peri_tbe_optimizer_default fills in numbers",
                           k->name, k->beta2 > 0 ? "beta2" : "learning_rate");
     if (o->row_bias_correction && !(k->beta1 > 0 && k->eps > 0))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no row_bias_correction", k->name);

@@ -81,7 +81,8 @@ peri_status peri__nccl_guard_init(nccl_world *w)
     pthread_cond_init(&w->guard_wake, &steady);
     pthread_condattr_destroy(&steady);
     if (w->size == 1) return PERI_OK;
-    if (peri__nccl_host->thread_start(&w->guard, guard, w) != 0) return FAIL(PERI_ENOMEM, "nccl: no thread to watch the device");
+    if (peri__nccl_host->thread_start(&w->guard, guard, w) != 0)
+        return FAIL(PERI_ENOMEM, "nccl: no thread to watch the device");
     w->has_guard = true;
     return PERI_OK;
 }
