@@ -171,8 +171,8 @@ PERI_API peri_status peri_csv_open(const peri_csv_config *config, peri_criteo **
 /* -- arrays in files ----------------------------------------------------------------------------------------------- */
 
 /** The arrays of a file that NumPy wrote: npy, which has one, or npz, a zip archive (zip64, too) of several. Files are
- *  mapped, not read: one that is cut short while it is in use ends the process (SIGBUS), at whoever reads behind its new
- *  end. A program that has to survive that reads the file into memory and opens it there: peri_arrays_open_memory.
+ *  mapped, not read: one that is cut short while it is in use ends the process (SIGBUS), at whoever reads behind its
+ *  new end. A program that has to survive that reads the file into memory and opens it there: peri_arrays_open_memory.
  *  Whoever replaces such a file writes beside it and renames. Members of an npz that are packed (savez_compressed) are
  *  unpacked into memory. */
 typedef struct peri_arrays peri_arrays;
