@@ -292,9 +292,9 @@ end
 
 --- Single shards of two tables change ranks: one of rank r with a shorter one of another rank.
 function Packing:exchange(r, now, list)
-  local singles = {}
+  local singles = {} -- of other ranks
   for t = 1, #self.tables do
-    if self:is_single(t) then singles[#singles + 1] = t end
+    if self:is_single(t) and self.ranks[t][1] ~= r then singles[#singles + 1] = t end
   end
   for _, t in ipairs(list) do
     local a, mine = self.option[t], self.ranks[t]
@@ -304,7 +304,7 @@ function Packing:exchange(r, now, list)
       for _, o in ipairs(singles) do
         local there, y = self.ranks[o][1], self.option[o].runs[1]
         local more = x.perf.total - y.perf.total
-        if there ~= r and more > 0 and self.time[there] + more < now * BETTER then
+        if more > 0 and self.time[there] + more < now * BETTER then
           local s, u = x.storage, y.storage
           if s.hbm - u.hbm <= self.hbm[there] and u.hbm - s.hbm <= self.hbm[r] and s.ddr - u.ddr <= self.ddr[there]
             and u.ddr - s.ddr <= self.ddr[r] and s.ssd - u.ssd <= self.ssd[there] and u.ssd - s.ssd <= self.ssd[r] then
