@@ -141,14 +141,16 @@ describe("linking", function()
   it("does what the code on docs/embedding_c.md says", function()
     if need() then return pending(need()) end
     local blocks = {}
-    for block in shell.read "docs/embedding_c.md":gmatch "\n```\n(.-\n)```\n" do
+    for language, block in shell.read "docs/embedding_c.md":gmatch "\n```(%w*)\n(.-\n)```\n" do
       local statements, calls = block:gsub("%f[%w_]peri_[%w_]+%b();", function(call)
         return ("check(%s);"):format(call:sub(1, -2))
       end)
-      if calls > 0 or block:find("peri_kjt_config", 1, true) then blocks[#blocks + 1] = "{" .. statements .. "}" end
+      if language == "" and (calls > 0 or block:find("peri_kjt_config", 1, true)) then
+        blocks[#blocks + 1] = "{" .. statements .. "}"
+      end
     end
-    assert.equal(4, #blocks)
-    -- in the page's order: a structure, Lua, metrics, a plan
+    assert.equal(5, #blocks)
+    -- in the page's order: a structure, an optimizer's state, Lua, metrics, a plan
     shell.write(root .. "/model.lua", "return { score = function(a, b) return a * b end }")
     shell.write(root .. "/plan.lua", ([[
       local plan = require "perilune".plan
@@ -178,6 +180,20 @@ describe("linking", function()
           check(peri_tensor_full(cpu, PERI_I64, 1, &one, 7, &values));
           peri_tensor *ids = values;
           %s
+          {
+              peri_checkpoint_state *state;
+              peri_optim *optim;
+              peri_optim_config adagrad = {.size = sizeof adagrad};
+              peri_tensor *weight, *sum, *steps;
+              int64_t n = 3;
+              check(peri_tensor_full(cpu, PERI_F32, 1, &one, 1, &weight));
+              check(peri_tensor_full(cpu, PERI_I64, 1, &one, 3, &steps));
+              check(peri_optim_default(PERI_OPTIM_ADAGRAD, &adagrad));
+              check(peri_optim_new(&adagrad, &weight, 1, &optim));
+              check(peri_checkpoint_state_new(0, &state));
+              %s
+              printf("steps %%lld\n", (long long)peri_optim_steps(optim, 0));
+          }
           if (%d) {
               peri_lua *lua;
               peri_lua_object *model;
@@ -207,16 +223,16 @@ describe("linking", function()
           config.group = world;
           %s
           printf("type %%d\n", tables[0].sharding_type == PERI_ROW_WISE);
-      }]]):format(blocks[1]:gsub("}$", "check(peri_kjt_new(&config, &batch)); }"), shell.no_launcher() and 0 or 1,
-      blocks[2]:gsub("model%.lua\"", root .. "/%0"),
-      blocks[3]:gsub("}$", "values_of[0] = ne, values_of[1] = calibration; }"),
-      (blocks[4]:gsub("plan%.json\"", root .. "/%0"))))
+      }]]):format(blocks[1]:gsub("}$", "check(peri_kjt_new(&config, &batch)); }"), blocks[2],
+      shell.no_launcher() and 0 or 1, blocks[3]:gsub("model%.lua\"", root .. "/%0"),
+      blocks[4]:gsub("}$", "values_of[0] = ne, values_of[1] = calibration; }"),
+      (blocks[5]:gsub("plan%.json\"", root .. "/%0"))))
     local out, status = shell.run(("%s run %s/plan.lua"):format(shell.perilune, root))
     assert.equal(0, status, out)
     out, status = shell.run(("${CC:-cc} -std=c11 -Wall -Wextra -Werror %s %s/page.c -o %s/page %s"):format(
       flags "--cflags", root, root, flags "--libs"))
     assert.equal(0, status, out)
-    runs(root .. "/page", "^score 42\nne 1, calibration 1\ntype 1\n$")
+    runs(root .. "/page", "^steps 3\nscore 42\nne 1, calibration 1\ntype 1\n$")
   end)
 
   it("goes with two files that the program compiles itself, in one call", function()
