@@ -235,7 +235,7 @@ describe("an installation", function()
     assert.equal("0.1\t0.5\n", (shell.run(("%s run %s %s/c-1 %s/lua-1"):format(shell.perilune, script, root, root))))
     shell.run(("cp -r %s/lua-1 %s/lua-2"):format(root, root))
     run(ranks and 3, "load " .. root .. "/lua-2") -- and saves it again
-    assert.matches("^all 4 tensors are equal",
+    assert.not_matches("elements differ", -- where generators of Lua are C does not save
       (shell.run(("%s checkpoint diff %s/lua-1 %s/lua-2"):format(shell.perilune, root, root))))
   end)
 

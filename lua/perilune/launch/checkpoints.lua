@@ -211,8 +211,48 @@ local function count_differences(a, b, x, y)
   return n, most
 end
 
+--- What lies in plain tables, by its way there; nothing of what `left` names.
+local function leaves(x, way, left, list)
+  for key, value in util.ordered(x) do
+    local there = way == "" and tostring(key) or ("%s.%s"):format(way, tostring(key))
+    if type(value) == "table" and not left[there] then leaves(value, there, left, list)
+    elseif not left[there] then
+      local short = type(value) == "number" and ("%.15g"):format(value)
+      list[there] = short and tonumber(short) == value and short or short and ("%.17g"):format(value) or tostring(value)
+    end
+  end
+  return list
+end
+
+--- What a checkpoint has beside tensors that a step depends on: rates, positions, counts, where generators are (of rank
+--- 0, since the others' number may be another one); not its place in a folder, and not the plan.
+local function numbers_of(c)
+  local v = c:values()
+  return leaves({ parts = v.parts, extra = v.extra, values = v.values, random = v.random and v.random[1] }, "",
+    { ["values.saver"] = true }, {})
+end
+
+--- Rows for what differs among these, at most so many.
+local MOST_NUMBERS = 20
+local function add_numbers(rows, paths, a, b)
+  local all, n = {}, 0
+  for _, list in ipairs { a, b } do
+    for name in pairs(list) do all[name] = true end -- any order: a set
+  end
+  for _, name in ipairs(util.keys(all)) do
+    if a[name] ~= b[name] then
+      n = n + 1
+      if n <= MOST_NUMBERS then
+        rows[#rows + 1] = { name, a[name] and b[name] and ("%s, and %s"):format(a[name], b[name])
+          or ("only in %s"):format(a[name] and paths[1] or paths[2]) }
+      end
+    end
+  end
+  if n > MOST_NUMBERS then rows[#rows + 1] = { ("and %d more values"):format(n - MOST_NUMBERS) } end
+end
+
 function actions.diff(paths)
-  local a, b, rows = checkpoint.open(paths[1]), checkpoint.open(paths[2]), {}
+  local a, b, rows, read = checkpoint.open(paths[1]), checkpoint.open(paths[2]), {}, 0
   local names = {}
   for _, c in ipairs { a, b } do
     for _, name in ipairs(c:names()) do names[name] = true end
@@ -224,15 +264,19 @@ function actions.diff(paths)
       rows[#rows + 1] = { name, ("%s %s, and %s %s"):format(x.dtype, table.concat(x.shape, " x "), y.dtype,
         table.concat(y.shape, " x ")) }
     elseif not same_by_checksums(a, b, x, y) then
+      read = read + 1
       local n, most = P.scope(count_differences, a, b, x, y)
       if n > 0 then
         rows[#rows + 1] = { name, ("%d of %d elements differ, by %.3g at most"):format(n, util.product(x.shape), most) }
       end
     end
   end
+  add_numbers(rows, paths, numbers_of(a), numbers_of(b))
+  local all = #util.keys(names)
   if #rows > 0 then print_table(rows)
-  else print(("all %s are equal, by their checksums (perilune checkpoint verify compares the bytes with these)"):format(
-    util.number_of(#util.keys(names), "tensor"))) end
+  else print(("all %s are equal%s, and so are rates, positions and other values"):format(util.number_of(all, "tensor"),
+    read < all and (", %s by checksums (perilune checkpoint verify compares the bytes with these)"):format(
+      read == 0 and "all" or tostring(all - read)) or "")) end
   return #rows == 0 and 0 or 1
 end
 
