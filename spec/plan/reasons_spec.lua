@@ -258,6 +258,11 @@ describe("perilune plan", function()
     assert.not_matches("why", output)
   end)
 
+  it("names in its help every machine that it knows", function()
+    local help = shell.run(shell.perilune .. " plan --help"):gsub("%s+", " ")
+    for _, name in ipairs(plan.Topology.presets) do assert.matches("[ ,]" .. name .. "[,.]", help) end
+  end)
+
   it("says in a line what is wrong", function()
     local model = "return { tables = { { name = 't', num_embeddings = 10, embedding_dim = 4 } } }"
     for words, want in pairs { ["--topology no/file"] = "no/file: No such file",
