@@ -207,7 +207,6 @@ local looking = false
 
 --- The face that has the name, or nil.
 local function elsewhere(name)
-  if looking then return nil end -- a face that has it not asks here, too
   looking = true
   local found
   for _, path in ipairs(faces) do
@@ -228,6 +227,7 @@ end
 --- An error for a name that `what` does not have; it tells the name among the keys of `tables` that may have been
 --- meant. noun: "method ".
 function M.unknown(what, name, tables, noun)
+  if looking then error("not here", 0) end -- asked by elsewhere, which wants no words
   local own = of_pytorch[name]
   for _, t in ipairs(own and tables or {}) do
     if rawget(t, own:match "^[%w_]+") then
