@@ -154,18 +154,8 @@ function M.announcements(pieces)
   end)
 end
 
---- The same for a rank that is alone: all pieces, those that are the same once.
-function M.own_orders(pieces)
-  local list, seen = {}, {}
-  for i, p in ipairs(pieces) do
-    if not seen[p.key] then list[#list + 1] = i end
-    seen[p.key] = true
-  end
-  return { list }
-end
-
 --- On rank 0, of the announcements of all ranks: for each rank a list of the pieces that it writes, numbers in its
---- announcements.
+--- announcements. Of a rank that is alone its pieces, in place of these.
 function M.orders_of(all)
   local owner = owners(all)
   return util.map(all, function(told, r)

@@ -294,8 +294,7 @@ local function begin(s, given)
   together(group, func, function()
     if s.rank ~= 0 then return end
     one_path(func, all)
-    orders = group and pieces_of.orders_of(util.map(all, function(of) return of[1] end))
-      or pieces_of.own_orders(s.pieces)
+    orders = pieces_of.orders_of(group and util.map(all, function(of) return of[1] end) or { s.pieces })
     for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[2][name] end) } end
     for _, of in ipairs(all) do
       for name, format in util.ordered(of[5]) do rows[name] = format end
