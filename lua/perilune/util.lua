@@ -166,6 +166,17 @@ end
 --- So many of what a word says: "1 rank", "2 ranks".
 function M.number_of(n, word) return ("%d %s%s"):format(n, word, n == 1 and "" or "s") end
 
+local units = { [""] = 1, K = 2 ^ 10, M = 2 ^ 20, G = 2 ^ 30, T = 2 ^ 40 }
+--- Bytes of "2G", "512M", or a number.
+function M.bytes(func, size)
+  local number, unit = tostring(size):match "^([%d.]+)([KMGT]?)i?B?$"
+  local n = tonumber(number) and math.floor(tonumber(number) * units[unit])
+  if not n or n < 1 then
+    fail(("%s: size '%s', wanted bytes, such as 2G, 512M or 1000000"):format(func, tostring(size)))
+  end
+  return n
+end
+
 --- How many letters must be added, left out, replaced, or exchanged with their neighbours to make `a` of `b`.
 local function distance(a, b)
   local d = {} -- d[i][j]: of the first i letters of a and the first j of b

@@ -20,17 +20,6 @@ local CANDIDATES = { "f16", "int8", "fp8", "int4" } -- of tables of numbers
 
 local numbers = { f32 = true, f16 = true, bf16 = true }
 
-local units = { [""] = 1, K = 2 ^ 10, M = 2 ^ 20, G = 2 ^ 30, T = 2 ^ 40 }
---- Bytes of "2G", "512M", or a number.
-function M.bytes(func, size)
-  local number, unit = tostring(size):match "^([%d.]+)([KMGT]?)i?B?$"
-  local n = tonumber(number) and math.floor(tonumber(number) * units[unit])
-  if not n or n < 1 then
-    P.fail(("%s: size '%s', wanted bytes, such as 2G, 512M or 1000000"):format(func, tostring(size)))
-  end
-  return n
-end
-
 -- -- small files ------------------------------------------------------------------------------------------------------
 
 --- Which tables share ids: feature -> its group; table's number -> its group. A group is { features and tables that are

@@ -312,7 +312,7 @@ local function export(func, model, path, a, traces)
   local writer = file.Writer(path, rank, a.dense, names, traces[1])
   local function asked(batch) return given(batch, fields) end
   local ok, report = pcall(function()
-    local chosen = a.size and budget.choose(func, { size = budget.bytes(func, a.size), operations = kept,
+    local chosen = a.size and budget.choose(func, { size = util.bytes(func, a.size), operations = kept,
       values = values, inputs = inputs, outputs = outputs, tables = tables, maps = maps, lists = lists,
       batches = util.map(some_of(a.batches), asked), path = path, dense = a.dense, names = names,
       trace = traces[1] })

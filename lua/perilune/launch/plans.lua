@@ -4,7 +4,6 @@ local errors = require "perilune.errors"
 local util = require "perilune.util"
 local plan = require "perilune.plan"
 local topologies = require "perilune.plan.topology"
-local budget = require "perilune.export.budget"
 local text = require "perilune.text"
 local Progress = require "perilune.progress"
 
@@ -113,7 +112,7 @@ local function planned(options, g, ranks)
   if options.memory then
     local args, cap = topology:arguments(), topology:own_tier() .. "_cap"
     local of_ranks = util.copy(args.custom_topology_data or {})
-    args[cap], of_ranks[cap] = budget.bytes("perilune plan: --memory", options.memory), nil
+    args[cap], of_ranks[cap] = util.bytes("perilune plan: --memory", options.memory), nil
     args.custom_topology_data = next(of_ranks) and of_ranks or nil
     topology = plan.Topology(args)
   end
