@@ -432,18 +432,18 @@ end
 local FIRST_STREAM = 2 ^ 51
 local state = P.state
 P.own { seed = 0, numbers_drawn = 0 } -- of random numbers
-local function next_stream()
+function Tensor._next_stream()
   local n = state.numbers_drawn
   state.numbers_drawn = n + 1
   return FIRST_STREAM + n
 end
 --- Uniform numbers in [0, 1) of a shape. nn.manual_seed sets the seed; ranks with one seed draw the same numbers.
 function Tensor.rand(shape, dtype, device)
-  return (Tensor.uniform(shape, 0, 1, state.seed, next_stream(), dtype, device))
+  return (Tensor.uniform(shape, 0, 1, state.seed, Tensor._next_stream(), dtype, device))
 end
 --- Normal numbers of mean 0 and deviation 1.
 function Tensor.randn(shape, dtype, device)
-  return (Tensor.normal(shape, 0, 1, state.seed, next_stream(), dtype, device))
+  return (Tensor.normal(shape, 0, 1, state.seed, Tensor._next_stream(), dtype, device))
 end
 
 -- -- what they take ---------------------------------------------------------------------------------------------------

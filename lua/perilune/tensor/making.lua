@@ -7,6 +7,7 @@ local F = require "perilune.tensor.ops"
 local signature = require "perilune.signature"
 local formula = require "perilune.tensor.formula"
 
+local C, check, wrap, out, state = P.C, P.check, Tensor.wrap, Tensor.out, P.state
 local NONE, SUM = P.C.PERI_LOSS_NONE, P.C.PERI_LOSS_SUM
 
 --- `steps` numbers from start to stop, both included, at equal distances: f32 if no dtype is given.
@@ -45,9 +46,13 @@ end
 function Tensor.full_like(t, value, dtype) return (Tensor.full(t:shape(), value, dtype or t:dtype(), t:device())) end
 function Tensor.zeros_like(t, dtype) return (Tensor.full_like(t, 0, dtype)) end
 function Tensor.ones_like(t, dtype) return (Tensor.full_like(t, 1, dtype)) end
-function Tensor.rand_like(t, dtype)
-  return (Tensor.rand(t:shape(), dtype or t:dtype(), t:describe().device))
+--- Numbers as rand's of t's shape, where t is: of t's dtype, or the one with this code.
+local function drawn_like(t, code)
+  local d = t:describe()
+  check(C.peri_tensor_uniform(d.device, code or d.dtype, d.ndim, d.shape, 0, 1, state.seed, Tensor._next_stream(), out))
+  return (wrap(out[0]))
 end
+function Tensor.rand_like(t, dtype) return (drawn_like(t, dtype and P.dtype(dtype))) end
 function Tensor.randn_like(t, dtype)
   return (Tensor.randn(t:shape(), dtype or t:dtype(), t:describe().device))
 end
@@ -84,8 +89,7 @@ local chosen = formula("bernoulli", 3, 0, function(f, t, first, second)
 end)
 --- 1 with the probability that t has at that place, else 0: of t's dtype.
 function F.bernoulli(t)
-  local shape, device, dtype = t:shape(), t:describe().device, t:dtype()
-  local first, second = Tensor.rand(shape, "f32", device), Tensor.rand(shape, "f32", device)
+  local dtype, first, second = t:dtype(), drawn_like(t, C.PERI_F32), drawn_like(t, C.PERI_F32)
   local p = Tensor._is_float(t) and t:detach() or t:to "f32"
   return (chosen(NONE, nil, false, p, first, second):to(dtype))
 end
@@ -115,8 +119,8 @@ function F.multinomial(t, n, replacement)
       or ("a row with only %d above 0"):format(least)
     P.fail(("multinomial: %s, wanted finite ones from 0 on, %d or more of each row above 0"):format(what, wanted))
   end
-  local shape, device = t:shape(), t:describe().device
   if replacement then
+    local shape, device = t:shape(), t:describe().device
     shape[dims] = n
     local sums = F.cumsum(weights, -1)
     local total = sums:slice(-1, -1)
@@ -124,8 +128,7 @@ function F.multinomial(t, n, replacement)
     return F.minimum(F.searchsorted(sums, drawn, true), F.sum(F.lt(sums, total), -1, true))
   end
   -- the shortest times come first: the same as one draw after the other
-  local first, second = Tensor.rand(shape, "f32", device), Tensor.rand(shape, "f32", device)
-  local times = waiting(NONE, nil, false, weights, first, second)
+  local times = waiting(NONE, nil, false, weights, drawn_like(t, C.PERI_F32), drawn_like(t, C.PERI_F32))
   local _, places = F.topk(times, n, -1, false)
   return places
 end
@@ -160,7 +163,7 @@ function F.gumbel_softmax(t, tau, hard, dim)
     P.fail(("gumbel_softmax: tau is %s, allowed: finite numbers above 0"):format(tau))
   end
   local dtype = t:dtype()
-  local uniform = Tensor.rand_like(t, dtype == "f64" and dtype or "f32")
+  local uniform = drawn_like(t, dtype == "f64" and C.PERI_F64 or C.PERI_F32)
   local soft = F.softmax(noisy(NONE, nil, false, t, uniform, 1 / tau):to(dtype), dim)
   if not hard then return soft end
   local kept = soft:detach()
