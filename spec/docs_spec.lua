@@ -3,7 +3,7 @@ local peri = require "perilune"
 local shell = require "spec.support.shell"
 
 describe("the examples of", function()
-  local documents = { cuda = 1, data = 7, embedding_tables = 5, managed_collision = 3, model_file = 2, models = 6,
+  local documents = { cuda = 1, data = 7, embedding_tables = 6, managed_collision = 3, model_file = 2, models = 6,
     pipelines = 6, plans = 5, precision = 2, quantized_tables = 4, sequences = 4, sharded_tables = 6,
     sparse_operators = 1, streams = 1, tables_in_files = 2, tensors = 3, tutorial_from_torchrec = 1,
     tutorial_plan_and_schedule = 2 }

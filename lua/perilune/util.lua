@@ -209,7 +209,8 @@ local of_pytorch = { view = "reshape", flatten = "reshape", cuda = "to(nil, 'cud
   zero_ = "fill", fill_ = "fill", copy_ = "copy", requires_grad_ = "requires_grad" }
 --- TorchRec's names of what is no object here.
 local of_torchrec = { PoolingType = 'pooling = "SUM" or "MEAN"', DataType = 'data_type = "FP16", say',
-  apply_optimizer_in_backward = "fused_params = { optimizer = ..., learning_rate = ... } of the collection" }
+  apply_optimizer_in_backward = "fused_params = { optimizer = ..., learning_rate = ... } of the collection; of single "
+    .. "tables table_fused_params" }
 
 --- The faces of the library in which people look for names.
 local faces = { "peri", "peri.nn", "peri.nn.functional", "peri.nn.optim", "peri.nn.metrics", "peri.nn.init",

@@ -1,11 +1,12 @@
--- chains.lua: runs whose process is killed several times. A run is drawn at random: tables of any dtype and optimizer,
--- pooled or as sequences, in memory or in files, trained by a dense optimizer or not, maps of raw ids, a dense layer
--- with an optimizer and a schedule, a metric, a loader; and how a Saver saves it: full checkpoints and increments, at
--- once or behind the training, how many are kept. Each start draws how many ranks and machines there are, the plan and
--- the pipeline, goes on from the newest checkpoint (or, at times, from an older one), may reshard the live model, and
--- is killed at any moment, before its first save or after some of them; between two starts the newest checkpoint may
--- be compacted, and that be killed, too. The law: what the last start has in the end is, to the bit, what a run has
--- that never stopped. (The metric, whose sums depend on how samples are spread over ranks, to rounding.)
+-- chains.lua: runs whose process is killed several times. A run is drawn at random: tables of any dtype and optimizer
+-- (a table may have one of its own), pooled or as sequences, in memory or in files, trained by a dense optimizer or
+-- not, maps of raw ids, a dense layer with an optimizer and a schedule, a metric, a loader; and how a Saver saves it:
+-- full checkpoints and increments, at once or behind the training, how many are kept. Each start draws how many ranks
+-- and machines there are, the plan and the pipeline, goes on from the newest checkpoint (or, at times, from an older
+-- one), may reshard the live model, and is killed at any moment, before its first save or after some of them; between
+-- two starts the newest checkpoint may be compacted, and that be killed, too. The law: what the last start has in the
+-- end is, to the bit, what a run has that never stopped. (The metric, whose sums depend on how samples are spread over
+-- ranks, to rounding.)
 --
 --   luajit tests/fuzz/chains.lua [RUNS [SEED]]      as `make test` runs it; a failure says how to repeat it
 --   luajit tests/fuzz/chains.lua SECONDSs [SEED]    as `make fuzz` runs it
@@ -67,7 +68,11 @@ local function drawn(seed)
     for k = 1, draw(2) + 1 do
       c.tables[k] = { name = ("t%d_%d"):format(i, k), num_embeddings = (draw(30) + 4) * 8, embedding_dim = c.kind
         == "rows" and dim or pick(draw, { 4, 8 }), data_type = data_type,
+        optimizer = draw(3) == 0 and pick(draw, OPTIMIZERS) or c.optimizer,
         pooling = c.kind ~= "rows" and "SUM" or nil, feature_names = { ("f%d_%d"):format(i, k) } }
+    end
+    for _, t in ipairs(c.tables) do
+      if t.optimizer.whole and c.kind ~= "rows" and c.kind ~= "bags" then t.optimizer = c.optimizer end
     end
     m.collections[i] = c
   end
@@ -80,7 +85,7 @@ local function described(m)
     m.every, m.full_every, m.keep, tostring(m.keep_every), tostring(m.async), m.pace, m.workers) }
   for _, c in ipairs(m.collections) do
     for _, t in ipairs(c.tables) do
-      list[#list + 1] = ("  %s %s %s: %d x %d %s"):format(c.kind, c.optimizer[1], c.policy, t.num_embeddings,
+      list[#list + 1] = ("  %s %s %s: %d x %d %s"):format(c.kind, t.optimizer[1], c.policy, t.num_embeddings,
         t.embedding_dim, t.data_type)
     end
   end
@@ -89,17 +94,28 @@ end
 
 -- -- the model --------------------------------------------------------------------------------------------------------
 
+local function params_of(o)
+  local params = peri.util.copy(o.own or {})
+  params.optimizer, params.learning_rate, params.exact = o[1], 0.1, o[1] ~= "shampoo" or nil
+  return params
+end
+
 local Net = nn.Module:extend "Net"
 function Net:init(m)
   for _, c in ipairs(m.collections) do
-    local modules, rows, o = {}, c.kind == "rows", c.optimizer
+    local modules, rows, own = {}, c.kind == "rows", nil
     local tables = peri.util.map(c.tables, function(t)
-      return peri[rows and "EmbeddingConfig" or "EmbeddingBagConfig"](peri.util.copy(t))
+      if c.kind ~= "dense" and t.optimizer ~= c.optimizer then
+        own = own or {}
+        own[t.name] = params_of(t.optimizer)
+      end
+      local config = peri.util.copy(t)
+      config.optimizer = nil
+      return peri[rows and "EmbeddingConfig" or "EmbeddingBagConfig"](config)
     end)
-    local fused = peri.util.copy(o.own or {})
-    fused.optimizer, fused.learning_rate, fused.exact = o[1], 0.1, o[1] ~= "shampoo" or nil
     local bags = peri[rows and "EmbeddingCollection" or "EmbeddingBagCollection"] { tables = tables,
-      seed = m.seed % 1000, fused_params = c.kind ~= "dense" and fused or nil }
+      seed = m.seed % 1000, fused_params = c.kind ~= "dense" and params_of(c.optimizer) or nil,
+      table_fused_params = own }
     for _, t in ipairs(c.tables) do
       if c.kind == "mch" then
         modules[t.name] = peri.MCHManagedCollisionModule { zch_size = t.num_embeddings, buckets = 4,
@@ -133,13 +149,13 @@ function Net:forward(b)
 end
 
 local function entry_of(c, t, draw, w)
-  local cuts = (c.optimizer.columns or c.kind == "dense") and t.embedding_dim == 8
+  local cuts = (t.optimizer.columns or c.kind == "dense") and t.embedding_dim == 8
   local kinds = { "table_wise", "row_wise", "table_row_wise", "data_parallel" }
   if cuts then kinds[5], kinds[6] = "column_wise", "grid_shard" end
   local kind, rank, host = pick(draw, kinds), draw(w.size), draw(w.hosts)
   local options = c.kind == "dense" and { compute_kernel = "dense" } or c.kind == "files" and draw(3) > 0
     and { compute_kernel = "fused_uvm_caching", cache_params = plan.CacheParams { load_factor = 1 } } or {}
-  if c.optimizer.whole and c.kind ~= "dense" then return plan.table_wise(rank) end
+  if t.optimizer.whole and c.kind ~= "dense" then return plan.table_wise(rank) end
   if c.kind == "mch" or c.kind == "hash" then return plan.row_wise() end
   if kind == "row_wise" then return plan.row_wise(options) end
   if kind == "table_row_wise" then return plan.table_row_wise(host, options) end

@@ -50,6 +50,8 @@ function TableCollection._arguments(more)
     device = util.optional,             -- a device's name, or "meta": never take memory
     fused_params = util.optional.table, -- { optimizer = "rowwise_adagrad", learning_rate =, eps =, ... }; nil: dense
                                         -- gradients
+    table_fused_params = util.optional.table, -- table name -> fused_params of its own, in place of those of all tables;
+                                        -- such tables are trained when they are sharded (DistributedModelParallel)
     seed = util.optional.seed,          -- of the start values; default: that of the running rank
     table_batch = util.optional,        -- a table batch (peri.embed.tbe) of these tables, which several collections may
                                         -- use
@@ -81,7 +83,7 @@ end
 local function check_shared(self, a)
   local f, batch = self.class_name, a.table_batch
   if not tbe.is(batch) then P.fail(("%s: table_batch is %s, wanted a table batch"):format(f, errors.kind(batch))) end
-  for _, name in ipairs { "fused_params", "device", "seed" } do
+  for _, name in ipairs { "fused_params", "table_fused_params", "device", "seed" } do
     if a[name] then P.fail(("%s: %s is the table batch's own; leave it out beside table_batch"):format(f, name)) end
   end
   for i, t in ipairs(a.tables) do
@@ -110,8 +112,14 @@ end
 function TableCollection:_setup(a)
   check_tables(self, a.tables, a.device == "meta")
   if a.fused_params then config.fused_params(self.class_name .. ": fused_params", a.fused_params) end
+  if a.table_fused_params and not a.fused_params then
+    P.fail(self.class_name .. ": table_fused_params without fused_params, which are for the other tables; give both")
+  end
+  config.table_fused_params(self.class_name, a.tables, a.table_fused_params)
   -- Copies: a caller may change its own tables later, to make a second collection of them.
   self.tables, self.fused_params = util.map(a.tables, copied), a.fused_params and copied(a.fused_params) or false
+  self.table_fused_params = a.table_fused_params and {} or false
+  for name, params in util.ordered(a.table_fused_params or {}) do self.table_fused_params[name] = copied(params) end
   self.seed, self.device = a.seed or false, a.device or false
   self.table_batch = a.table_batch or false
   if a.table_batch then
@@ -195,8 +203,19 @@ function TableCollection:is_materialised() return self._tbe ~= false end
 
 -- -- batches ----------------------------------------------------------------------------------------------------------
 
---- An error unless `features` is a KeyedJaggedTensor.
+--- Whether its backward pass updates its tables, by one optimizer.
+function TableCollection:_trains_itself()
+  return self.fused_params and not self.table_fused_params
+end
+
+local function refuse_own_params(self)
+  P.fail(self.class_name .. ": tables with optimizers of their own (table_fused_params) are trained in a "
+    .. "DistributedModelParallel, which one rank can have too; unwrapped they are looked up under peri.no_grad")
+end
+
+--- An error unless `features` is a KeyedJaggedTensor, and what is learned from it reaches the tables.
 function TableCollection:_check_features(features)
+  if self.table_fused_params and C.peri_grad_enabled() then refuse_own_params(self) end
   if not KeyedJaggedTensor.is(features) then
     P.fail(("%s: features is %s, wanted a KeyedJaggedTensor"):format(self.class_name, errors.kind(features)))
   end
@@ -313,7 +332,10 @@ function TableCollection:reset_rows(name, rows)
 end
 
 --- Learning rate of the fused optimizer from now on.
-function TableCollection:set_learning_rate(rate) self:materialise():set_learning_rate(rate) end
+function TableCollection:set_learning_rate(rate)
+  if self.table_fused_params then refuse_own_params(self) end
+  self:materialise():set_learning_rate(rate)
+end
 
 function TableCollection:extra_text()
   return table.concat(util.map(rawget(self, "tables") or {}, function(t)
@@ -342,7 +364,7 @@ end
 
 --- See Module:check_moment.
 function TableCollection:check_moment()
-  if self._tbe and self.fused_params then self._tbe:settled() end
+  if self._tbe and self:_trains_itself() then self._tbe:settled() end
 end
 
 function TableCollection:own_state()
@@ -352,9 +374,9 @@ function TableCollection:own_state()
   end)
 end
 
---- The keyed optimizer of the tables (fused.lua); nil: without fused_params there is none.
+--- The keyed optimizer of the tables (fused.lua); nil: it does not update its tables.
 function TableCollection:fused_optimizer()
-  if not self.fused_params then return nil end
+  if not self:_trains_itself() then return nil end
   local batch = self:materialise()
   local _, _, optimizer = config.fused_params(self.class_name .. ": fused_params", self.fused_params)
   self._fused_optimizer = self._fused_optimizer or FusedOptimizer {

@@ -438,6 +438,21 @@ function M.fused_params(func, params)
   return o, one_of(func, "bounds_check_mode", a.bounds_check_mode, M.bounds_checks), name, cache, a.output_dtype
 end
 
+--- An error unless parameters of single tables (name -> fused_params; nil: there are none) belong to `tables`.
+function M.table_fused_params(func, tables, own)
+  local known = util.index_of(util.map(tables, function(t) return t.name end))
+  for name, params in util.ordered(own or {}) do
+    if not known[name] then
+      P.fail(("%s: table_fused_params of table '%s', which does not exist; tables: %s"):format(func, tostring(name),
+        table.concat(util.keys(known), ", ")))
+    end
+    if type(params) ~= "table" then
+      P.fail(("%s: table_fused_params of table '%s' is a %s, wanted a table"):format(func, name, type(params)))
+    end
+    M.fused_params(("%s: table_fused_params of table '%s'"):format(func, name), params)
+  end
+end
+
 local slot_type = ffi.typeof "peri_cache_config"
 signature.kind("cache_slot", "a peri_cache_config", function(x) return ffi.istype(slot_type, x) end)
 signature.kind("CacheParams", "CacheParams", CacheParams.is)

@@ -26,12 +26,19 @@ local SPARE = 0.1       -- share of memory that is left to others
 local by_number = { optimizer = { sgd = true, exact_sgd = true, adagrad = true, adam = true }, learning_rate = true,
   eps = true, beta1 = true, beta2 = true, weight_decay = true }
 
-local function cuts_columns(params)
+local function each_number_alone(params)
   for name, value in util.ordered(params or {}) do
     local known = by_number[name]
     if not known or type(known) == "table" and not known[value] then return false end
   end
   return true
+end
+
+--- All fused_params of a described collection.
+local function params_of(described)
+  local list = { described.fused_params }
+  for _, own in util.ordered(described.table_fused_params or {}) do list[#list + 1] = own end
+  return list
 end
 
 --- Types that keep the numbers of an unsharded collection, bit for bit; and all that planners offer.
@@ -40,13 +47,14 @@ local all = sharding_types.names(function(t) return not (t.replica or t.asked_fo
 for _, name in ipairs(sharding_types.names(function(t) return t.replica end)) do all[#all + 1] = name end
 
 --- What planners may do with a collection: of `types` those that its sharder offers. Kernels are the collection's own.
-local function sharder_of(c, types, device, plain)
+local function sharder_of(c, described, types, device, plain)
   local names = c.sharder:sharding_types(device)
   local offered = util.index_of(signature.value(c.sharder.class_name, "what sharding_types returns", names, "strings"))
-  local list = {}
+  local list, cuts_columns = {}, true
+  for _, params in ipairs(params_of(described)) do cuts_columns = cuts_columns and each_number_alone(params) end
   for _, name in ipairs(types) do
     local columns = sharding_types.of[name].cuts_columns
-    if offered[name] and (plain or not columns or cuts_columns(rawget(c.module, "fused_params"))) then
+    if offered[name] and (plain or not columns or cuts_columns) then
       list[#list + 1] = name
     end
   end
@@ -56,8 +64,9 @@ end
 --- Bytes of this host's memory for each of its ranks; more than there are where tables lie in files.
 local function memory(collections, local_size)
   for _, c in ipairs(collections) do
-    local params = rawget(c.module, "fused_params")
-    if params and params.cache_params then return 2 ^ 50 end
+    for _, params in ipairs(params_of(describe._collection(c.path, c.module, c.tables))) do
+      if params.cache_params then return 2 ^ 50 end
+    end
   end
   return math.min(2 ^ 50, math.floor(P.host_memory() / local_size))
 end
@@ -129,7 +138,7 @@ local function planned(collections, topology, types, device, plain)
   local model, constraints = {}, {}
   for i, c in ipairs(collections) do
     model[i] = describe._collection(c.path, c.module, c.tables)
-    model[i].sharder = sharder_of(c, types, device, plain)
+    model[i].sharder = sharder_of(c, model[i], types, device, plain)
     for _, t in ipairs(c.tables) do
       constraints[constraints_of.fqn(c.path, t.name)] = constraints_of.ParameterConstraints {
         sharding_types = model[i].sharder:sharding_types() }

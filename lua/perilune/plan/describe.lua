@@ -34,12 +34,17 @@ end
 --- What is known of a collection of a model. maps: the modules whose maps lie beside the rows, by table.
 function M._collection(path, module, tables)
   local raw, within = of_raw_ids[module.class_name], tables_within(module)
-  local params = rawget(within, "fused_params")
+  local params, own = rawget(within, "fused_params"), rawget(within, "table_fused_params") or nil
   local kind = raw and within.class_name or module.class_name
+  local optimizers = own and {}
+  for name, given in util.ordered(own or {}) do
+    optimizers[name] = embed.optimizer_of("table_fused_params", given.optimizer)
+  end
   local weighted = rawget(within, "_weighted") or kind == "FeatureProcessedEmbeddingBagCollection"
   return { path = path, kind = kinds[kind] and kind or "EmbeddingBagCollection", tables = tables,
     is_weighted = weighted, optimizer = params and embed.optimizer_of("fused_params", params.optimizer) or nil,
-    fused_params = params or nil, sharder = raw and raw_sharder or nil,
+    fused_params = params or nil, optimizers = optimizers, table_fused_params = own,
+    sharder = raw and raw_sharder or nil,
     maps = raw and module:managed_collision_collection():managed_collision_modules() or nil }
 end
 

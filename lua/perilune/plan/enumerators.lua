@@ -143,14 +143,14 @@ end
 function EmbeddingEnumerator:_shared_fields(collection, config, constraint)
   local n = #config.feature_names
   local function numbers(key, default) return constraints_of.per_feature(constraint, key, config.name, n, default) end
-  local weighted = constraint.is_weighted
+  local weighted, own = constraint.is_weighted, collection.table_fused_params
   if weighted == nil then weighted = collection.is_weighted or false end
   return { path = collection.path, name = config.name, rows = config.num_embeddings, dim = config.embedding_dim,
     data_type = config.data_type or "FP32", is_pooled = collection.kind ~= "EmbeddingCollection",
     is_weighted = weighted, input_lengths = numbers("pooling_factors", 1), num_poolings = numbers("num_poolings", 1),
     batch_sizes = numbers("batch_sizes", self.batch_size), cache_params = constraint.cache_params,
     output_dtype = constraint.output_dtype, optimizer = collection.optimizers and collection.optimizers[config.name]
-    or collection.optimizer, fused_params = collection.fused_params,
+    or collection.optimizer, fused_params = own and own[config.name] or collection.fused_params,
     map = collection.maps and collection.maps[config.name] }
 end
 

@@ -88,6 +88,7 @@ peri.EmbeddingBagCollection = {}
 ---@field tables peri.EmbeddingBagConfig[] The tables.
 ---@field is_weighted? boolean Whether rows are multiplied by the weights of their ids (default: false).
 ---@field fused_params? table `optimizer =`, `learning_rate =`, `eps =`, ... (default: none: dense gradients); docs/embedding_tables.md.
+---@field table_fused_params? table<string, table> By table name: `fused_params` of its own, in place of those of all (default: none). Trained in a DistributedModelParallel.
 ---@field table_batch? table A table batch that has these tables already (default: it makes one). It is a C program's (docs/embedding_c.md), or another collection's (`:materialise()`); `fused_params`, `device` and `seed` are then its own.
 ---@field device? string Where the tables are (default: the rank's device); `meta`: they get no memory, to be sharded.
 ---@field seed? integer Of the start values (default: that of the rank).
@@ -113,6 +114,7 @@ peri.EmbeddingCollection = {}
 ---@field tables peri.EmbeddingConfig[] The tables. They may differ in embedding_dim.
 ---@field need_indices? boolean The JaggedTensors have the ids as weights (default: false).
 ---@field fused_params? table `optimizer =`, `learning_rate =`, `eps =`, ... (default: none: dense gradients); docs/embedding_tables.md.
+---@field table_fused_params? table<string, table> By table name: `fused_params` of its own, in place of those of all (default: none). Trained in a DistributedModelParallel.
 ---@field table_batch? table A table batch that has these tables already (default: it makes one). It is a C program's (docs/embedding_c.md), or another collection's (`:materialise()`); `fused_params`, `device` and `seed` are then its own.
 ---@field device? string Where the tables are (default: the rank's device); `meta`: they get no memory, to be sharded.
 ---@field seed? integer Of the start values (default: that of the rank).

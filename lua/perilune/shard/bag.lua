@@ -85,9 +85,10 @@ function EmbeddingBagCollectionSharder:shardable_parameters(module) -- luacheck:
 end
 
 function EmbeddingBagCollectionSharder:shard(module, plan, env, device, path)
+  local params, own = self:_params_of(module)
   return ShardedEmbeddingBagCollection {
     tables = module:embedding_bag_configs(), plan = plan, group = env.pg, device = device,
-    fused_params = self:merged_fused_params(module.fused_params or nil), is_weighted = module:is_weighted(),
+    fused_params = params, table_fused_params = own, is_weighted = module:is_weighted(),
     seed = module.seed or nil, use_index_dedup = self.use_index_dedup,
     gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry, name = path,
   }

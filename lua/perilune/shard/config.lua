@@ -27,20 +27,6 @@ local function features_of(tables)
   return names, index
 end
 
---- Parameters of single tables belong to tables that exist.
-local function check_own_params(func, a)
-  local known = util.index_of(util.map(a.tables, function(t) return t.name end))
-  for name, params in util.ordered(a.table_fused_params or {}) do
-    if not known[name] then
-      P.fail(("%s: table_fused_params of table '%s', which does not exist; tables: %s"):format(func, tostring(name),
-        table.concat(util.keys(known), ", ")))
-    end
-    if type(params) ~= "table" then
-      P.fail(("%s: table_fused_params of table '%s' is a %s, wanted a table"):format(func, name, type(params)))
-    end
-  end
-end
-
 --- The dtype of the output: what the optimizers' parameters say; all that say something must agree.
 local function output_dtype_of(func, a)
   local result = a.fused_params and a.fused_params.output_dtype
@@ -194,7 +180,7 @@ end
 --- params = (fused_params), tables = (names), learning_rate = }.
 function M.sharded_config(func, a, plan, env, kind, slots)
   local anchors, keep = keeper()
-  check_own_params(func, a)
+  config.table_fused_params(func, a.tables, a.table_fused_params)
   for _, t in ipairs(a.tables) do config._check_trained(func, t) end
   local optimizers, list, optimizer, bounds = optimizers_of(func, a, plan)
   local cfg = P.struct "peri_sharded_config"

@@ -330,7 +330,7 @@ end
 local function check_takeover(self, collection)
   if not self:in_files() or not collection:is_materialised() then return end
   local batch, left = collection:materialise(), by_flush(self)
-  local updates = #left > 0 and collection.fused_params and batch:iteration() or 0
+  local updates = #left > 0 and collection:_trains_itself() and batch:iteration() or 0
   for _, s in ipairs(left) do
     local own = collection.tables[collection:_table_index(s.table)]
     local file, changed = s.file(), not pieces.starts(s, collection, own)
@@ -354,7 +354,7 @@ function ShardedEmbeddingModule:copy_from(collection)
   collection:_check_kept()
   check_takeover(self, collection)
   local batch, params, left, others = collection:materialise(), collection.fused_params, by_flush(self)
-  if params then
+  if collection:_trains_itself() then
     if #left == 0 then self:set_iteration(batch:iteration()) end
     local rate, given = batch:learning_rate(), embed_config.fused_params(collection.class_name .. ": fused_params",
       params)

@@ -61,10 +61,10 @@ function Sharder:shardable_parameters(module) return module:embedding_bag_config
 
 function Sharder:shard(module, plan, env, device, path)
   local collection = module:embedding_bag_collection()
+  local params, own = self:_params_of(collection)
   return Sharded {
     tables = collection:embedding_bag_configs(), plan = plan, group = env.pg, device = device, name = path,
-    feature_processors = module:feature_processors(), fused_params = self:merged_fused_params(collection.fused_params
-      or nil),
+    feature_processors = module:feature_processors(), fused_params = params, table_fused_params = own,
     seed = collection.seed or nil, gradient_division = self.gradient_division,
     qcomm_codecs_registry = self.qcomm_codecs_registry,
   }

@@ -192,11 +192,12 @@ local function define(Base, class_name, unsharded, prefix, configs)
   end
   function Sharder:shard(module, plan, env, device, path)
     local collection = module:embedding_module()
+    local params, own = self:_params_of(collection)
     local args = {
       tables = collection[configs](collection), plan = plan, group = env.pg, device = device, name = path,
       managed_collision_collection = module:managed_collision_collection(),
       return_remapped_features = module.return_remapped_features,
-      fused_params = self:merged_fused_params(collection.fused_params or nil), seed = collection.seed or nil,
+      fused_params = params, table_fused_params = own, seed = collection.seed or nil,
       gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry,
     }
     if Base == bag.ShardedEmbeddingBagCollection then args.is_weighted = collection:is_weighted()

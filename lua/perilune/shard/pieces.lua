@@ -141,10 +141,10 @@ function M.starts(s, collection, t)
 end
 
 --- Copy the parts that pieces have of the weights and optimizer states of an unsharded collection that has memory.
---- Tables that got their optimizer from the sharder have weights only.
+--- Tables that got their optimizer from the sharder, or have one of their own, have weights only.
 function M.copy(list, collection)
   for _, s in ipairs(list) do
-    for _, name in ipairs(collection.fused_params and s.names() or { "weight" }) do
+    for _, name in ipairs(collection:_trains_itself() and s.names() or { "weight" }) do
       local geometry = s.geometry(name)
       local copy = (geometry == "full" or geometry == "row") and copy_rows or copy_whole
       copy(collection, s, name)

@@ -121,10 +121,11 @@ function EmbeddingCollectionSharder:shardable_parameters(module) -- luacheck: ig
 end
 
 function EmbeddingCollectionSharder:shard(module, plan, env, device, path)
+  local params, own = self:_params_of(module)
   return ShardedEmbeddingCollection {
     tables = module:embedding_configs(), plan = plan, group = env.pg, device = device,
     need_indices = module:need_indices(), use_index_dedup = self.use_index_dedup,
-    fused_params = self:merged_fused_params(module.fused_params or nil), seed = module.seed or nil,
+    fused_params = params, table_fused_params = own, seed = module.seed or nil,
     gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry, name = path,
   }
 end

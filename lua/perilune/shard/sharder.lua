@@ -53,6 +53,16 @@ function ModuleSharder:merged_fused_params(own)
   return merged
 end
 
+--- fused_params and table_fused_params of a sharded module: those of the unsharded collection, each over the sharder's.
+function ModuleSharder:_params_of(collection)
+  local own
+  for name, params in util.ordered(collection.table_fused_params or {}) do
+    own = own or {}
+    own[name] = self:merged_fused_params(params)
+  end
+  return self:merged_fused_params(collection.fused_params or nil), own
+end
+
 --- What a subclass's `method` names for these arguments: a list of texts.
 local function names_of(self, method, a, b)
   local f = self[method]
