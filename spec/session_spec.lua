@@ -88,6 +88,11 @@ end)
 describe("a session", function()
   it("shows values", function()
     assert.equal("\"a\\n\"", repl.show "a\n")
+    for text, x in pairs { ["9007199254740992"] = 2 ^ 53, ["-1000000000000001"] = -1e15 - 1, ["0.1"] = 0.1,
+      ["1000000000000000.5"] = 1e15 + 0.5, ["0.99999999999999989"] = 1 - 2 ^ -53, ["1e+300"] = 1e300, inf = 1 / 0 } do
+      assert.equal(text, repl.show(x))
+    end
+    assert.error_matches(function() peri.zeros(2 ^ 53) end, "9007199254740992")
     assert.equal("{ 1, 2, x = { \"y\" }, [0] = true }",
       repl.show({ 1, 2, x = { "y" }, [0] = true }):gsub("%[0%] = true, x = { \"y\" }", "x = { \"y\" }, [0] = true"))
     assert.equal("{ { { {...} } } }", repl.show { { { { 1 } } } })

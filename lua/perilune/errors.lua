@@ -190,11 +190,21 @@ function M.fail(message) M.raise { code = -1, name = "EINVAL", message = message
 --- A function(x) that names a tensor in a few words, and returns false for other values; of tensor/core.lua.
 M.handle_text = false
 
+--- A number as tostring writes it, with 14 digits, but for whole numbers below 2^63, which have all their digits, and
+--- numbers that would look like whole ones.
+function M.numeral(x)
+  local text = tostring(x)
+  if x == math.floor(x) then return math.abs(x) < 2 ^ 63 and ("%.0f"):format(x) or text end
+  local shown = tonumber(text)
+  return shown == math.floor(shown) and ("%.17g"):format(x) or text
+end
+
 --- What a value is, in a few words.
 local function kind(value)
   local t = type(value)
   if t == "string" then return #value <= 40 and ("'%s'"):format(value) or ("'%s...'"):format(value:sub(1, 40)) end
-  if t == "number" or t == "boolean" or t == "nil" then return tostring(value) end
+  if t == "number" then return M.numeral(value) end
+  if t == "boolean" or t == "nil" then return tostring(value) end
   if t == "cdata" then
     local short = M.handle_text and M.handle_text(value) -- a tensor's, without its elements
     if short then return short end

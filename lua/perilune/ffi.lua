@@ -16,7 +16,7 @@ end
 
 --- What failing calls raise, see errors.lua; the handler of protected calls that pass errors on: xpcall(f, P.locate,
 --- ...) instead of pcall(f, ...); and an error of the same kind for misuse found in Lua.
-M.Error, M.locate, M.fail = errors.Error, errors.locate, errors.fail
+M.Error, M.locate, M.fail, M.numeral = errors.Error, errors.locate, errors.fail, errors.numeral
 
 -- -- structures that begin with their size ----------------------------------------------------------------------------
 

@@ -152,7 +152,8 @@ end
 --- A value for a message: numbers and short strings themselves, else what it is.
 function M.text(x)
   if type(x) == "string" then return ("'%s'"):format(#x > 40 and x:sub(1, 40) .. "..." or x) end
-  if type(x) == "number" or type(x) == "boolean" or x == nil then return tostring(x) end
+  if type(x) == "number" then return P.numeral(x) end
+  if type(x) == "boolean" or x == nil then return tostring(x) end
   if type(x) ~= "cdata" then return "a " .. type(x) end
   if istype(wide, x) or istype(unsigned, x) then return tostring(x) end
   local meta = kinds[M.name_of(x)]

@@ -126,8 +126,8 @@ local function check_places(func, places, names, limits, counts)
     for k = 0, counts[i] - 1 do
       local place = tonumber(list[at + k])
       if not (place >= 0 and place < limit and place == math.floor(place)) then
-        P.fail(("%s: the weight of id %d of %s, its place, is %g, allowed: whole numbers 0..%d"):format(func, k,
-          names[i], place, limit - 1))
+        P.fail(("%s: the weight of id %d of %s, its place, is %s, allowed: whole numbers 0..%d"):format(func, k,
+          names[i], P.numeral(place), limit - 1))
       end
     end
     at = at + counts[i]

@@ -17,6 +17,7 @@ end
 function M.show(value, depth)
   depth = depth or 0
   if type(value) == "string" then return ("%q"):format(value):gsub("\\\n", "\\n") .. "" end
+  if type(value) == "number" then return errors.numeral(value) end
   local meta = type(value) == "table" and debug.getmetatable(value)
   if type(value) ~= "table" or meta and (meta.__tostring or meta.__names) then
     if meta and meta.__names then return "a part of the library: press Tab behind its name and a dot" end

@@ -244,7 +244,8 @@ function M.MulticlassRecallMetric:_part(predictions, labels, weights)
   for i = 0, tonumber(s.n) - 1 do
     local label = s.labels[i]
     if label ~= math.floor(label) or label >= classes then
-      P.fail(("%s: sample %d: label %g, allowed: whole numbers 0..%d"):format(func, i, label, classes - 1))
+      P.fail(("%s: sample %d: label %s, allowed: whole numbers 0..%d"):format(func, i, P.numeral(label),
+        classes - 1))
     end
     for c = i * classes, (i + 1) * classes - 1 do
       if s.predictions[c] ~= s.predictions[c] then

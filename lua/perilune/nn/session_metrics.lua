@@ -109,7 +109,8 @@ local function define_segmented(SumMetric, value_of)
     for i = 0, tonumber(s.n) - 1 do
       local g = keys[i]
       if g ~= math.floor(g) or g < 0 or g >= groups then
-        P.fail(("%s: sample %d: group %g, allowed: whole numbers 0..%d"):format(func, i, g, groups - 1))
+        P.fail(("%s: sample %d: group %s, allowed: whole numbers 0..%d"):format(func, i, P.numeral(g),
+          groups - 1))
       end
       local one, sums = ffi.new "peri_metric_samples", ffi.new "peri_metric_sums"
       one.predictions, one.labels, one.n = s.predictions + i, s.labels + i, 1

@@ -420,7 +420,8 @@ function Tensor.arange(start, stop, step, dtype, device)
   if step == 0 or step ~= step then P.fail(("arange: step is %s, allowed: numbers but 0"):format(tostring(step))) end
   local n = math.ceil((stop - start) / step)
   if n ~= n or n >= 2 ^ 53 or n < 0 then
-    P.fail(("arange: from %g to %g by %g, wanted a stop in the direction of the step"):format(start, stop, step))
+    P.fail(("arange: from %s to %s by %s, wanted a stop in the direction of the step"):format(P.numeral(start),
+      P.numeral(stop), P.numeral(step)))
   end
   local all_whole = start == math.floor(start) and stop == math.floor(stop) and step == math.floor(step)
   check(C.peri_tensor_arange(P.device(device), P.dtype(dtype or all_whole and "i64" or "f32"), start, step, n, out))
