@@ -83,6 +83,18 @@ describe("completion", function()
     assert.same({}, select(2, words "session.nothing.x"))
     assert.same({ "KeyedJaggedTensor:permute" }, select(2, words "help \"KeyedJaggedTensor:perm"))
   end)
+
+  it("knows the arguments of what is called with braces", function()
+    for before, list in pairs {
+      ["{ peri.nn.Linear { in"] = { "in_features" },
+      ["x = peri.nn.Linear { -- don't\n  in_features = 3, out"] = { "out_features" },
+      ["peri.nn.optim.SGD({ params = m:parameters({ 1 }), m"] = { "maximize", "momentum" },
+      ["peri.EmbeddingBagConfig { name = \"a { \\\" b\", feature_names = { 'x' }, e"] = { "embedding_dim" },
+      ["peri.nn.Linear { in_features = tr"] = { "true" }, ["peri.nn.Linear { out_features = f(tr"] = { "true" },
+      ["peri.nn.Linear { in_features = { tr"] = { "true" }, ["NoSuchThing { tr"] = { "true" } } do
+      assert.same(list, select(2, words(before)), before)
+    end
+  end)
 end)
 
 describe("a session", function()
@@ -106,7 +118,9 @@ describe("a session", function()
 
   it("loads expressions and statements, and knows what is not finished", function()
     assert.same({ nil, 1, 2 }, { repl.load "1, 2" () })
-    assert.equal("more", select(2, repl.load "for i = 1, 2 do"))
+    for _, text in ipairs { "for i = 1, 2 do", "x = {", "{ 1,", "1 +", "f(1,", "return" .. " 1 +", "[[a" } do
+      assert.equal("more", select(2, repl.load(text)), text)
+    end
     assert.matches("unexpected symbol", select(2, repl.load "1 +)"))
     repl.load "local session_x = 5" ()
     assert.equal(5, rawget(_G, "session_x"))
@@ -128,12 +142,29 @@ describe("the launcher", function()
   end
 
   it("runs texts, and sessions of piped lines", function()
-    assert.equal("3\nnil\n", (run "-e '1 + 2' -e nil"))
+    assert.equal("3\nnil\n4\n5\n6\n", (run "-e '1 + 2' -e nil -e 'return 4, 5' -e 'x = 6 return x'"))
     assert.same({ "the moon (input:1)\n", 1 }, { run "-e 'error \"the moon\"'" })
     assert.equal("4\ntrue\n", (run("-l bit -e 'bit.lshift(1, 2)' -i", "x = bit ~= nil\\nx\\n")))
     assert.equal("1\n2\n", (run("-i", "for i = 1, 2 do\\nprint(i)\\nend\\n")))
     assert.same({ 2 }, { select(2, run "") }) -- no terminal: the usage
     assert.equal("Ctrl-D leaves, and so does quit()\n1\n", (run("-i", "exit\\n1\\nquit()\\n2\\n")))
+  end)
+
+  it("completes files", function()
+    local folder, clean = shell.temporary()
+    finally(clean)
+    shell.run(("cd %s && mkdir one && touch only other .hidden one/x"):format(folder))
+    local out = run(([[-e 'for _, path in ipairs { "on", "one/", "none/", ".h", "" } do
+      print(unpack((select(2, require("perilune.launch.complete").complete("dofile \"%s/" .. path)))))
+    end']]):format(folder))
+    out = out:gsub(folder .. "/", ""):gsub("\t", " "):gsub("\n", "|")
+    assert.equal("one/ only|one/x||.hidden|one/ only other|", out)
+  end)
+
+  it("stops what runs at Ctrl-C, and goes on", function()
+    local loop = "for i = 1, 1e12 do peri.scope(function() return peri.rand { 2 }:item(0) end) end"
+    assert.equal("stopped by Ctrl-C (input:1)\n3\n",
+      (shell.run(("printf '%s\n1 + 2\n' | timeout -s INT 0.4 %s -i 2>&1"):format(loop, perilune))))
   end)
 
   it("tells about names, and which may be meant", function()

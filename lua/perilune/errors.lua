@@ -193,10 +193,10 @@ M.handle_text = false
 --- A number as tostring writes it, with 14 digits, but for whole numbers below 2^63, which have all their digits, and
 --- numbers that would look like whole ones.
 function M.numeral(x)
-  local text = tostring(x)
-  if x == math.floor(x) then return math.abs(x) < 2 ^ 63 and ("%.0f"):format(x) or text end
-  local shown = tonumber(text)
-  return shown == math.floor(shown) and ("%.17g"):format(x) or text
+  local digits = tostring(x)
+  if x == math.floor(x) then return math.abs(x) < 2 ^ 63 and ("%.0f"):format(x) or digits end
+  local shown = tonumber(digits)
+  return shown == math.floor(shown) and ("%.17g"):format(x) or digits
 end
 
 --- What a value is, in a few words.

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * terminal.c: what an interactive session needs of the terminal: keys one by one, its width, and Ctrl-C while a line
- * runs.
+ * runs; and names of files, for completion.
  */
 #include "host_internal.h"
 
+#include <dirent.h>
 #include <lauxlib.h>
 #include <lua.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <termios.h>
 #include <unistd.h>
 
@@ -73,13 +76,32 @@ static int columns(lua_State *L)
     return 1;
 }
 
+/** names(folder): the names in a folder, in any order, those of folders with a slash behind; none where it cannot be
+ *  read. */
+static int names_in(lua_State *L)
+{
+    DIR *folder = opendir(luaL_checkstring(L, 1));
+    int n = 0;
+    lua_newtable(L);
+    for (struct dirent *e; folder && (e = readdir(folder));) {
+        struct stat s;
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        const bool is_folder = fstatat(dirfd(folder), e->d_name, &s, 0) == 0 && S_ISDIR(s.st_mode);
+        lua_pushfstring(L, "%s%s", e->d_name, is_folder ? "/" : "");
+        lua_rawseti(L, -2, ++n);
+    }
+    if (folder) closedir(folder);
+    return 1;
+}
+
 static lua_State *running; /* The state whose line runs, while Ctrl-C is to stop it. */
 
 static void stop_line(lua_State *L, lua_Debug *unused)
 {
     (void)unused;
     lua_sethook(L, NULL, 0, 0);
-    luaL_error(L, "stopped by Ctrl-C");
+    lua_pushliteral(L, "stopped by Ctrl-C"); /* Without a position: a line of the library would look like its fault. */
+    lua_error(L);
 }
 
 /** Stop at the next call or instruction that is not compiled. A second Ctrl-C ends the process: compiled loops and C do
@@ -102,6 +124,7 @@ static int interrupts(lua_State *L)
 void peri__terminal_register(lua_State *L)
 {
     static const luaL_Reg functions[] = {{"interactive", interactive}, {"raw", set_raw},           {"key", key},
-                                         {"columns", columns},         {"interrupts", interrupts}, {NULL, NULL}};
+                                         {"columns", columns},         {"interrupts", interrupts}, {"names", names_in},
+                                         {NULL, NULL}};
     luaL_register(L, NULL, functions);
 }

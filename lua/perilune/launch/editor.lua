@@ -3,8 +3,8 @@
 local M = {}
 M.__index = M
 
---- An editor. read(milliseconds) -> byte or nil, write(text), columns() -> number; complete(text before the cursor) ->
---- first position of the word, list of words that may stand there.
+--- An editor. read(milliseconds) -> byte or nil (without an argument: the input has ended), write(text), columns() ->
+--- number; complete(text before the cursor) -> first position of the word, list of words that may stand there.
 function M.new(read, write, columns, complete)
   return setmetatable({ read = read, write = write, columns = columns, complete = complete, history = {} }, M)
 end
@@ -173,9 +173,12 @@ end
 --- history: see `remember`.
 function M:line_of(prompt)
   self.prompt, self.line, self.at, self.place, self.unfinished = prompt, {}, 0, #self.history + 1, ""
+  -- what ran may have left an unfinished line: these blanks go over to the next one then, and the prompt covers them
+  self.write((" "):rep(self.columns() - 1))
   self:draw()
+  local ahead -- a key that has arrived already: of many that are pasted only the last one draws
   while true do
-    local byte = self.read()
+    local byte = ahead or self.read()
     if byte == 18 then byte = search(self) end
     if not byte or byte == 4 and #self.line == 0 then
       self.write "\r\n"
@@ -192,7 +195,8 @@ function M:line_of(prompt)
     elseif byte == 27 then escape(self)
     elseif keys[byte] then keys[byte](self)
     elseif byte >= 32 then utf8(self, byte) end
-    self:draw()
+    ahead = self.read(0)
+    if not ahead then self:draw() end
   end
 end
 

@@ -51,38 +51,39 @@ local function of_session(text)
   return (text:gsub("^%s*local%s+function%f[%W]", "function"):gsub("^%s*local%s+([%a_][%w_%s,]*=)", "%1"))
 end
 
---- Load a text as an expression or as statements. Returns the function, whose first result stands before what is to be
---- shown (a call alone behind `return` would be a tail call, which leaves no line for errors); or nil, "more" if it is
---- not finished; or nil, the error.
+--- Load a text as an expression or as statements. Returns the function, and which of its results is the first that is
+--- to be shown: of an expression the second (a call alone behind `return` would be a tail call, which leaves no line
+--- for errors); or nil, "more" if it is not finished; or nil, the error.
 function M.load(text)
   local body = of_session(text)
-  local f = loadstring("return nil, " .. body:gsub("^%s*=", ""), "=input")
-  if f then return f end
+  local f, of_expression = loadstring("return nil, " .. body:gsub("^%s*=", ""), "=input")
+  if f then return f, 2 end
   local problem
   f, problem = loadstring(body, "=input")
-  if f then return f end
-  if problem:match "near '<eof>'$" then return nil, "more" end
+  if f then return f, 1 end
+  if problem:match "near '<eof>'$" or of_expression:match "near '<eof>'$" then return nil, "more" end
   return nil, problem
 end
 
-local function shown(ok, ...)
+--- Show the results of a call from number `first` on, or its error. Returns whether it worked.
+local function shown(first, ok, ...)
   if not ok then
     local message, _, trace = errors.describe((...))
     io.stderr:write(message, "\n", trace and trace .. "\n" or "")
     return false
   end
   local n = select("#", ...)
-  for i = 2, n do print(M.show((select(i, ...)))) end
+  for i = first, n do print(M.show((select(i, ...)))) end
   return true
 end
 
---- Run a loaded text, and show what it returns. Ctrl-C stops it. Returns whether it worked.
-local function execute(f)
+--- Run a loaded text, and show what it returns from result `first` on. Ctrl-C stops it. Returns whether it worked.
+local function execute(f, first)
   local launcher = require "perilune.launcher"
   launcher.interrupts(true)
   local function ended(...)
     launcher.interrupts(false)
-    return shown(...)
+    return shown(first, ...)
   end
   local done = ended(xpcall(errors.run, errors.locate, f))
   io.stdout:flush()
@@ -114,16 +115,22 @@ local function write_history(editor)
   require("perilune.ffi").C.peri_file_write(path, text, #text, true) -- fails where a home cannot be written: no history
 end
 
---- A function(prompt) -> line; nil at the end; nil, true for Ctrl-C. And what is to be done at the end.
+--- A function(prompt, text) -> line, which goes on with a text that is not finished (or nil); nil at the end; nil, true
+--- for Ctrl-C. And what is to be done at the end.
 local function reader()
   local launcher = require "perilune.launcher"
   if not launcher.interactive() then return function() return (io.read "*l") end, function() end end
+  local earlier = ""
   local editor = require("perilune.launch.editor").new(launcher.key, function(text)
     io.stdout:write(text)
     io.stdout:flush()
-  end, launcher.columns, require("perilune.launch.complete").complete)
+  end, launcher.columns, function(before)
+    local first, words = require("perilune.launch.complete").complete(earlier .. before)
+    return first - #earlier, words
+  end)
   read_history(editor)
-  return function(prompt)
+  return function(prompt, begun)
+    earlier = begun and begun .. "\n" or ""
     launcher.raw(true)
     local line, stopped = editor:line_of(prompt)
     launcher.raw(false)
@@ -174,15 +181,17 @@ local function session(version)
   if require("perilune.launcher").interactive() then print(BANNER:format(version)) end
   local text
   while not left() do
-    local line, stopped = read(text and ">> " or "> ")
+    local line, stopped = read(text and ">> " or "> ", text)
     if stopped then text = nil
     elseif not line then break
     else
       text = text and text .. "\n" .. line or line
-      local f, problem = M.load(text)
-      if f then execute(f)
-      elseif problem ~= "more" then io.stderr:write((errors.syntax(problem)), "\n") end
-      if f or problem ~= "more" then text = nil end
+      local f, found = M.load(text)
+      if f then
+        jit.off(f) -- Ctrl-C does not reach a compiled loop; the functions that it calls are compiled
+        execute(f, found)
+      elseif found ~= "more" then io.stderr:write((errors.syntax(found)), "\n") end
+      if f or found ~= "more" then text = nil end
     end
   end
   finish()
@@ -216,13 +225,13 @@ end
 --- Steps of -l and -e, then the script. Returns whether all worked.
 local function run_steps(options)
   for _, step in ipairs(options.steps) do
-    local f, problem
+    local f, found
     if step[1] == "l" then
       f = loadstring(("_G[%q] = require %q"):format(step[2]:match "[%w_]+$" or step[2], step[2]), "=-l")
-    else f, problem = M.load(step[2]) end
-    if problem == "more" then problem = "-e: the text is not finished" end
-    if not f then io.stderr:write("perilune: ", (errors.syntax(problem)), "\n") end
-    if not (f and execute(f)) then return false end
+    else f, found = M.load(step[2]) end
+    if found == "more" then found = "-e: the text is not finished" end
+    if not f then io.stderr:write("perilune: ", (errors.syntax(found)), "\n") end
+    if not (f and execute(f, found or 1)) then return false end
   end
   if not options.script then return true end
   local chunk, problem = loadfile(options.script)
@@ -231,7 +240,7 @@ local function run_steps(options)
     return false
   end
   _G.arg = { [0] = options.script, unpack(options.arguments) }
-  return execute(function() return chunk(unpack(options.arguments)) end)
+  return execute(function() chunk(unpack(options.arguments)) end, 1)
 end
 
 --- The command. Returns the exit code: 1 if a step failed and no session followed.
