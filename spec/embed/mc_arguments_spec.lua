@@ -170,4 +170,37 @@ describe("arguments of managed collision", function()
         embedding_bag_collection = embed.EmbeddingBagCollection { tables = { v } } }
     end)
   end)
+
+  it("about features hold whatever was asked of a module before its first batch", function()
+    local function batch(lengths)
+      return peri.KeyedJaggedTensor { keys = { "short", "long", "seen_readonly" }, values = peri.tensor({ 7, 8, 9 },
+        "i64"), lengths = lengths }
+    end
+    for _, c in ipairs { { eviction_policy_name = "PER_FEATURE_TTL_EVICTION", eviction_config = {
+      features = { "short", "long", "seen_readonly" }, per_feature_ttl = { 0, 9, 0 } } }, {} } do
+      c.zch_size, c.total_num_buckets, c.on_miss = 64, 4, "drop"
+      for name, ask in peri.util.ordered {
+        nothing = function(module) return module end,
+        time = function(module) module:set_time(0) return module end,
+        state = function(module) module:state_dict() return module end,
+        load = function(module) module:load_state_dict(embed.HashZchManagedCollisionModule(c):state_dict()) end,
+        statistics = function(module) module:statistics() end,
+        copy = function(module) module:statistics() return module:copy() end,
+      } do
+        local module = embed.HashZchManagedCollisionModule(c)
+        module = ask(module) or module
+        local state = module:state_dict()
+        module(batch { 1, 1, 1 })
+        assert.equal(2, module:statistics().occupied, name) -- 9 is only looked up
+        local ids = {}
+        for _, row in ipairs(state._hash_zch_identities:gather():to_table()) do
+          ids[#ids + 1] = tonumber(row[1]) >= 0 and tonumber(row[1]) or nil
+        end
+        table.sort(ids)
+        assert.same({ 7, 8 }, ids, name)
+        assert.error_matches(function() module(peri.KeyedJaggedTensor { keys = { "long", "short", "seen_readonly" },
+          values = { 1 }, lengths = { 1, 0, 0 } }) end, "has the features long, short, .* wanted short, long")
+      end
+    end
+  end)
 end)

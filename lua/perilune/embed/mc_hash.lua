@@ -163,9 +163,9 @@ function HashZchManagedCollisionModule:set_time(now)
 end
 
 function HashZchManagedCollisionModule:_describe_map(list, features)
-  features = features or self._features or {}
-  list.kind, list.evict, list.max_probe, list.n_features = "hash", self.policy, self.max_probe, #features
   local c = self.eviction_config
+  features = features or self._features or c and c.features or {}
+  list.kind, list.evict, list.max_probe, list.n_features = "hash", self.policy, self.max_probe, #features
   if c then list.ttl = c.per_feature_ttl or c.single_ttl and { c.single_ttl } or nil end
   if not (list.ttl and #list.ttl > 1) and not self:_has_read_only(features) then list.n_features = 0 end
   if self:_has_read_only(features) then

@@ -197,13 +197,27 @@ local function named_features(self, features)
     signature.text(features)))
 end
 
---- The features that batches have, in order: known from the first batch on, unless a collection said them.
+--- Another map in the place of the module's own, with its state: one that is told the features. State that was handed
+--- out is read from it, too.
+local function make_again(self)
+  self._state:settle()
+  local old, states = self._map, {}
+  for i, name in ipairs(old:state_names()) do states[name] = old:state(i) end
+  self._map = P.lasting(self._new_map, self, { features = self._features })
+  self._map:load(states, 0, self._buckets)
+  self._state:moved(self._map)
+  old:release()
+end
+
+--- The features that batches have, in order: known from the first batch on, unless a collection said them. A map that
+--- was needed earlier (for a state, or the time) was made without them.
 local function note_features(self, names)
   if not self._features then
     self:_check_features(names)
     self._features = names
+    if self._map and (self:_map_arguments { features = names }.n_features or 0) > 0 then make_again(self) end
   end
-  if self.training and #names ~= #self._features then
+  if self.training and table.concat(names, "\n") ~= table.concat(self._features, "\n") then
     P.fail(("%s: the batch has the features %s, wanted %s"):format(self.class_name, table.concat(names, ", "),
       table.concat(self._features, ", ")))
   end

@@ -48,6 +48,9 @@ function State:init(map, first_bucket, n_buckets, offsets)
   self._index = util.index_of(map:state_names())
 end
 
+--- From now on it is the state of `map`, which has the state that the map before had.
+function State:moved(map) self._map = map end
+
 local function whole(self, name)
   local t = self._map:state(self._index[name])
   local by = self._offsets[name]
