@@ -70,5 +70,18 @@ for _, device in ipairs { "cpu", "opaque" } do
         assert.equal("f16", f(a, b:to "f16"):dtype())
       end
     end)
+
+    it("integers are close by all of their 64 bits", function()
+      local big, most = 2 ^ 53 * 1LL, 0x7fffffffffffffffLL
+      local a = tensor({ big + 1, big, 5, -big - 1, most }, "i64")
+      local b = tensor({ big, big, 6, -big + 1, -most - 1 }, "i64")
+      for tolerance, close in pairs { [0] = { 0, 1, 0, 0, 0 }, { 1, 1, 1, 0, 0 }, { 1, 1, 1, 1, 0 } } do
+        assert.same(close, F.isclose(a, b, 0, tolerance):to_list())
+      end
+      assert.is_false(F.allclose(a, a + 1, 0, 0))
+      assert.is_true(F.allclose(a, a, 0, 0))
+      assert.is_false(F.allclose(a:slice(1, 4, 5), b:slice(1, 4, 5), 0, 2)) -- their difference needs 65 bits
+      assert.same({ 1, 0 }, F.isclose(tensor({ 1, 0 }, "bool"), tensor({ 1, 1 }, "u8"), 0, 0):to_list())
+    end)
   end)
 end

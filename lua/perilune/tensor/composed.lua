@@ -173,12 +173,22 @@ local function compare(how, reduction, a, b, rtol, atol, equal_nan)
   if not (Tensor._is_float(a) and Tensor._is_float(b)) then a, b = a:to "f64", b:to "f64" end
   return (how(reduction, nil, false, a:detach(), b:detach(), rtol or 1e-5, atol or 1e-8, equal_nan and 1 or 0))
 end
+--- Of integers: doubles have not all of 64 bits, so the difference is taken before, unless 64 bits cannot hold it.
+local function whole_close(a, b, rtol, atol)
+  local size, far = F.abs(b:to "f64"), F.abs(F.sub(a:to "f64", b:to "f64"))
+  local apart = F.where(F.lt(far, 2 ^ 62), F.abs(F.sub(a:to "i64", b:to "i64")):to "f64", far)
+  return (F.le(apart, F.affine(size, rtol or 1e-5, atol or 1e-8)))
+end
 --- Where |a - b| <= atol (1e-8) + rtol (1e-5) |b|; equal infinities are close, and with equal_nan NaN and NaN.
 function F.isclose(a, b, rtol, atol, equal_nan)
+  if not Tensor._is_float(a) and not Tensor._is_float(b) then return (whole_close(a, b, rtol, atol)) end
   return (F.ne(compare(are_close, NONE, a, b, rtol, atol, equal_nan), 0))
 end
 --- Whether isclose holds everywhere: true or false. Waits.
 function F.allclose(a, b, rtol, atol, equal_nan)
+  if not Tensor._is_float(a) and not Tensor._is_float(b) then
+    return F.all(whole_close(a, b, rtol, atol)):item() ~= 0
+  end
   return compare(are_apart, SUM, a, b, rtol, atol, equal_nan):item() == 0 -- a mean would be rounded to all, or nearly
 end
 local differing = formula("equal", 2, 0, function(f, a, b) return f.ne(a, b) end)
