@@ -470,7 +470,7 @@ typedef struct peri_k_interaction_grad_args {
  *  NULL). */
 enum {
     PERI_LOSS_KIND_BCE_LOGITS = 0, /* w ((1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))) */
-    PERI_LOSS_KIND_BCE = 1, /* -w (t max(log x, -100) + (1 - t) max(log(1 - x), -100)); NaN for x outside [0, 1] */
+    PERI_LOSS_KIND_BCE = 1, /* -w (t max(log x, -100) + (1 - t) max(log(1 - x), -100)); NaN for x or t outside [0, 1] */
     PERI_LOSS_KIND_MSE = 2,        /* w (x - t)^2 */
     PERI_LOSS_KIND_COUNT = 3
 };

@@ -71,6 +71,28 @@ for _, device in ipairs { "cpu", "opaque" } do
       end
     end)
 
+    it("cosine_embedding_loss has nothing for a target that is neither 1 nor -1", function()
+      local a, b = tensor({ { 1, 2 }, { 1, 2 }, { 1, 2 } }):requires_grad(), tensor { { 2, 4 }, { 2, 4 }, { 2, 4 } }
+      local loss = F.cosine_embedding_loss(a, b, tensor { 0, 0.5, 2 }, 0.1, "none")
+      assert.same({ 0, 0, 0 }, loss:to_list())
+      loss:sum():backward()
+      assert.same({ 0, 0, 0, 0, 0, 0 }, a:grad():reshape(6):to_list())
+    end)
+
+    it("probabilities are numbers in 0..1 wherever a function takes them", function()
+      for _, bad in ipairs { 1.5, -0.1, 0 / 0, math.huge } do
+        for _, dtype in ipairs { "f32", "f64", "f16", "bf16" } do
+          local good, p = tensor({ 0, 1, 0.5 }, dtype), tensor({ 0, 1, bad }, dtype)
+          for what, f in pairs { bernoulli = function() return p:bernoulli() end,
+            ["of x is"] = function() return F.binary_cross_entropy(p, good) end,
+            ["of target is"] = function() return F.binary_cross_entropy(good, p) end } do
+            assert.error_matches(f, what .. ".* allowed: .*0%.%.1")
+          end
+          assert.is_true(good:bernoulli():le(1):all():item() ~= 0)
+        end
+      end
+    end)
+
     it("integers are close by all of their 64 bits", function()
       local big, most = 2 ^ 53 * 1LL, 0x7fffffffffffffffLL
       local a = tensor({ big + 1, big, 5, -big - 1, most }, "i64")

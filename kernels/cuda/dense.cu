@@ -234,7 +234,7 @@ template <class T> struct loss_one {
         } else if (a.kind == PERI_LOSS_KIND_BCE) {
             T yes = peri_log(x), no = peri_log1p(-x);
             l = -(t * (yes > -100 ? yes : T(-100)) + (T(1) - t) * (no > -100 ? no : T(-100)));
-            if (!(x >= 0 && x <= 1)) l = (T)NAN;
+            if (!(x >= 0 && x <= 1 && t >= 0 && t <= 1)) l = (T)NAN;
         } else {
             l = (x - t) * (x - t);
         }

@@ -572,7 +572,7 @@ static void ref_loss(const void *args, int64_t begin, int64_t end)
         double w = a->weight ? ref_get(a->weight, i, a->dtype) : 1,
                p = a->pos_weight ? ref_get(a->pos_weight, i, a->dtype) : 1;
         if (a->kind == PERI_LOSS_KIND_BCE_LOGITS) l = (1 - t) * x + (1 + (p - 1) * t) * ref_softplus(-x);
-        else if (a->kind == PERI_LOSS_KIND_BCE && !(x >= 0 && x <= 1)) l = NAN;
+        else if (a->kind == PERI_LOSS_KIND_BCE && !(x >= 0 && x <= 1 && t >= 0 && t <= 1)) l = NAN;
         else if (a->kind == PERI_LOSS_KIND_BCE) l = -(t * fmax(log(x), -100) + (1 - t) * fmax(log1p(-x), -100));
         else l = (x - t) * (x - t);
         ref_put(a->dst, i, a->dtype, w * l);

@@ -88,30 +88,39 @@ static peri_status spread(const char *function, const char *what, const peri_ten
     return status;
 }
 
-/** Wait for the losses of probabilities @x (contiguous), and look for one outside [0, 1]: its loss is NaN, and so is
- *  their sum or mean
- *  @loss. NaN of another cause passes. */
-static peri_status check_probabilities(const char *function, peri_tensor *x, peri_tensor *loss)
+/** The error about the first element of @x (contiguous) outside [0, 1], if there is one. NaN has no sign there. */
+static peri_status check_probabilities(const char *function, const char *what, peri_tensor *x)
 {
-    peri_tensor *total, *wide = NULL;
-    double sum = 0, *numbers = NULL;
+    peri_tensor *wide = NULL;
+    double *numbers = NULL;
+    peri_status status;
     int64_t n = peri__numel(x);
-    PERI_TRY(peri__reduce(loss, (1u << loss->ndim) - 1, 1, &total));
-    peri_status status = n > 0 ? peri_tensor_item(total, 0, &sum) : PERI_OK;
-    peri_tensor_release(total);
-    if (status < 0 || sum == sum) return status;
     PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_F64, x->ndim, x->shape, &wide), out);
     PERI_TRY_GOTO(peri_tensor_copy(wide, x), out);
     numbers = peri__alloc(sizeof *numbers * (size_t)n);
     status = numbers ? peri_tensor_read(wide, numbers, n * (int64_t)sizeof *numbers) : PERI_ENOMEM;
     for (int64_t i = 0; i < n && status >= 0; i++)
         if (!(numbers[i] >= 0 && numbers[i] <= 1))
-            status = peri__fail(PERI_ERANGE, "%s: element %lld of x is %g, allowed: probabilities 0..1", function,
-                                (long long)i, numbers[i] == numbers[i] ? numbers[i] : (double)NAN); /* not "-nan" */
+            status = peri__fail(PERI_ERANGE, "%s: element %lld of %s is %g, allowed: probabilities 0..1", function,
+                                (long long)i, what, numbers[i] == numbers[i] ? numbers[i] : (double)NAN);
 out:
     peri__free(numbers);
     peri_tensor_release(wide);
     return status;
+}
+
+/** Wait for the losses of probabilities @x and @target (contiguous). Of one outside [0, 1] the loss is NaN, and so is
+ *  their sum or mean @loss. NaN of another cause passes. */
+static peri_status check_bce(const char *function, peri_tensor *x, peri_tensor *target, peri_tensor *loss)
+{
+    peri_tensor *total;
+    double sum = 0;
+    PERI_TRY(peri__reduce(loss, (1u << loss->ndim) - 1, 1, &total));
+    peri_status status = peri__numel(x) > 0 ? peri_tensor_item(total, 0, &sum) : PERI_OK;
+    peri_tensor_release(total);
+    if (status < 0 || sum == sum) return status;
+    PERI_TRY(check_probabilities(function, "x", x));
+    return check_probabilities(function, "target", target);
 }
 
 static peri_status loss_wide(const char *function, int32_t kind, peri_tensor *x, peri_tensor *target,
@@ -152,7 +161,7 @@ static peri_status loss_wide(const char *function, int32_t kind, peri_tensor *x,
                              .kind = kind};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), loss, &args, peri__numel(x), 1 << 12), out);
     PERI_TRY_GOTO(reduce_loss(&loss, reduction), out);
-    if (kind == PERI_LOSS_KIND_BCE) PERI_TRY_GOTO(check_probabilities(function, saved[0], loss), out);
+    if (kind == PERI_LOSS_KIND_BCE) PERI_TRY_GOTO(check_bce(function, saved[0], saved[1], loss), out);
     PERI_TRY_GOTO(peri__attach(&loss_vtab, &x, 1, &loss, 1, &node), out);
     if (node) {
         for (int32_t i = 0; i < 4 && status >= 0; i++)

@@ -130,9 +130,10 @@ function functional.mean_of(sum, divided, ranks) end
 ---@return peri.Tensor # A scalar; with `"none"` of the shape of t.
 function functional.binary_cross_entropy_with_logits(t, target, weight, pos_weight, reduction) end
 
----Binary cross entropy of probabilities. Logarithms are never below -100.
+---Binary cross entropy of probabilities. Logarithms are never below -100. Waits for the loss, to check it.
 ---
----Errors: shapes that do not fit; dtypes that are no floats; an unknown reduction.
+---Errors: probabilities or targets outside of 0..1; shapes that do not fit; dtypes that are no floats; an unknown
+---reduction.
 ---
 ---```lua
 ---print(("%.4f"):format(nn.functional.binary_cross_entropy(peri.tensor { 0.5 },
@@ -208,7 +209,7 @@ nn.Loss = {}
 
 ---`functional.binary_cross_entropy` as a module: called with probabilities and targets.
 ---
----Errors: an unknown argument or reduction; shapes that do not fit.
+---Errors: an unknown argument or reduction; probabilities or targets outside of 0..1; shapes that do not fit.
 ---
 ---```lua
 ---local loss = nn.BCELoss { reduction = "sum" }

@@ -159,9 +159,9 @@ function Tensor.randint(low, high, shape, dtype, device) end
 ---@return peri.Tensor # `[n]`, i64.
 function Tensor.randperm(n, device) end
 
----1 with the probability that t has at a place, else 0.
+---1 with the probability that t has at a place, else 0. Waits for the probabilities, to check them.
 ---
----Errors: complex numbers.
+---Errors: probabilities outside of 0..1; complex numbers.
 ---
 ---```lua
 ---print(peri.ones({ 1 }):bernoulli():item()) --> 1

@@ -157,7 +157,9 @@ function F.cosine_similarity(a, b, dim, eps)
 end
 
 local cosine_embedding = loss_of("cosine_embedding_loss", 2, 1, function(f, of_row, target, margin)
-  return f.where(f.eq(target, f.number(1)), f.affine(of_row, -1, 1), f.relu(f.sub(of_row, f.number(margin))))
+  -- of targets that are neither none counts, as PyTorch's
+  local apart = f.where(f.eq(target, f.number(-1)), f.relu(f.sub(of_row, f.number(margin))), f.number(0))
+  return f.where(f.eq(target, f.number(1)), f.affine(of_row, -1, 1), apart)
 end)
 --- Of rows a and b [B, D] and target [B]: 1 - cosine where it is 1, max(0, cosine - margin) where it is -1. margin: 0.
 --- Squares of sizes are 1e-12 larger here than they are, as PyTorch's: gradients of rows of zeros are not infinite.

@@ -87,10 +87,16 @@ function Tensor.randperm(n, device) return (F.argsort(fine({ n }, device, 2))) e
 local chosen = formula("bernoulli", 3, 0, function(f, t, first, second)
   return f.lt(f.affine(second, WORD, 0), f.sub(t, first))
 end)
---- 1 with the probability that t has at that place, else 0: of t's dtype.
+local improbable = formula("bernoulli", 1, 0, function(f, t)
+  return f.affine(f.mul(f.ge(t, f.number(0)), f.le(t, f.number(1))), -1, 1)
+end)
+--- 1 with the probability that t has at that place, else 0: of t's dtype. Waits for t, whose numbers are 0..1.
 function F.bernoulli(t)
   local dtype, first, second = t:dtype(), drawn_like(t, C.PERI_F32), drawn_like(t, C.PERI_F32)
   local p = Tensor._is_float(t) and t:detach() or t:to "f32"
+  if improbable(SUM, nil, false, p):item() ~= 0 then
+    P.fail(("bernoulli: %s with numbers that are no probabilities, allowed: 0..1"):format(Tensor._text(t)))
+  end
   return (chosen(NONE, nil, false, p, first, second):to(dtype))
 end
 

@@ -261,7 +261,7 @@ enum { PERI_LOSS_NONE = 0, PERI_LOSS_MEAN = 1, PERI_LOSS_SUM = 2 };
 PERI_API peri_status peri_op_bce_with_logits(peri_tensor *x, peri_tensor *target, peri_tensor *weight,
                                              peri_tensor *pos_weight, int32_t reduction, peri_tensor **out);
 /** Binary cross entropy of probabilities; logarithms are clamped at -100. @weight as above. Waits: PERI_ERANGE for a
- *  probability outside 0..1. */
+ *  probability or target outside 0..1. */
 PERI_API peri_status peri_op_bce(peri_tensor *x, peri_tensor *target, peri_tensor *weight, int32_t reduction,
                                  peri_tensor **out);
 /** Squared error. */
