@@ -98,10 +98,7 @@ local function planned(planner, collections, env)
       planner.topology.world_size, env.world_size))
   end
   if #collections == 0 then return plans.ShardingPlan {} end
-  local model = util.map(collections, function(c)
-    return c.described or plans.describe._collection(c.path, c.module, c.tables)
-  end)
-  return planner:collective_plan(model, env.pg)
+  return planner:collective_plan(util.map(collections, plans.describe._of), env.pg)
 end
 
 --- A plan of what was given for one: what plan.load takes, a planner, or nothing.
@@ -156,8 +153,8 @@ end
 
 --- What is kept of a collection that is in its place, for another plan.
 function M.remembered(c)
-  return { path = c.path, sharder = c.sharder, tables = c.tables,
-    described = plans.describe._collection(c.path, c.module, c.tables), module = { class_name = c.module.class_name } }
+  return { path = c.path, sharder = c.sharder, tables = c.tables, described = plans.describe._of(c),
+    module = { class_name = c.module.class_name } }
 end
 
 return M

@@ -46,11 +46,13 @@ local exact = sharding_types.names(function(t) return not (t.replica or t.cuts_r
 local all = sharding_types.names(function(t) return not (t.replica or t.asked_for) end)
 for _, name in ipairs(sharding_types.names(function(t) return t.replica end)) do all[#all + 1] = name end
 
---- What planners may do with a collection: of `types` those that its sharder offers. Kernels are the collection's own.
+--- What planners may do with a collection: of `types` those that its sharder offers. Who trains the tables stays:
+--- their fused_params (described: what is known of it, these too), or the optimizer of the dense part, which may look at
+--- whole rows.
 local function sharder_of(c, described, types, device, plain)
   local names = c.sharder:sharding_types(device)
   local offered = util.index_of(signature.value(c.sharder.class_name, "what sharding_types returns", names, "strings"))
-  local list, cuts_columns = {}, true
+  local list, cuts_columns = {}, not described.dense
   for _, params in ipairs(params_of(described)) do cuts_columns = cuts_columns and each_number_alone(params) end
   for _, name in ipairs(types) do
     local columns = sharding_types.of[name].cuts_columns
@@ -58,13 +60,15 @@ local function sharder_of(c, described, types, device, plain)
       list[#list + 1] = name
     end
   end
-  return { sharding_types = function() return list end, compute_kernels = function() return { "fused" } end }
+  return { sharding_types = function() return list end, compute_kernels = function()
+    return { described.dense and "dense" or "fused" }
+  end }
 end
 
 --- Bytes of this host's memory for each of its ranks; more than there are where tables lie in files.
 local function memory(collections, local_size)
   for _, c in ipairs(collections) do
-    for _, params in ipairs(params_of(describe._collection(c.path, c.module, c.tables))) do
+    for _, params in ipairs(params_of(describe._of(c))) do
       if params.cache_params then return 2 ^ 50 end
     end
   end
@@ -137,7 +141,7 @@ local function planned(collections, topology, types, device, plain)
   if #collections == 0 then return types_of.ShardingPlan {} end
   local model, constraints = {}, {}
   for i, c in ipairs(collections) do
-    model[i] = describe._collection(c.path, c.module, c.tables)
+    model[i] = describe._of(c)
     model[i].sharder = sharder_of(c, model[i], types, device, plain)
     for _, t in ipairs(c.tables) do
       constraints[constraints_of.fqn(c.path, t.name)] = constraints_of.ParameterConstraints {

@@ -31,10 +31,13 @@ local function tables_within(module)
   return rawget(module, "_embedding_bag_collection") or module
 end
 
---- What is known of a collection of a model. maps: the modules whose maps lie beside the rows, by table.
-function M._collection(path, module, tables)
+--- What is known of a collection of a model. sharder (or nil): its sharder, whose fused_params count where the
+--- collection has none. maps: the modules whose maps lie beside the rows, by table. dense: nothing trains the tables in
+--- the backward pass, so the optimizer of the dense part does.
+function M._collection(path, module, tables, sharder)
   local raw, within = of_raw_ids[module.class_name], tables_within(module)
-  local params, own = rawget(within, "fused_params"), rawget(within, "table_fused_params") or nil
+  local params, own = rawget(within, "fused_params") or nil, rawget(within, "table_fused_params") or nil
+  if sharder then params, own = sharder:_params_of(within) end
   local kind = raw and within.class_name or module.class_name
   local optimizers = own and {}
   for name, given in util.ordered(own or {}) do
@@ -43,9 +46,16 @@ function M._collection(path, module, tables)
   local weighted = rawget(within, "_weighted") or kind == "FeatureProcessedEmbeddingBagCollection"
   return { path = path, kind = kinds[kind] and kind or "EmbeddingBagCollection", tables = tables,
     is_weighted = weighted, optimizer = params and embed.optimizer_of("fused_params", params.optimizer) or nil,
-    fused_params = params or nil, optimizers = optimizers, table_fused_params = own,
+    fused_params = params, optimizers = optimizers, table_fused_params = own,
+    dense = not params and (kinds[module.class_name] or module.class_name == "EmbeddingBag") and true or nil,
     sharder = raw and raw_sharder or nil,
     maps = raw and module:managed_collision_collection():managed_collision_modules() or nil }
+end
+
+--- The same of a collection of a DistributedModelParallel, { path =, module =, tables =, sharder = }; of one that is in
+--- shards by now what was known of it before (described), as a new table.
+function M._of(c)
+  return util.copy(c.described or M._collection(c.path, c.module, c.tables, c.sharder))
 end
 
 --- The collections of an nn.Module, in its order, with dense_bytes: of the parameters outside of them, and matrices: {
@@ -153,6 +163,6 @@ function M._model(func, model)
 end
 
 signature.check("plan.describe.", M, { _model = "func: string, model: any",
-  _collection = "path: string, module: Module, tables: list", _module = "module: Module" })
+  _collection = "path: string, module: Module, tables: list, sharder: any", _module = "module: Module" })
 
 return M
