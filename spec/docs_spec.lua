@@ -55,7 +55,7 @@ describe("the examples of", function()
 
   it("docs/checkpoints.md, running.md, collectives.md and two tutorials: each of them a program", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
-    assert.matches("now answering from .*run%-7/save%-000001%-step%-10", program("docs/checkpoints.md", 1, 5, 1))
+    assert.matches("now answering from .*run%-7/save%-000001%-step%-10", program("docs/checkpoints.md", 1, 7, 1))
     assert.matches("%d\n", program("docs/running.md", 1, 1, 1))
     if not shell.has "mpirun" then return pending "mpirun was not found" end
     program("docs/collectives.md", 2, 6, 2)

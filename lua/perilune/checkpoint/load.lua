@@ -10,6 +10,7 @@ local parts_of = require "perilune.checkpoint.parts"
 local resize = require "perilune.checkpoint.resize"
 local maps = require "perilune.checkpoint.maps"
 local named = require "perilune.checkpoint.named"
+local states = require "perilune.checkpoint.states"
 local Checkpoint = require "perilune.checkpoint.reader"
 
 local M = {}
@@ -235,6 +236,21 @@ local function as_it_is(list, dicts)
   return set
 end
 
+--- In a load in part, let optimizers have states for the weights that are here (states.lua).
+local function fit_states(parts, dicts, list, left, a)
+  local here, saved = {}, {}
+  for _, part in ipairs(parts) do
+    for _, name in ipairs(part.module and dicts[part.name] and missing_of(part, {}) or {}) do here[#here + 1] = name end
+  end
+  for _, entries in ipairs { list, left } do
+    for _, entry in ipairs(entries) do saved[#saved + 1] = entry.as end
+  end
+  for _, part in ipairs(parts) do
+    local d = dicts[part.name]
+    if d then states.fit(part, d.dict, here, saved, function(name) return is_chosen(a, name, {}) end) end
+  end
+end
+
 -- -- loading ----------------------------------------------------------------------------------------------------------
 
 --- Of parts of which each rank has its own, what this rank takes. Returns, by part, why there is nothing for it.
@@ -343,6 +359,7 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
     dicts = dicts_of(c, saved, list, left, a, patch)
     not_taken = left
     partial = partial or a.only ~= nil or a.except ~= nil
+    if partial then fit_states(parts, dicts, list, left, a) end
     said = resize.fit(parts, dicts, left)
     kept = a.increments and as_it_is(list, dicts)
     for _, part in ipairs(parts) do

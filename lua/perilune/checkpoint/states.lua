@@ -1,0 +1,94 @@
+-- states.lua: states of optimizers in a load in part. They go with the weights:
+--
+--   the weights of a parameter are            what the optimizer has for it afterwards
+--   in the checkpoint, and loaded             the states of the checkpoint
+--   left as they are here (except, only)      its states stay as they are here, too
+--   in the checkpoint, not in this model      nothing: they are left there
+--
+-- Where nothing of a model is loaded, its optimizers are whole or not loaded.
+local util = require "perilune.util"
+
+local M = {}
+
+--- The weights of models: name of a module part -> the set of its names.
+local function names_of(list)
+  local names = {}
+  for _, name in ipairs(list) do
+    local part, rest = name:match "^([^/]*)/(.*)$"
+    names[part or ""] = names[part or ""] or {}
+    names[part or ""][rest or name] = true
+  end
+  return names
+end
+
+--- The part and the name of the weights that an optimizer's parameter is, in `names`; nil: of no model. An optimizer of
+--- tables is of one model; others may have a part's name in front of those that several models have (named.lua).
+local function weights_of(optimizer, parameter, names)
+  local of = optimizer:match "^(.*)%.tables$"
+  for part, own in util.ordered(names) do
+    local rest = parameter:sub(1, #part + 1) == part .. "." and parameter:sub(#part + 2)
+    if (not of or of == part) and own[parameter] then return part, parameter end
+    if not of and rest and own[rest] then return part, rest end
+  end
+  return nil
+end
+
+--- Without this parameter.
+local function drop(dict, parameter)
+  dict.state[parameter] = nil
+  local groups = {}
+  for _, group in ipairs(dict.param_groups or {}) do
+    local copy = util.copy(group)
+    copy.params = {}
+    for _, name in ipairs(group.params) do copy.params[#copy.params + 1] = name ~= parameter and name or nil end
+    if #copy.params > 0 then groups[#groups + 1] = copy end
+  end
+  dict.param_groups = dict.param_groups and groups
+end
+
+--- With what `own`, the state dict of the optimizer that is here, has for this parameter. Numbers that it shares here
+--- with parameters of the checkpoint are those of the checkpoint.
+local function keep(dict, own, parameter)
+  dict.state[parameter] = own.state[parameter]
+  for _, here in ipairs(dict.param_groups and own.param_groups or {}) do
+    local shared = util.index_of(here.params)
+    if shared[parameter] then
+      for _, group in ipairs(dict.param_groups) do
+        for _, name in ipairs(group.params) do
+          if shared[name] then
+            group.params = util.copy(group.params)
+            table.insert(group.params, parameter)
+            return
+          end
+        end
+      end
+      local alone = util.copy(here)
+      alone.params = { parameter }
+      table.insert(dict.param_groups, alone)
+    end
+  end
+end
+
+--- Let the dict of an optimizer (part) that is to be loaded have what fits the weights. here, saved: the names of the
+--- weights of those models of the program of which something is loaded, and of the checkpoint, "part/name" each;
+--- chosen(name): whether one is loaded.
+function M.fit(part, dict, here, saved, chosen)
+  if part.module or type(dict.state) ~= "table" or type(part.object.state_dict) ~= "function" then return end
+  local own = part.object:state_dict()
+  if type(own.state) ~= "table" then return end
+  local of_here, of_saved = names_of(here), names_of(saved)
+  dict.state = util.copy(dict.state)
+  dict.param_groups = dict.param_groups and util.map(dict.param_groups, util.copy)
+  for parameter in util.ordered(dict.state) do
+    local model = weights_of(part.name, parameter, of_saved)
+    if model and of_here[model] and own.state[parameter] == nil and not weights_of(part.name, parameter, of_here) then
+      drop(dict, parameter)
+    end
+  end
+  for parameter in util.ordered(own.state) do
+    local model, name = weights_of(part.name, parameter, of_here)
+    if dict.state[parameter] == nil and model and not chosen(model .. "/" .. name) then keep(dict, own, parameter) end
+  end
+end
+
+return M
