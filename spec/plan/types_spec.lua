@@ -282,7 +282,10 @@ describe("a plan", function()
     os.remove(path)
     assert.error_matches(function() plan.load(path, world(1)) end, "cannot open")
     assert.error_matches(function() plan.ShardingPlan { ebc = plan.row_wise() } end,
-      "module 'ebc' has a table, wanted an EmbeddingModuleShardingPlan")
+      "'ebc' has the entry of a table, wanted a list of such entries for each module: "
+      .. "{ %[path of the module%] = { %[table%] = entry } }")
+    assert.error_matches(function() plan.ShardingPlan { ebc = 7 } end,
+      "module 'ebc' has a number, wanted an EmbeddingModuleShardingPlan")
     assert.error_matches(function() plan.ShardingPlan { ebc = { t = "row_wise" } } end,
       "table 't' has a string, wanted a ParameterSharding")
   end)

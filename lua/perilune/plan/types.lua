@@ -348,7 +348,11 @@ function ShardingPlan:init(modules)
   self.plan, self.from = {}, false
   for path, module_plan in util.ordered(modules or {}) do
     if not EmbeddingModuleShardingPlan.is(module_plan) then
-      if type(module_plan) ~= "table" or ParameterSharding.is(module_plan) then
+      if ParameterSharding.is(module_plan) then
+        fail("ShardingPlan: '%s' has the entry of a table, wanted a list of such entries for each module: "
+          .. "{ [path of the module] = { [table] = entry } }, \"\" being the model itself", tostring(path))
+      end
+      if type(module_plan) ~= "table" then
         fail("ShardingPlan: module '%s' has a %s, wanted an EmbeddingModuleShardingPlan", tostring(path),
           type(module_plan))
       end
