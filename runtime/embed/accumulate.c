@@ -187,8 +187,6 @@ peri_status peri_tbe_accumulate_set(peri_tbe *tbe, bool on)
     PERI_NEED(tbe);
     if (on && !tbe->store->whole)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_accumulate_set: cached tables update with every backward pass");
-    if (on && tbe->optimizer.kind == PERI_TBE_NONE)
-        return peri__fail(PERI_EINVAL, "peri_tbe_accumulate_set: this table batch has no optimizer");
     tbe->accumulate = on;
     return PERI_OK;
 }

@@ -284,8 +284,8 @@ static peri_status part_done(const batch *b, int32_t part, peri_tensor **grad_in
         leaves += set->dense ? set->n_tables : 0;
         if (set->part != part) continue;
         if (set->dense) PERI_TRY(dense_gradients(b, g, grad_in, first));
-        else if (set->replica) PERI_TRY(peri_tbe_gradient_apply(set->tbe, b->replicas[g].flat));
-        else PERI_TRY(use_gradient(b, g, NULL));
+        else if (!set->replica) PERI_TRY(use_gradient(b, g, NULL));
+        else if (b->replicas[g].flat) PERI_TRY(peri_tbe_gradient_apply(set->tbe, b->replicas[g].flat));
     }
     return PERI_OK;
 }
@@ -320,15 +320,17 @@ static peri_status reduce(const peri_sharded *e, const peri__table_set *set, per
     return peri__coll_sum_gradients(e->group, flat, 0, NULL, out);
 }
 
-/** Gradients of fused replicas add up over the ranks before the rows are updated. */
+/** Gradients of fused replicas add up over the ranks before the rows are updated. Of those that no optimizer trains only
+ *  the ids' weights get theirs. */
 static peri_status reduce_replicas(batch *b)
 {
     peri_sharded *e = b->ebc;
     for (int32_t g = 0; g < e->n_sets; g++) {
         if (!e->sets[g].replica || e->sets[g].dense) continue;
         struct replica *x = &b->replicas[g];
-        PERI_TRY(use_gradient(b, g, &x->flat));
-        if (e->world_size > 1) PERI_TRY(reduce(e, &e->sets[g], x->flat, &x->work));
+        const bool trained = e->sets[g].tbe->optimizer.kind != PERI_TBE_NONE;
+        PERI_TRY(use_gradient(b, g, trained ? &x->flat : NULL));
+        if (trained && e->world_size > 1) PERI_TRY(reduce(e, &e->sets[g], x->flat, &x->work));
     }
     return PERI_OK;
 }

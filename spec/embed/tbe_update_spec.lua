@@ -424,10 +424,12 @@ for _, device in ipairs(require "spec.support.devices") do
       b:accumulate(true)
       -- kept, and dropped with the batch
       b:lookup(t({ 1 }, "i64"), t({ 0, 1 }, "i64"), list, 1, 2):backward(t { { 3, 5 } })
-      assert.error_matches(function()
-        batch({ { name = "a", rows = 3, cols = 2 } }, { optimizer = "none" }):accumulate(true)
-      end,
-        "has no optimizer")
+      -- without an optimizer gradients are the leaves' as ever
+      local leaves = batch({ { name = "a", rows = 3, cols = 2 } }, { optimizer = "none" })
+      leaves:accumulate(true)
+      leaves:lookup(t({ 1 }, "i64"), t({ 0, 1 }, "i64"), list, 1, 2):backward(t { { 3, 5 } })
+      leaves:apply_accumulated()
+      assert.same({ 0, 0, 3, 5, 0, 0 }, leaves:leaf(1):grad():to_list())
     end)
 
     it("of the ids' weights are those of the loss, also where the rows' are clamped", function()

@@ -6,8 +6,8 @@ local nn, plan = peri.nn, peri.plan
 
 local COMMON = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = true }
 local OWN = { b = { optimizer = "adam", learning_rate = 0.02, exact = true },
-  d = { optimizer = "sgd", learning_rate = 0.5, exact = true } }
-local ROWS = { a = 20, b = 31, c = 12, d = 17 }
+  d = { optimizer = "sgd", learning_rate = 0.5, exact = true }, e = { optimizer = "none" } }
+local ROWS = { a = 20, b = 31, c = 12, d = 17, e = 9 }
 local kinds = {
   bags = { "EmbeddingBagCollection", "EmbeddingBagConfig" }, rows = { "EmbeddingCollection", "EmbeddingConfig" } }
 
@@ -22,7 +22,7 @@ end
 --- One collection of all tables, or (apart) one for each.
 local Net = nn.Module:extend "Net"
 function Net:init(kind, apart)
-  self.names = { "a", "b", "c", "d" }
+  self.names = { "a", "b", "c", "d", "e" }
   if not apart then self.all = collection(kind, self.names, COMMON, OWN) end
   for _, name in ipairs(apart and self.names or {}) do self[name] = collection(kind, { name }, OWN[name] or COMMON) end
 end
@@ -40,14 +40,14 @@ end
 
 local entries = {
   function(n) return { a = plan.row_wise(), b = plan.column_wise { ranks = { 0, n - 1 } }, c = plan.table_wise(n - 1),
-    d = plan.data_parallel() } end,
+    d = plan.data_parallel(), e = plan.row_wise() } end,
   function(n) return { a = plan.table_wise(n - 1), b = plan.row_wise(), c = plan.data_parallel(),
-    d = plan.table_wise(0) } end,
+    d = plan.table_wise(0), e = plan.data_parallel() } end,
 }
 
 local function batch(step, rank)
   local values, lengths, factors = {}, {}, {}
-  for i, name in ipairs { "a", "b", "c", "d" } do
+  for i, name in ipairs { "a", "b", "c", "d", "e" } do
     for s = 1, 3 do
       for k = 1, s - 1 do values[#values + 1] = (step * 5 + rank * 3 + i * s + k) % ROWS[name] end
       lengths[#lengths + 1] = s - 1
@@ -56,7 +56,7 @@ local function batch(step, rank)
     for k = 1, 24 do list[k] = ((step * 7 + i * k * 5 + rank) % 63 - 31) / 32 end
     factors[name] = peri.tensor(list, "f32", "cpu", { 3, 8 })
   end
-  return peri.KeyedJaggedTensor { keys = { "fa", "fb", "fc", "fd" }, values = peri.tensor(values, "i64"),
+  return peri.KeyedJaggedTensor { keys = { "fa", "fb", "fc", "fd", "fe" }, values = peri.tensor(values, "i64"),
     lengths = lengths }, factors
 end
 
@@ -75,10 +75,10 @@ local function learned(world, kind, apart, way, halve)
   end
   local result = {}
   for name, x in pairs(peri.shard.gather_state_dict(model:state_dict())) do
-    result[name:match "[abcd]%.weight$"] = x:to_list()
+    result[name:match "[abcde]%.weight$"] = x:to_list()
   end
   for name, states in pairs(peri.shard.gather_state_dict(optimizer:state_dict()).state) do
-    for key, x in pairs(states) do result[name:match "[abcd]%.weight$" .. key] = x:to_list() end
+    for key, x in pairs(states) do result[name:match "[abcde]%.weight$" .. key] = x:to_list() end
   end
   return result
 end
@@ -103,10 +103,31 @@ describe("table_fused_params", function()
     assert.equal("adam", described[1].optimizers.b)
     sim.run(2, function(_, world) -- without a plan
       local model = peri.DistributedModelParallel { module = Net("bags"), group = world }
-      assert.same({ "rowwise_adagrad", "adam", "sgd" },
+      assert.same({ "rowwise_adagrad", "adam", "sgd", "none" },
         peri.util.map(model:fused_optimizer().param_groups, function(g) return g.optimizer end))
     end)
   end)
+
+  for _, kind in ipairs { "table_wise", "row_wise", "data_parallel" } do
+    it("of optimizer none leaves rows, and gives the ids' weights their gradients: " .. kind, function()
+      sim.run(2, function(_, world)
+        local ebc = peri.shard.ShardedEmbeddingBagCollection { group = world, fused_params = COMMON, is_weighted = true,
+          table_fused_params = { a = { optimizer = "none" } }, plan = { a = plan[kind](), b = plan.table_wise(1) },
+          gradient_division = false, tables = peri.util.map({ "a", "b" }, function(name)
+            return peri.EmbeddingBagConfig { name = name, num_embeddings = 4, embedding_dim = 8,
+              feature_names = { "f" .. name }, init_fn = peri.embed.constant(0.5) }
+          end) }
+        local weights = peri.tensor({ 1, 2, 3 }, "f32"):requires_grad()
+        local kjt = peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = { 1, 2, 3 }, lengths = { 2, 1 },
+          weights = weights }
+        ebc(kjt):values():sum():backward()
+        assert.same({ 4, 4, 4 }, weights:grad():to_list()) -- eight numbers of 0.5
+        local state = peri.shard.gather_state_dict(ebc:state_dict())
+        assert.equal(0.5, state["embedding_bags.a.weight"]:min():item())
+        assert.is_true(state["embedding_bags.b.weight"]:min():item() < 0.5)
+      end)
+    end)
+  end
 
   it("says what it is not for", function()
     local ebc = collection("bags", { "a", "b" }, COMMON, { b = OWN.b })

@@ -43,6 +43,7 @@ local OPTIMIZERS = { { "sgd", columns = true }, { "adagrad", columns = true }, {
     counter_weight_decay_mode = "decouple", weight_norm_coefficient = 0.3 } } },
   { "emainplace_rowwise_adagrad", whole = true, own = { emainplace_mode = { step_ema = 3, step_start = 1,
     step_ema_coef = 0.7 } } } }
+local FROZEN = { "none", columns = true } -- of single tables
 local DENSE = { { "SGD", momentum = 0.5, nesterov = true }, { "SGD" }, { "Adam", amsgrad = true }, { "Adam" },
   { "AdamW" }, { "Adagrad", lr_decay = 0.1 }, { "RMSprop", centered = true, momentum = 0.5 }, { "RMSprop" } }
 local SCHEDULES = { { "StepLR", step_size = 3, gamma = 0.5 }, { "MultiStepLR", milestones = { 2, 7 } },
@@ -68,11 +69,13 @@ local function drawn(seed)
     for k = 1, draw(2) + 1 do
       c.tables[k] = { name = ("t%d_%d"):format(i, k), num_embeddings = (draw(30) + 4) * 8, embedding_dim = c.kind
         == "rows" and dim or pick(draw, { 4, 8 }), data_type = data_type,
-        optimizer = draw(3) == 0 and pick(draw, OPTIMIZERS) or c.optimizer,
+        optimizer = draw(3) == 0 and (draw(4) == 0 and FROZEN or pick(draw, OPTIMIZERS)) or c.optimizer,
         pooling = c.kind ~= "rows" and "SUM" or nil, feature_names = { ("f%d_%d"):format(i, k) } }
     end
     for _, t in ipairs(c.tables) do
-      if t.optimizer.whole and c.kind ~= "rows" and c.kind ~= "bags" then t.optimizer = c.optimizer end
+      if t.optimizer.whole and c.kind ~= "rows" and c.kind ~= "bags" or t.optimizer == FROZEN and c.kind == "files" then
+        t.optimizer = c.optimizer
+      end
     end
     m.collections[i] = c
   end
@@ -95,6 +98,7 @@ end
 -- -- the model --------------------------------------------------------------------------------------------------------
 
 local function params_of(o)
+  if o == FROZEN then return { optimizer = "none" } end
   local params = peri.util.copy(o.own or {})
   params.optimizer, params.learning_rate, params.exact = o[1], 0.1, o[1] ~= "shampoo" or nil
   return params

@@ -26,10 +26,12 @@ function FusedOptimizer:init(args)
   local a = util.named("FusedOptimizer", args, { parameter_name = util.required, groups = util.required.list,
     states = util.required, iteration = util.required, set_iteration = util.required, group = util.optional })
   self._a, self.params, self.names, self.tables, self.param_groups = a, {}, {}, {}, {}
+  self._trained = {} -- by table
   for i, group in ipairs(a.groups) do
     local names = util.map(group.tables, function(name) return a.parameter_name(name) end)
     for k, name in ipairs(names) do
       self.names[#self.names + 1], self.tables[#self.tables + 1] = name, group.tables[k]
+      self._trained[group.tables[k]] = group.optimizer ~= "none"
     end
     self.param_groups[i] = keyed.group(names, { "lr" }, function() return group.rate() end,
       function(_, lr) group.set_rate(lr) end, { optimizer = group.optimizer })
@@ -53,7 +55,7 @@ function FusedOptimizer:set_momentum()
 end
 
 --- States by the names of TorchRec, "embedding_bags.t.weight.momentum1", under the keys "t.momentum1"; and "t.step",
---- the number of updates.
+--- the number of updates; of tables that are frozen (optimizer none) neither.
 function FusedOptimizer:named_state() return keyed.once(self, self._list_state) end
 function FusedOptimizer:_list_state()
   local list = {}
@@ -64,8 +66,10 @@ function FusedOptimizer:_list_state()
   for i, parameter in ipairs(self.names) do
     local name = self.tables[i]
     for _, s in ipairs(self._a.states(name)) do add(parameter, name, s.name, s.tensor, s.alike) end
-    add(parameter, name, "step", self._a.iteration(name))
-    list[#list].load = function() end -- see load_state: tables that are trained together count together
+    if self._trained[name] then
+      add(parameter, name, "step", self._a.iteration(name))
+      list[#list].load = function() end -- see load_state: tables that are trained together count together
+    end
   end
   return list
 end
