@@ -5,7 +5,8 @@
  *   mapped.c           the bytes of a file: mapped or copied; what happens when a mapped file is cut
  *   model_memory.c     an empty model, references, and the end of one
  *   header.c           reads the header: JSON into the structs below. Whether they make sense is not its affair
- *   header_check.c     whether they do: every index, size and order that the other files rely on
+ *   header_check.c     whether they do: every index, size and order that the other files rely on; operation_check.c:
+ *                      those of operations
  *   model_open.c       opening, describing, verifying
  *   id_map.c           raw ids to rows
  *   input_check.c      whether a model takes what a caller gives it
@@ -79,7 +80,7 @@ typedef struct peri__model_value {
     int32_t list;    /* whose members have the numbers, or -1: samples have them */
     int32_t input;   /* the dense input that it is, or, of a list, the input whose numbers or weights it is; or -1 */
     int32_t section; /* the constant that it is, or -1 */
-    /* Found by header_check.c: */
+    /* Found by the checks: */
     int32_t made_by; /* the operation, or -1 */
     int32_t last;    /* the last operation that reads it; an output lives to the end */
 } peri__model_value;
@@ -126,7 +127,7 @@ typedef struct peri__model_operation {
     peri__model_bag *bags;
     double numbers[PERI__MODEL_NUMBERS];
     char function[16];
-    int32_t code; /* of the function, by header_check.c */
+    int32_t code; /* of the function, by the checks */
 } peri__model_operation;
 
 /** A list of each sample: its members are the ids (or whole numbers) of some inputs, which are equally many in all of
@@ -141,7 +142,7 @@ typedef struct peri__model_list {
     int32_t *inputs;
     int32_t n_inputs; /* 0: it is of another list */
     int32_t of;       /* that list, or -1 */
-    /* Found by header_check.c: */
+    /* Found by the checks: */
     int32_t made_by;  /* the first operation that keeps the members, or -1 */
     int32_t first;    /* the input that it comes from */
 } peri__model_list;
@@ -163,7 +164,7 @@ typedef struct peri__model_map {
     int64_t block;            /* PERI_SPREAD_RANGE: ids of a bucket */
     int64_t free;             /* what stands in place of an id where a row has none */
     bool aside;               /* the last row of each bucket is no id's own */
-    /* Found by header_check.c: */
+    /* Found by the checks: */
     int64_t rows;
     int64_t slots;
 } peri__model_map;
@@ -194,7 +195,7 @@ struct peri_model {
     peri__model_section *sections;
     peri__model_map *maps;
     peri__model_list *lists;
-    /* By header_check.c: */
+    /* By the checks: */
     peri__model_mapped *mapped; /* each input and map that meet, once */
     int64_t *longest;           /* n_inputs: ids of the longest list that operations take; 0: any */
     bool makes;                 /* some bag makes rows or weights, for which contexts have room */
