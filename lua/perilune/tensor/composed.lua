@@ -228,7 +228,7 @@ local weighted_sum = formula("addmm", 2, 2, function(f, t, product, beta, alpha)
 end)
 -- Nothing of t, not even NaN; its gradient is 0.
 local scaled_product = formula("addmm", 2, 1, function(f, t, product, alpha)
-  return f.where(f.number(0), t, f.affine(product, alpha, 0))
+  return f.where(f.lt(t, t), t, f.affine(product, alpha, 0))
 end)
 --- beta (1) t + alpha (1) times a product. beta 0: t may hold anything, NaN too.
 local function add_product(t, product, beta, alpha)
