@@ -2,7 +2,8 @@
  *
  * header_check.c: whether a header makes sense. Everything that the other files index, multiply or read through is
  * checked here and in operation_check.c, once, so that they need not: a model that passes leads no call out of its
- * memory, whoever wrote it. Only the contents of sections are not looked at; they are numbers, of which all are allowed.
+ * memory, whoever wrote it. Only the contents of sections are not looked at; they are numbers, of which all are
+ * allowed.
  */
 #include "../base/buffer.h"
 #include "../embed/embed_internal.h"
@@ -59,7 +60,7 @@ static peri_status check_table(const checker *c, peri_model_table *t, peri__mode
 {
     const peri_model *m = c->m;
     WANT(t->name && t->dtype, "it has no name, or no dtype");
-    WANT(t->columns >= 1 && t->columns <= MOST_COLUMNS && t->rows >= 0 && t->rows <= MOST_ROWS,
+    WANT(t->columns >= 1 && t->columns <= PERI__COLUMNS_MOST && t->rows >= 0 && t->rows <= PERI__ROWS_MOST,
          "its sizes are not allowed");
     r->format = format_of(t->dtype, t->columns, &r->stride, &r->row_bytes);
     if (r->format < 0)
@@ -99,16 +100,16 @@ static peri_status check_input(const checker *c, const peri_model_input *i)
     const int32_t n = c->m->n_inputs;
     const peri__model_rule *rule = &c->m->rules[c->n];
     WANT(i->kind >= 0, "its kind is unknown, allowed: dense, ids, whole, numbers");
-    WANT(rule->length >= 0 && rule->length <= MOST_COLUMNS, "its length is not allowed");
+    WANT(rule->length >= 0 && rule->length <= PERI__COLUMNS_MOST, "its length is not allowed");
     WANT(rule->counts >= -1 && rule->counts < n &&
              (rule->counts < 0 || c->m->inputs[rule->counts].kind != PERI_MODEL_DENSE),
          "the input whose lists it counts does not exist, or has none");
     if (i->kind == PERI_MODEL_DENSE) {
-        WANT(i->columns >= 1 && i->columns <= MOST_COLUMNS, "its columns are not allowed");
+        WANT(i->columns >= 1 && i->columns <= PERI__COLUMNS_MOST, "its columns are not allowed");
         WANT(i->rows == 0 && !i->weighted && rule->length == 0, "rows, weights and lengths are of lists");
         WANT(rule->counts < 0 || i->columns == 1, "it counts members of lists, and has several columns");
     } else {
-        WANT(i->columns == 0 && i->rows >= 0 && i->rows <= MOST_ROWS, "its rows are not allowed");
+        WANT(i->columns == 0 && i->rows >= 0 && i->rows <= PERI__ROWS_MOST, "its rows are not allowed");
         WANT(rule->counts < 0, "a list counts no members");
         WANT(i->kind == PERI_MODEL_IDS || (i->rows == 0 && !i->weighted), "rows and weights are of ids");
     }
@@ -148,7 +149,7 @@ static peri_status check_numbers(const checker *c, const peri_model_input *i)
 static peri_status check_value(const checker *c, const peri__model_value *v)
 {
     const peri_model *m = c->m;
-    WANT(v->columns >= 1 && v->columns <= MOST_COLUMNS, "its columns are not allowed");
+    WANT(v->columns >= 1 && v->columns <= PERI__COLUMNS_MOST, "its columns are not allowed");
     WANT(v->input < 0 || v->section < 0, "it is an input and a section");
     WANT(v->list >= -1 && v->list < m->n_lists && (v->list < 0 || v->section < 0),
          "its list does not exist, or it is a section");

@@ -8,8 +8,8 @@
 #include "model_internal.h"
 
 /** Numbers of one sample in one array, and rows of a table. */
-#define MOST_COLUMNS ((int64_t)1 << 26)
-#define MOST_ROWS ((int64_t)1 << 48)
+#define PERI__COLUMNS_MOST ((int64_t)1 << 26)
+#define PERI__ROWS_MOST ((int64_t)1 << 48)
 
 /** What is being checked, for messages. */
 typedef struct checker {
@@ -30,12 +30,12 @@ static inline peri_status bad(const checker *c, const char *wrong)
         if (!(condition)) return bad(c, wrong);                                                                        \
     } while (0)
 
-/** The product of @n sizes of 1 and more, all of them; -1: one is not, or it exceeds MOST_COLUMNS. */
+/** The product of @n sizes of 1 and more, all of them; -1: one is not, or it exceeds PERI__COLUMNS_MOST. */
 static inline int64_t product_of(const int64_t *sizes, int32_t n)
 {
     int64_t product = 1;
     for (int32_t i = 0; i < n; i++) {
-        if (sizes[i] < 1 || sizes[i] > MOST_COLUMNS || product > MOST_COLUMNS / sizes[i]) return -1;
+        if (sizes[i] < 1 || sizes[i] > PERI__COLUMNS_MOST || product > PERI__COLUMNS_MOST / sizes[i]) return -1;
         product *= sizes[i];
     }
     return product;

@@ -10,7 +10,10 @@
 #include <perilune/collision.h>
 #include <perilune/retrieval.h>
 
-enum { MOST_DIMS = PERI_MAX_DIMS - 1 }; /* of one sample: kernels have one more for samples */
+enum {
+    MOST_DIMS = PERI_MAX_DIMS - 1, /* of one sample: kernels have one more for samples */
+    MOST_PLACES = 1 << 24          /* whole numbers from 0 on that f32 holds */
+};
 
 static const peri__model_value *input_of(const checker *c, const peri__model_operation *o, int32_t i)
 {
@@ -38,7 +41,7 @@ static bool inside(const int64_t *shape, const int64_t *stride, int32_t ndim, in
 {
     if (offset < 0 || offset >= columns) return false;
     for (int32_t d = 0; d < ndim; d++) {
-        if (stride[d] < 0 || stride[d] > MOST_COLUMNS) return false;
+        if (stride[d] < 0 || stride[d] > PERI__COLUMNS_MOST) return false;
         offset += (shape[d] - 1) * stride[d];
         if (offset >= columns) return false;
     }
@@ -148,9 +151,15 @@ static peri_status check_unary(const checker *c, peri__model_operation *o, int64
 
 static peri_status check_binary(const checker *c, peri__model_operation *o, int64_t out)
 {
-    static const char *const names[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
-    WANT(function_in(o, names, PERI_BINARY_LAST_PLAIN + 1),
-         "its function is unknown, allowed: add, sub, mul, div, maximum, minimum");
+    static const char *const names[] = {"add",     "sub", "mul",          "div",       "maximum",
+                                        "minimum", "pow", "floor_divide", "remainder", "fmod"};
+    static const int32_t codes[] = {PERI_BINARY_ADD,   PERI_BINARY_SUB, PERI_BINARY_MUL,
+                                    PERI_BINARY_DIV,   PERI_BINARY_MAX, PERI_BINARY_MIN,
+                                    PERI_BINARY_POW,   PERI_BINARY_FLOOR, PERI_BINARY_REMAINDER,
+                                    PERI_BINARY_FMOD};
+    WANT(function_in(o, names, 10), "its function is unknown, allowed: add, sub, mul, div, maximum, minimum, pow, "
+                                    "floor_divide, remainder, fmod");
+    o->code = codes[o->code];
     WANT(o->n_sizes >= 1 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_DIMS && o->n_sizes == 1 + 3 * o->sizes[0],
          "it wants the sizes dimensions, shape, and the strides of both");
     const int32_t ndim = (int32_t)o->sizes[0];
@@ -198,7 +207,7 @@ static peri_status check_cat(const checker *c, const peri__model_operation *o, i
         const int64_t shape[] = {o->sizes[0], o->sizes[2 + i], o->sizes[1]};
         WANT(product_of(shape, 3) == columns_of(c, o, i), "its sizes are not those of its values");
         n += o->sizes[2 + i];
-        WANT(n <= MOST_COLUMNS, "its result is too wide");
+        WANT(n <= PERI__COLUMNS_MOST, "its result is too wide");
     }
     const int64_t shape[] = {o->sizes[0], n, o->sizes[1]};
     WANT(product_of(shape, 3) == out, "its sizes are not those of its result");
@@ -254,13 +263,65 @@ static peri_status check_cross(const checker *c, const peri__model_operation *o,
 
 static peri_status check_matmul(const checker *c, const peri__model_operation *o, int64_t out)
 {
-    WANT(o->n_sizes == 10 && product_of(o->sizes, 3) == out && o->sizes[3] >= 1 && o->sizes[3] <= MOST_COLUMNS,
+    WANT(o->n_sizes == 10 && product_of(o->sizes, 3) == out && o->sizes[3] >= 1 && o->sizes[3] <= PERI__COLUMNS_MOST,
          "it wants the sizes batch, rows, columns, inner, and strides");
     const int64_t *s = o->sizes, x[] = {s[0], s[1], s[3]}, y[] = {s[0], s[3], s[2]};
     const int64_t factors[] = {s[3], s[1]}, panels[] = {s[3], s[2] + PERI_PANEL};
     WANT(product_of(factors, 2) > 0 && product_of(panels, 2) > 0, "its sizes are too large");
     WANT(inside(x, s + 4, 3, 0, columns_of(c, o, 0)) && inside(y, s + 7, 3, 0, columns_of(c, o, 1)),
          "its strides lead out of its values");
+    return PERI_OK;
+}
+
+static peri_status check_cosine(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    const int64_t shape[] = {out, o->n_sizes == 1 ? o->sizes[0] : 0};
+    WANT(o->n_sizes == 1 && product_of(shape, 2) == columns_of(c, o, 0) && columns_of(c, o, 1) == columns_of(c, o, 0),
+         "its sizes are not those of its values");
+    return PERI_OK;
+}
+
+static peri_status check_order(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"rising", "falling", "rising_or_nan"};
+    WANT(function_in(o, names, 3), "its function is unknown, allowed: rising, falling, rising_or_nan");
+    WANT(o->n_sizes == 3 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_PLACES && columns_of(c, o, 0) % o->sizes[0] == 0,
+         "it wants the sizes n (up to 16,777,216), first and k, and n is not that of its value");
+    WANT(o->sizes[1] >= 0 && o->sizes[2] >= 1 && o->sizes[2] <= o->sizes[0] && o->sizes[1] <= o->sizes[0] - o->sizes[2],
+         "it finds elements that its lines do not have, or none");
+    WANT(out == columns_of(c, o, 0) / o->sizes[0] * o->sizes[2] * 2, "its sizes are not those of its result");
+    return PERI_OK;
+}
+
+static peri_status check_running(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"sum", "product"};
+    WANT(function_in(o, names, 2), "its function is unknown, allowed: sum, product");
+    WANT(o->n_sizes == 3 && product_of(o->sizes, 3) == out && columns_of(c, o, 0) == out,
+         "its sizes are not those of its values");
+    return PERI_OK;
+}
+
+static peri_status check_search(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"left", "right"};
+    WANT(function_in(o, names, 2), "its function is unknown, allowed: left, right");
+    WANT(is_constant(c, o, 1) && columns_of(c, o, 1) <= MOST_PLACES, "what it looks through is no constant");
+    WANT(columns_of(c, o, 0) == out, "its values have different columns");
+    return PERI_OK;
+}
+
+/** Elements of x by the places of others along a dimension of n elements, @stride apart. */
+static peri_status check_pick(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    const int64_t *s = o->sizes, columns = columns_of(c, o, 0);
+    WANT(o->n_sizes >= 3 && s[2] >= 1 && s[2] <= MOST_DIMS && o->n_sizes == 3 + 2 * s[2],
+         "it wants the sizes n, stride, dimensions, shape, strides");
+    const int32_t ndim = (int32_t)s[2];
+    WANT(product_of(s + 3, ndim) == out && columns_of(c, o, 1) == out, "its shape is not that of its result");
+    WANT(s[0] >= 1 && s[1] >= 1 && product_of(s, 2) > 0 && (s[0] - 1) * s[1] < columns &&
+             inside(s + 3, s + 3 + ndim, ndim, (s[0] - 1) * s[1], columns),
+         "its strides lead out of its value");
     return PERI_OK;
 }
 
@@ -323,7 +384,7 @@ static peri_status check_pool(const checker *c, peri__model_operation *o, int64_
 /** No list of the inputs of @l is longer than @most. */
 static peri_status limit_lists(const checker *c, const peri__model_list *l, int64_t most)
 {
-    WANT(most >= 0 && most <= MOST_COLUMNS, "the length of the longest list is not allowed");
+    WANT(most >= 0 && most <= PERI__COLUMNS_MOST, "the length of the longest list is not allowed");
     WANT(most == 0 || l->n_inputs > 0, "it has a longest list, but its list is of another one");
     for (int32_t i = 0; i < l->n_inputs && most > 0; i++) {
         int64_t *longest = &c->m->longest[l->inputs[i]];
@@ -346,7 +407,7 @@ static peri_status check_attention(const checker *c, peri__model_operation *o, i
     WANT(function_in(o, names, 2), "its function is unknown, allowed: softmax, hstu");
     WANT((o->n_sizes == 6 || (o->n_sizes == 7 && o->sizes[6] >= 0) ||
           (o->n_sizes == 8 && o->sizes[6] >= 0 && o->sizes[7] >= 0)) && product_of(o->sizes, 2) > 0 &&
-             o->sizes[2] >= 1 && o->sizes[2] <= MOST_COLUMNS && o->sizes[3] >= 0,
+             o->sizes[2] >= 1 && o->sizes[2] <= PERI__COLUMNS_MOST && o->sizes[3] >= 0,
          "it wants the sizes heads, dim, columns of values, window, causal, longest, and perhaps contextual and full");
     const int64_t v[] = {o->sizes[0], o->sizes[2]};
     WANT(l, "its result is not of members");
@@ -478,6 +539,11 @@ static peri_status check_sizes(const checker *c, peri__model_operation *o, int64
     case PERI__MODEL_layer_norm: return check_layer_norm(c, o, out);
     case PERI__MODEL_matmul: return check_matmul(c, o, out);
     case PERI__MODEL_top: return check_top(c, o, out);
+    case PERI__MODEL_cosine: return check_cosine(c, o, out);
+    case PERI__MODEL_order: return check_order(c, o, out);
+    case PERI__MODEL_running: return check_running(c, o, out);
+    case PERI__MODEL_search: return check_search(c, o, out);
+    case PERI__MODEL_pick: return check_pick(c, o, out);
     case PERI__MODEL_rows:
     case PERI__MODEL_lengths: return check_one(c, o, out);
     case PERI__MODEL_members: return check_members(c, o, out);
@@ -502,8 +568,10 @@ static bool wants_samples(const peri__model_operation *o, int32_t i)
     case PERI__MODEL_where:
     case PERI__MODEL_copy:
     case PERI__MODEL_cat:
+    case PERI__MODEL_pick:
     case PERI__MODEL_matmul: return false;
     case PERI__MODEL_linear:
+    case PERI__MODEL_search:
     case PERI__MODEL_take:
     case PERI__MODEL_slice:
     case PERI__MODEL_layer_norm: return i == 0;

@@ -4,6 +4,7 @@
  * uses too, called with the same arguments, so that a model file answers what the model answered.
  */
 #include "../../kernels/dense.h"
+#include "../../kernels/elements.h"
 #include "../../kernels/nearest.h"
 #include "../base/floats.h"
 #include "../sparse/sparse_internal.h"
@@ -260,6 +261,106 @@ static void run_layer_norm(const run *r)
                                          .cols = r->o->sizes[1],
                                          .eps = r->o->numbers[0]};
     CALL(r, layer_norm, &args, rows);
+}
+
+static void run_running(const run *r)
+{
+    const int64_t n = r->o->sizes[1], inner = r->o->sizes[2], lines = r->n * r->o->sizes[0] * inner;
+    const peri_k_running_sum_args sum = {.y = r->out, .x = in(r, 0), .dtype = PERI_F32, .n = n, .inner = inner};
+    const peri_k_product_dim_args product = {.y = r->out, .x = in(r, 0), .dtype = PERI_F32, .n = n, .inner = inner};
+    if (r->o->code == 0) CALL(r, running_sum, &sum, lines);
+    else CALL(r, running_product, &product, lines);
+}
+
+int64_t peri__model_cosine_scratch(int64_t rows) { return rows * 4 * (int64_t)(sizeof(double) / sizeof(float)); }
+
+static void run_cosine(const run *r)
+{
+    const peri_k_cosine_args args = {.y = r->out,
+                                     .sizes = (double *)(void *)r->c->scratch,
+                                     .a = in(r, 0),
+                                     .b = in(r, 1),
+                                     .dtype = PERI_F32,
+                                     .eps = r->o->numbers[0],
+                                     .cols = r->o->sizes[0]};
+    CALL(r, cosine, &args, r->n * r->columns);
+}
+
+/* -- in order ------------------------------------------------------------------------------------------------------ */
+
+int64_t peri__model_order_scratch(const peri__model_operation *o, int64_t out)
+{
+    /* all lines of a call are sorted in the room of the first */
+    return (out / 2 * (int64_t)sizeof(int64_t) + 2 * o->sizes[0] * (int64_t)sizeof(peri_k_sort_entry)) /
+           (int64_t)sizeof(float);
+}
+
+/** Of each sample the elements of its lines, and then their places. */
+static void run_order(const run *r)
+{
+    enum { RISING, FALLING, RISING_OR_NAN };
+    const int64_t found = r->columns / 2, k = r->o->sizes[2], lines = found / k;
+    int64_t *places = (int64_t *)(void *)r->c->scratch;
+    for (int64_t b = 0; b < r->n; b++) {
+        float *out = r->out + b * r->columns;
+        const peri_k_sort_line_args args = {.sort = {.x = in(r, 0) + b * in_step(r, 0),
+                                                     .values = out,
+                                                     .indices = places,
+                                                     .dtype = PERI_F32,
+                                                     .descending = r->o->code == FALLING,
+                                                     .nan_first = r->o->code == RISING_OR_NAN,
+                                                     .lines = lines,
+                                                     .n = r->o->sizes[0],
+                                                     .first = r->o->sizes[1],
+                                                     .k = k},
+                                            .room = (peri_k_sort_entry *)(void *)(places + found)};
+        CALL(r, sort_line, &args, lines);
+        for (int64_t i = 0; i < found; i++) out[found + i] = (float)places[i];
+    }
+}
+
+enum { SEARCHED = 256 }; /* numbers at a time, whose places are whole */
+
+static void run_search(const run *r)
+{
+    int64_t places[SEARCHED];
+    peri_k_search_args args = {.dst = places,
+                               .sorted = in(r, 1),
+                               .dtype = PERI_F32,
+                               .right = r->o->code == 1,
+                               .one = true,
+                               .n = in_columns(r, 1),
+                               .per_line = SEARCHED};
+    for (int64_t first = 0, n; first < r->n * r->columns; first += n) {
+        n = peri__min(SEARCHED, r->n * r->columns - first);
+        args.x = in(r, 0) + first;
+        CALL(r, search, &args, n);
+        for (int64_t i = 0; i < n; i++) r->out[first + i] = (float)places[i];
+    }
+}
+
+/** Dimensions [d, ndim) of one sample of pick, in row-major order; @places moves on with @to. */
+static float *pick(const run *r, float *to, const float *x, const float **places, int32_t d)
+{
+    const int64_t *s = r->o->sizes, *shape = s + 3, *stride = shape + s[2];
+    for (int64_t i = 0; i < shape[d]; i++, x += stride[d]) {
+        if (d + 1 < s[2]) {
+            to = pick(r, to, x, places, d + 1);
+            continue;
+        }
+        const float place = *(*places)++;
+        const bool there = place > -1 && place < (float)s[0] && (int64_t)place < s[0]; /* NaN is no place */
+        *to++ = there ? x[(int64_t)place * s[1]] : 0;
+    }
+    return to;
+}
+
+static void run_pick(const run *r)
+{
+    for (int64_t b = 0; b < r->n; b++) {
+        const float *places = in(r, 1) + b * in_step(r, 1);
+        pick(r, r->out + b * r->columns, in(r, 0) + b * in_step(r, 0), &places, 0);
+    }
 }
 
 /* -- retrieval ----------------------------------------------------------------------------------------------------- */

@@ -107,7 +107,7 @@ it("a model that is recorded hears of the steps, which give what the formula giv
   local calls = {
     abs = function() return F.huber_loss(x, y, 0.5, "sum") end, expm1 = function() return F.elu(x) end,
     where = function() return F.lerp(x, y, y) end, rsqrt = function() return F.rms_norm(x) end,
-    log = function() return F.logsumexp(x, 2) end, div = function() return F.cosine_similarity(x, y) end,
+    log = function() return F.logsumexp(x, 2) end, div = function() return F.normalize(x) end,
     pow = function() return F.norm(x, 3, 1) end, square = function() return F.var(x, 1) end,
     softplus = function() return F.sigmoid_focal_loss(x, x:gt(0):to "f32") end,
   }

@@ -261,6 +261,9 @@ function Lowering:view(x, shape, strides, offset)
   local own, whole = strides_of(shape), product(shape) == product(x.shape)
   for i, size in ipairs(shape) do whole = whole and (size == 1 or strides[i] == own[i]) end
   if whole then return { index = x.index, shape = shape, list = self.list or nil, axis = self.axis } end
+  return self:copy(x, shape, strides, offset)
+end
+function Lowering:copy(x, shape, strides, offset)
   return self:op("copy", shape, { inputs = { x.index }, sizes = joined({ #shape, offset or 0 }, shape, strides) })
 end
 
@@ -270,6 +273,61 @@ function Lowering:slice(x, d, start, step, shape)
   local offset = start * strides[d]
   strides[d] = strides[d] * (step or 1)
   return self:view(x, shape, strides, offset)
+end
+
+--- Strides of an operand that broadcasts to `shape`, the result's; 0 repeats.
+function Lowering:strides_to(x, shape)
+  local own, strides, out = x.shape, strides_of(x.shape), {}
+  local skip = #shape - #own
+  if not x.fixed and not self.alone and skip + (x.axis or 1) ~= self.axis then
+    self:fail("a tensor of shape %s a sample beside one of %s: samples would meet others", text_of(own), text_of(shape))
+  end
+  for i = 1, #shape do
+    local size = own[i - skip]
+    if size and size ~= 1 and size ~= shape[i] then
+      self:fail("shapes %s and %s a sample do not fit", text_of(own), text_of(shape))
+    end
+    if x.fixed and i == self.axis and size and size ~= 1 then self:fail "a constant with a number for each sample" end
+    out[i] = size and size ~= 1 and strides[i - skip] or 0
+  end
+  return out
+end
+
+local OF_TRUTH = { add = "maximum", mul = "mul", maximum = "maximum" } -- which is 0 and 1 in a file: or, and
+--- A function of two tensors, element by element.
+function Lowering:binary(name, a, b)
+  local truth = self.entry.results[1].dtype == "bool" and OF_TRUTH[name]
+  local shape = self:result_shape(1, nil, truth)
+  name = truth or name
+  local x, y = self:constant(a), self:constant(b)
+  if #shape > 7 then self:fail("%d dimensions, allowed: up to 7", #shape) end
+  local sizes = joined({ #shape }, shape, self:strides_to(x, shape), self:strides_to(y, shape))
+  self:set(self:op("binary", shape, { ["function"] = name, inputs = { x.index, y.index }, sizes = sizes }))
+end
+
+--- Element by element, of operands that broadcast to the result.
+function Lowering:elements(name, operands, fields)
+  local shape = self:result_shape(1, nil, true)
+  if #shape > 7 then self:fail("%d dimensions, allowed: up to 7", #shape) end
+  fields.inputs, fields.sizes = {}, joined({ #shape }, shape)
+  for i, x in ipairs(operands) do
+    local v = type(x) == "number" and self:number(x) or self:constant(x)
+    fields.inputs[i], fields.sizes = v.index, joined(fields.sizes, self:strides_to(v, shape))
+  end
+  self:set(self:op(name, shape, fields))
+end
+
+--- Values and constants side by side along dimension d.
+function Lowering:cat(list, d, shape)
+  local inputs, sizes = {}, { product(shape, 1, d - 1), product(shape, d + 1) }
+  for i, x in ipairs(list) do
+    local v = self:constant(x)
+    if v.fixed then
+      if product(v.shape) ~= 1 and v.shape[self.axis] ~= 1 then self:fail "a constant with a row for each sample" end
+    end
+    inputs[i], sizes[i + 2] = v.index, v.shape[d] or 1
+  end
+  return self:op("cat", shape, { inputs = inputs, sizes = sizes })
 end
 
 --- A dimension, counted from 1, of n ones of which number `axis` are the samples: not this one.

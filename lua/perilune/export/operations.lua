@@ -4,7 +4,8 @@ local rules = require "perilune.export.rules"
 local util = require "perilune.util"
 local Lowering = require "perilune.export.lower"
 local lists = require "perilune.export.lists"
-local extremes = require "perilune.export.extremes"
+local tables = require "perilune.export.tables"
+local order = require "perilune.export.order"
 
 local product, strides_of, joined, text_of = Lowering.product, Lowering.strides_of, Lowering.joined, Lowering.text_of
 
@@ -25,41 +26,11 @@ for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "
 end
 function M._root(l) unary(l, l:arguments()[1], "sqrt") end
 function M.leaky_relu(l) local a = l:arguments() unary(l, a[1], "leaky_relu", a[2] or 0.01) end
-function M.pow(l) local a = l:arguments() unary(l, a[1], "pow", a[2]) end
 function M.affine(l) local a = l:arguments() unary(l, a[1], "affine", a[2], a[3] or 0) end
 function M.neg(l) unary(l, l:arguments()[1], "affine", -1, 0) end
 function M.reciprocal(l) local a = l:arguments() unary(l, a[1], "reciprocal", a[2] or 1) end
 
 -- -- functions of two -------------------------------------------------------------------------------------------------
-
---- Strides of an operand that broadcasts to `shape`, the result's; 0 repeats.
-local function operand_strides(l, x, shape)
-  local own, strides, out = x.shape, strides_of(x.shape), {}
-  local skip = #shape - #own
-  if not x.fixed and not l.alone and skip + (x.axis or 1) ~= l.axis then
-    l:fail("a tensor of shape %s a sample beside one of %s: samples would meet others", text_of(own), text_of(shape))
-  end
-  for i = 1, #shape do
-    local size = own[i - skip]
-    if size and size ~= 1 and size ~= shape[i] then
-      l:fail("shapes %s and %s a sample do not fit", text_of(own), text_of(shape))
-    end
-    if x.fixed and i == l.axis and size and size ~= 1 then l:fail "a constant with a number for each sample" end
-    out[i] = size and size ~= 1 and strides[i - skip] or 0
-  end
-  return out
-end
-
-local OF_TRUTH = { add = "maximum", mul = "mul", maximum = "maximum" } -- which is 0 and 1 in a file: or, and
-local function binary(l, name, a, b)
-  local truth = l.entry.results[1].dtype == "bool" and OF_TRUTH[name]
-  local shape = l:result_shape(1, nil, truth)
-  name = truth or name
-  local x, y = l:constant(a), l:constant(b)
-  if #shape > 7 then l:fail("%d dimensions, allowed: up to 7", #shape) end
-  local sizes = joined({ #shape }, shape, operand_strides(l, x, shape), operand_strides(l, y, shape))
-  l:set(l:op("binary", shape, { ["function"] = name, inputs = { x.index, y.index }, sizes = sizes }))
-end
 
 --- With a number, each is a function of one (perilune.tensor.ops): `right` of the number on the right, `left` of one on
 --- the left.
@@ -68,7 +39,7 @@ local function arithmetic(name, right, left)
     local a = l:arguments()
     if type(a[2]) == "number" then return unary(l, a[1], right(a[2])) end
     if type(a[1]) == "number" then return unary(l, a[2], left(a[1])) end
-    binary(l, name, a[1], a[2])
+    l:binary(name, a[1], a[2])
   end
 end
 arithmetic("add", function(x) return "affine", 1, x end, function(x) return "affine", 1, x end)
@@ -76,37 +47,38 @@ arithmetic("sub", function(x) return "affine", 1, -x end, function(x) return "af
 arithmetic("mul", function(x) return "affine", x, 0 end, function(x) return "affine", x, 0 end)
 arithmetic("div", function(x) return "affine", 1 / x, 0 end, function(x) return "reciprocal", x end)
 
-function M.maximum(l) local a = l:arguments() binary(l, "maximum", a[1], a[2]) end
-function M.minimum(l) local a = l:arguments() binary(l, "minimum", a[1], a[2]) end
+--- Functions of two numbers, either of which may be one of the program's.
+local function of_two(l, name, a, b)
+  l:binary(name, type(a) == "number" and l:number(a) or a, type(b) == "number" and l:number(b) or b)
+end
+for _, name in ipairs { "floor_divide", "remainder", "fmod" } do
+  M[name] = function(l) local a = l:arguments() of_two(l, name, a[1], a[2]) end
+end
+function M.pow(l)
+  local a = l:arguments()
+  if type(a[2]) == "number" then return unary(l, a[1], "pow", a[2]) end
+  of_two(l, "pow", a[1], a[2])
+end
+
+function M.maximum(l) local a = l:arguments() l:binary("maximum", a[1], a[2]) end
+function M.minimum(l) local a = l:arguments() l:binary("minimum", a[1], a[2]) end
 function M.clamp(l)
   local a = l:arguments()
   unary(l, a[1], "clamp", a[2] or -math.huge, a[3] or math.huge)
-end
-
---- Element by element, of operands that broadcast to the result.
-local function elements(l, name, operands, fields)
-  local shape = l:result_shape(1, nil, true)
-  if #shape > 7 then l:fail("%d dimensions, allowed: up to 7", #shape) end
-  fields.inputs, fields.sizes = {}, joined({ #shape }, shape)
-  for i, x in ipairs(operands) do
-    local v = type(x) == "number" and l:number(x) or l:constant(x)
-    fields.inputs[i], fields.sizes = v.index, joined(fields.sizes, operand_strides(l, v, shape))
-  end
-  l:set(l:op(name, shape, fields))
 end
 
 for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge" } do
   M[name] = function(l)
     local a = l:arguments()
     local number = type(a[2]) == "number"
-    elements(l, "compare", number and { a[1] } or { a[1], a[2] },
+    l:elements("compare", number and { a[1] } or { a[1], a[2] },
       { ["function"] = name, numbers = { number and a[2] or 0, 0 } })
   end
 end
-function M.where(l) elements(l, "where", l:arguments(), {}) end
+function M.where(l) l:elements("where", l:arguments(), {}) end
 function M.masked_fill(l)
   local a = l:arguments()
-  elements(l, "where", { a[2], a[3], a[1] }, {})
+  l:elements("where", { a[2], a[3], a[1] }, {})
 end
 
 function M.muladd(l)
@@ -178,6 +150,33 @@ function M.matmul(l)
 end
 M.bmm = M.matmul
 
+--- Along the last dimension of operands that broadcast and are turned so that theirs is the last.
+function M.cosine_similarity(l)
+  local a, shape = l:arguments(), l:result_shape()
+  local x, y, full, axis = l:constant(a[1]), l:constant(a[2]), {}, nil
+  local n, own = math.max(#x.shape, #y.shape), l.axis
+  for _, z in ipairs { x, y } do
+    local skip = n - #z.shape
+    for i, size in ipairs(z.shape) do full[skip + i] = (full[skip + i] or 1) == 1 and size or full[skip + i] end
+    if not z.fixed then axis = skip + (z.axis or 1) end
+  end
+  local d = l:dim(a[3] or -1, n, "cosine_similarity", axis)
+  l.axis = axis
+  local inputs, turned = {}, util.copy(full)
+  turned[d], turned[n] = full[n], full[d]
+  for i, z in ipairs { x, y } do
+    local strides = l:strides_to(z, full)
+    strides[d], strides[n] = strides[n], strides[d]
+    inputs[i] = (z.fixed and l:copy(z, turned, strides) or l:view(z, turned, strides)).index
+  end
+  l.axis = own
+  local length = table.remove(turned)
+  local v = l:op("cosine", turned, { inputs = inputs, sizes = { length }, numbers = { a[4] or 1e-8, 0 } })
+  local back = strides_of(turned)
+  if d < n then table.insert(back, table.remove(back, d)) end
+  l:set(l:view(v, shape, back))
+end
+
 function M.interaction(l)
   local a = l:arguments()
   local dense, sparse = l:sample(a[1], "dense"), l:sample(a[2], "sparse")
@@ -208,60 +207,30 @@ end
 
 -- -- joining, views ---------------------------------------------------------------------------------------------------
 
-local function cat(l, list, d, shape)
-  local inputs, sizes = {}, { product(shape, 1, d - 1), product(shape, d + 1) }
-  for i, x in ipairs(list) do
-    local v = l:constant(x)
-    if v.fixed then
-      if product(v.shape) ~= 1 and v.shape[l.axis] ~= 1 then l:fail "a constant with a row for each sample" end
-    end
-    inputs[i], sizes[i + 2] = v.index, v.shape[d] or 1
-  end
-  l:set(l:op("cat", shape, { inputs = inputs, sizes = sizes }))
-end
-
 function M.cat(l)
-  local a, shape = l:arguments(), l:result_shape()
-  cat(l, a[1], l:dim(a[2] or 1, #shape, "cat", l.axis), shape)
+  local a, shape = l:arguments(), l:result_shape(1, nil, true)
+  l:set(l:cat(a[1], l:dim(a[2] or 1, #shape, "cat", l.axis), shape))
 end
 
 function M.stack(l)
-  local a, shape, list = l:arguments(), l:result_shape(), {}
+  local a, shape, list = l:arguments(), l:result_shape(1, nil, true), {}
   local d = l:dim(a[2] or 1, #shape, "stack", l.axis)
   for i, x in ipairs(a[1]) do
     local own = util.copy(x.shape)
     table.insert(own, d, 1)
     list[i] = { index = x.index, constant = x.constant, at = x.at, shape = own, list = x.list }
   end
-  cat(l, list, d, shape)
+  l:set(l:cat(list, d, shape))
 end
 
 local slice = Lowering.slice
-
---- Elements of a dimension by their numbers: neighbours go together.
-function M.index_select(l)
-  local a, shape = l:arguments(), l:result_shape()
-  local x, ids, parts = l:sample(a[1], "the tensor"), a[3], {}
-  local d = l:dim(a[2], #shape, "index_select", x.axis)
-  if not ids.constant then l:fail "places that depend on the batch" end
-  local list, taken, i = ids.constant:to_list(), l.first.taken, 1
-  taken[#taken + 1] = { where = l.entry.where, x = { constant = ids.constant, at = ids.at, dtype = "i64" } }
-  while i <= #list do
-    local own, n = util.copy(shape), 1
-    while i + n <= #list and list[i + n] == list[i] + n do n = n + 1 end
-    own[d] = n
-    parts[#parts + 1] = slice(l, x, d, tonumber(list[i]), 1, own)
-    i = i + n
-  end
-  if #parts == 1 then l:set(parts[1]) else cat(l, parts, d, shape) end
-end
 
 function M.split(l)
   local a = l:arguments()
   local x, at = l:sample(a[1], "the tensor"), 0
   local d = l:dim(a[3] or 1, #x.shape, "split", x.axis)
   for i, size in ipairs(a[2]) do
-    l:set(slice(l, x, d, at, 1, l:result_shape(1, i)), 1, i)
+    l:set(slice(l, x, d, at, 1, l:result_shape(1, i, true)), 1, i)
     at = at + size
   end
 end
@@ -271,7 +240,7 @@ M["tensor:slice"] = function(l)
   local x = l:sample(a[1], "the tensor")
   local d, step = l:dim(a[2], #x.shape, "slice", x.axis), a[5] and tonumber(a[5])
   local start = tonumber(a[3])
-  l:set(slice(l, x, d, start < 0 and start + x.shape[d] or start, step, l:result_shape()))
+  l:set(slice(l, x, d, start < 0 and start + x.shape[d] or start, step, l:result_shape(1, nil, true)))
 end
 
 function M.select(l)
@@ -279,7 +248,7 @@ function M.select(l)
   local x, index = l:sample(a[1], "the tensor"), tonumber(a[3])
   local d, strides = l:dim(a[2], #x.shape, "select", x.axis), strides_of(x.shape)
   local offset = (index < 0 and index + x.shape[d] or index) * table.remove(strides, d)
-  l:set(l:view(x, l:result_shape(), strides, offset))
+  l:set(l:view(x, l:result_shape(1, nil, true), strides, offset))
 end
 
 M["tensor:transpose"] = function(l)
@@ -289,12 +258,12 @@ M["tensor:transpose"] = function(l)
   local p, q = l:dim(a[2], #x.shape, "transpose", first), l:dim(a[3], #x.shape, "transpose", first)
   local strides = strides_of(x.shape)
   strides[p], strides[q] = strides[q], strides[p]
-  l:set(l:view(x, l:result_shape(), strides))
+  l:set(l:view(x, l:result_shape(1, nil, true), strides))
 end
 
 M["tensor:expand"] = function(l)
-  local x, shape = l:sample(l:arguments(1)[1], "the tensor"), l:result_shape()
-  l:set(l:view(x, shape, operand_strides(l, x, shape)))
+  local x, shape = l:sample(l:arguments(1)[1], "the tensor"), l:result_shape(1, nil, true)
+  l:set(l:view(x, shape, l:strides_to(x, shape)))
 end
 
 --- The same elements in the same order.
@@ -382,7 +351,7 @@ local function reduce(l, mean)
     summed[d], sides[d < axis] = true, true
   end
   if sides[true] and sides[false] then l:fail "a sum along dimensions in front of the samples and behind them" end
-  local shape = l:result_shape()
+  local shape = l:result_shape(1, nil, l.entry.args[1].dtype == "bool") -- of truth: how many are true
   local scale = 1
   for i, size in ipairs(x.shape) do
     if summed[i] and mean then scale = scale * size end
@@ -436,87 +405,7 @@ function M.layer_norm(l)
     numbers = { a[5] or 1e-5 } }))
 end
 
--- -- tables -----------------------------------------------------------------------------------------------------------
-
---- An embedding bag collection's KeyedTensor, or the JaggedTensors of an embedding collection, which are no values of
---- the file: what is made of them is.
-function M.lookup(l)
-  local e, columns, bags = l.entry, 0, {}
-  local kjt = e.args[1]
-  local input = kjt.id and l.kjts[kjt.id]
-  if not input then l:fail "its KeyedJaggedTensor is none of the batch's fields" end
-  for i, out in ipairs(e.collection.outputs) do
-    bags[i] = { feature = out.feature, pooling = out.pooling, kjt = input, out = out }
-    if out.positions then
-      local at = util.address(out.positions)
-      bags[i].positions = l:constant({ constant = out.positions, shape = out.positions:shape(), at = at }).index
-    end
-    columns = columns + out.columns
-    if e.collection.rows then l:set({ bag = bags[i] }, 1, i) end
-  end
-  if e.collection.rows then return end
-  l.list = false
-  local v = l:op("lookup", { 1, columns }, { inputs = {}, bags = bags })
-  v.collection = e.collection
-  l:set(v)
-end
-
-M["JaggedTensor:to_padded_dense"] = function(l)
-  local a = l:arguments()
-  if not a[2] then l:fail "without a desired_length, the longest list of a batch would say how long all are" end
-  l.list = false
-  local shape, length = l:result_shape(), tonumber(a[2])
-  l:set(l:op("rows", shape, { inputs = {}, bags = { l:bag(a[1]) }, sizes = { length, shape[3] },
-    numbers = { a[3] or 0, 0 } }))
-end
-
---- The items are a table of the file, of which collections.lua knows nothing.
-M["sparse.top_products"] = function(l)
-  local a = l:arguments()
-  local queries, items, k = l:sample(a[1], "the tensor of queries"), a[2], tonumber(a[3])
-  if a[4] then l:fail "items of codes; allowed: numbers, which `tables` rounds for the file" end
-  if not items.constant then l:fail "items that depend on the batch" end
-  if items.shape[1] > 2 ^ 24 then l:fail("%d items, allowed: up to 2^24, whose numbers f32 holds", items.shape[1]) end
-  if queries.shape[1] ~= 1 then l:fail("%d queries a sample, wanted 1", queries.shape[1]) end
-  local v = l:op("top", { 1, 2 * k }, { inputs = { queries.index }, sizes = { k }, items = items })
-  l:set(l:view(v, { 1, k }, { 2 * k, 1 }, 0))
-  l:set(l:view(v, { 1, k }, { 2 * k, 1 }, k), 2)
-end
-
-M["KeyedTensor:values"] = function(l)
-  local x = l:arguments()[1]
-  l:set({ index = x.index, shape = l:result_shape() })
-end
-
---- The columns of a collection's output `name`; nil: it has none.
-local function columns_of(l, x, name)
-  local at = 0
-  for _, out in ipairs(x.collection and x.collection.outputs or {}) do
-    if out.name == name then return slice(l, x, 2, at, 1, { 1, out.columns }) end
-    at = at + out.columns
-  end
-end
-
-M["KeyedTensor:get"] = function(l)
-  local a = l:arguments()
-  l:set(columns_of(l, a[1], a[2]) or l:fail("no key '%s' of a collection of the model", tostring(a[2])))
-end
-
-M["KeyedTensor.regroup"] = function(l)
-  local a = l:arguments()
-  for g, names in ipairs(a[2]) do
-    local inputs, sizes = {}, { 1, 1 }
-    for i, name in ipairs(names) do
-      local part
-      for _, x in ipairs(a[1]) do part = part or columns_of(l, x, name) end
-      if not part then l:fail("no key '%s' of a collection of the model", tostring(name)) end
-      inputs[i], sizes[i + 2] = part.index, part.shape[2]
-    end
-    l:set(l:op("cat", l:result_shape(1, g), { inputs = inputs, sizes = sizes }), 1, g)
-  end
-end
-
-for _, more in ipairs { lists.operations, extremes } do
+for _, more in ipairs { lists.operations, tables, order } do
   for name, make in util.ordered(more) do M[name] = make end
 end
 

@@ -13,13 +13,14 @@ M.formulas = set [[
   relu sigmoid tanh silu gelu softplus logsigmoid leaky_relu exp log sqrt _root abs square pow affine neg reciprocal
   log1p expm1 rsqrt sin cos erf floor ceil round trunc sign
   add sub mul div muladd linear matmul bmm cat stack split sum mean softmax log_softmax layer_norm
+  floor_divide remainder fmod cosine_similarity prod cumsum cumprod tril triu isnan isfinite
   embedding.look_up eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute select clone
   tensor:reshape tensor:transpose tensor:slice tensor:expand tensor:contiguous tensor:detach tensor:share tensor:to
 ]]
 
 --- Functions that become operations of a model file, or views and copies; lower.lua says how.
 M.known = set [[
-  interaction cross_net index_select amax amin
+  interaction cross_net index_select amax amin sort topk kthvalue median max min gather searchsorted isin one_hot
   KeyedTensor:values KeyedTensor:get KeyedTensor.regroup JaggedTensor:to_padded_dense JaggedTensor:lengths
   sparse.top_products JaggedTensor:values JaggedTensor:offsets
   sparse.sequence_numbers sparse.index_select_dim0 sparse.jagged_attention sparse.hstu_mha sparse.sequence_positions
@@ -43,7 +44,7 @@ M.samples_first = set [[
 --- by themselves, or hand the numbers on.
 M.whole = set [[
   tensor:reshape tensor:contiguous tensor:detach tensor:share tensor:to clone unsqueeze squeeze sparse.jagged_slice
-  embedding.look_up
+  embedding.look_up one_hot gather
 ]]
 
 --- Functions that make a tensor of nothing but numbers of the program.

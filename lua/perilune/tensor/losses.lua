@@ -6,8 +6,6 @@ local F = require "perilune.tensor.ops"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local formula = require "perilune.tensor.formula"
-local spelled = require "perilune.tensor.spelled"
-local watch = signature.watch
 
 local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
 local NONE, MEAN, SUM = C.PERI_LOSS_NONE, C.PERI_LOSS_MEAN, C.PERI_LOSS_SUM
@@ -152,7 +150,6 @@ end
 --- The cosine of the angle between a and b, which broadcast, along dim (-1); sizes below eps (1e-8) count as eps.
 function F.cosine_similarity(a, b, dim, eps)
   dim, eps = dim or -1, eps or 1e-8
-  if watch.call then return (spelled.cosine_similarity(a, b, dim, eps)) end
   return (cosine(a, b, dim, eps, 0))
 end
 

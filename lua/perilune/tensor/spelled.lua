@@ -5,12 +5,6 @@ local F = require "perilune.tensor.ops"
 
 local M = {}
 
---- The sum over dim of a / |a| times b / |b|, sizes being at least eps.
-function M.cosine_similarity(a, b, dim, eps)
-  local function of_size_1(t) return F.div(t, F.clamp(F._root(F.sum(F.square(t), dim, true)), eps)) end
-  return (F.sum(F.mul(of_size_1(a), of_size_1(b)), dim))
-end
-
 function M.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, scale)
   local scores = F.affine(F.matmul(q, k:transpose(-1, -2)), scale, 0)
   if is_causal then
