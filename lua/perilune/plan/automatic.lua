@@ -47,8 +47,8 @@ local all = sharding_types.names(function(t) return not (t.replica or t.asked_fo
 for _, name in ipairs(sharding_types.names(function(t) return t.replica end)) do all[#all + 1] = name end
 
 --- What planners may do with a collection: of `types` those that its sharder offers. Who trains the tables stays:
---- their fused_params (described: what is known of it, these too), or the optimizer of the dense part, which may look at
---- whole rows.
+--- their fused_params (described: what is known of it, these too), or the optimizer of the dense part, which may look
+--- at whole rows.
 local function sharder_of(c, described, types, device, plain)
   local names = c.sharder:sharding_types(device)
   local offered = util.index_of(signature.value(c.sharder.class_name, "what sharding_types returns", names, "strings"))
