@@ -320,8 +320,8 @@ static peri_status reduce(const peri_sharded *e, const peri__table_set *set, per
     return peri__coll_sum_gradients(e->group, flat, 0, NULL, out);
 }
 
-/** Gradients of fused replicas add up over the ranks before the rows are updated. Of those that no optimizer trains only
- *  the ids' weights get theirs. */
+/** Gradients of fused replicas add up over the ranks before the rows are updated. Of those that no optimizer trains
+ *  only the ids' weights get theirs. */
 static peri_status reduce_replicas(batch *b)
 {
     peri_sharded *e = b->ebc;

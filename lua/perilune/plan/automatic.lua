@@ -23,8 +23,8 @@ local MOST_PLACED = 2e6 -- shards that the search places: a second or so
 local SPARE = 0.1       -- share of memory that is left to others
 
 --- fused_params of which each number of a row goes its own way.
-local by_number = { optimizer = { sgd = true, exact_sgd = true, adagrad = true, adam = true }, learning_rate = true,
-  eps = true, beta1 = true, beta2 = true, weight_decay = true }
+local by_number = { optimizer = { sgd = true, exact_sgd = true, adagrad = true, adam = true, lion = true, none = true },
+  learning_rate = true, eps = true, beta1 = true, beta2 = true, weight_decay = true }
 
 local function each_number_alone(params)
   for name, value in util.ordered(params or {}) do
