@@ -251,16 +251,26 @@ describe("the launcher", function()
     local drawn = out:match "\nloss: 0 to 4, steps 1 to 3\n(.-)  %+"
     assert.matches("^  |%*\n", drawn)                       -- both begin with the most
     assert.matches("\n  |" .. (" "):rep(63) .. "a\n$", drawn) -- a ends with the least, in the last column
-    assert.matches("a  last 0, least 0\n  b  last 1, least 1", out)
+    assert.matches("a  last 0, least 0, most 4\n  b  last 1, least 1, most 4", out)
     assert.matches("auc: 0.5 to 0.7", out)
     assert.not_matches("auc:", (run("compare --fields loss " .. a .. " " .. b)))
     assert.matches("no log has 'x'; they have: auc, loss", (run("compare --fields x " .. a .. " " .. b)))
     shell.write(b, '{"step":1,"loss":4}\n{"step":2,"loss":null,"auc":"nan"}\n{"step":3,"loss":1}\n')
-    assert.matches("a  last 1, least 1, and 1 value that cannot be drawn (NaN or infinity)", (run("compare " .. b)), 1,
-      true)
-    shell.write(b, "nothing\n{}\n")
-    out, status = run("compare " .. b)
-    assert.same({ 1, true }, { status, out:find("line 1 is no JSON object", 1, true) ~= nil })
+    for _, text in ipairs { "null", "NaN", "-Infinity" } do -- Python writes NaN
+      shell.write(b, ('{"step":1,"loss":4}\n{"step":2,"loss":%s,"auc":"nan"}\n{"step":3,"loss":1}\n'):format(text))
+      assert.matches("a  last 1, least 1, most 4, and 1 value that cannot be drawn (NaN or infinity)",
+        (run("compare " .. b)), 1, true)
+    end
+    shell.write(b, '{"step":1000000000,"loss":123456789.25}\n{"step":1000000009,"loss":123456789.75}\n')
+    assert.matches("loss: 123456789.25 to 123456789.75, steps 1000000000 to 1000000009", (run("compare " .. b)), 1, true)
+    local no_object = "line 1 is no JSON object"
+    for text, why in pairs { ["nothing\n{}\n"] = no_object, ["[1]\n{}\n"] = no_object,
+      ['{"name":"x"}\n'] = "its objects have no number that can be drawn" } do
+      shell.write(b, text)
+      out, status = run("compare " .. b)
+      assert.same({ 1, "perilune: compare: " .. b .. ": " .. why .. "\n" }, { status, out })
+    end
+    assert.same({ ("perilune: compare: %s: Is a directory\n"):format(folder), 1 }, { run("compare " .. folder) })
   end)
 
   it("looks at the machine", function()
