@@ -4,8 +4,9 @@ local shell = require "spec.support.shell"
 local sim = require "perilune.dist.sim"
 local nn, shard = peri.nn, peri.shard
 
---- A model with these tables and layers, its optimizers' states not the first ones, and their dicts made whole.
-local function trained(tables, layers, world, seed)
+--- A model with these tables and layers (own: the tables' own fused_params, by name), and its optimizers, whose states
+--- are not the first ones.
+local function trained(tables, layers, world, seed, own)
   nn.manual_seed(seed)
   local module = nn.Module()
   local configs, lists = {}, { keys = tables }
@@ -15,7 +16,7 @@ local function trained(tables, layers, world, seed)
     lists[i] = { { i, 7 }, { 3 } }
   end
   module.ebc = peri.EmbeddingBagCollection { tables = configs, fused_params = { optimizer = "adagrad",
-    learning_rate = seed / 10 } }
+    learning_rate = seed / 10 }, table_fused_params = own }
   for _, name in ipairs(layers) do module[name] = nn.Linear { in_features = 4, out_features = 1 } end
   function module:forward(ids)
     local sum, pooled = 0, self.ebc(ids)
@@ -80,4 +81,25 @@ describe("a load in part", function()
       end)
     end)
   end
+
+  it("leaves states out by name: another optimizer trains these weights from now on", function()
+    local path = folder .. "/other"
+    sim.run(1, function(_, world)
+      local old = trained({ "a", "b" }, { "x", "y" }, world, 1)
+      peri.checkpoint.save(path, { model = old.model, optimizer = old.optimizer }, { group = world })
+      local saved = numbers(old)
+      local new = trained({ "a", "b" }, { "x", "y" }, world, 2, { a = { optimizer = "adam", learning_rate = 0.5 } })
+      local before = numbers(new)
+      peri.checkpoint.load(path, { model = new.model, optimizer = new.optimizer }, { group = world,
+        except = { "model.tables/state/ebc.embedding_bags.a.", "optimizer/state/y." } })
+      for name, list in pairs(numbers(new)) do
+        local stays = name:find "%.a%.weight/" or name:find "^y%..*/"
+        assert.same(stays and before[name] or saved[name], list, name)
+      end
+      local rates = {}
+      for _, group in ipairs(new.model:fused_optimizer().param_groups) do rates[group.optimizer] = group.lr end
+      assert.same({ adagrad = 0.1, adam = 0.5 }, rates)
+      new.step()
+    end)
+  end)
 end)

@@ -5,7 +5,9 @@
 --   left as they are here (except, only)      its states stay as they are here, too
 --   in the checkpoint, not in this model      nothing: they are left there
 --
--- Where nothing of a model is loaded, its optimizers are whole or not loaded.
+-- States that the options themselves leave out ("optimizer/state/PARAMETER", the numbers of its group with them) stay
+-- as they are here, whatever becomes of the weights: another optimizer may train them from now on. Where nothing of a
+-- model is loaded, its optimizers are loaded whole or not at all.
 local util = require "perilune.util"
 
 local M = {}
@@ -69,25 +71,37 @@ local function keep(dict, own, parameter)
   end
 end
 
+--- All parameters that a state dict speaks of, in its states or its groups: a set.
+local function parameters_of(dict)
+  local set = {}
+  for name in util.ordered(dict.state) do set[name] = true end
+  for _, group in ipairs(dict.param_groups or {}) do
+    for _, name in ipairs(group.params) do set[name] = true end
+  end
+  return set
+end
+
 --- Let the dict of an optimizer (part) that is to be loaded have what fits the weights. here, saved: the names of the
 --- weights of those models of the program of which something is loaded, and of the checkpoint, "part/name" each;
---- chosen(name): whether one is loaded.
+--- chosen(name): whether one is loaded, or a state of a parameter.
 function M.fit(part, dict, here, saved, chosen)
   if part.module or type(dict.state) ~= "table" or type(part.object.state_dict) ~= "function" then return end
   local own = part.object:state_dict()
   if type(own.state) ~= "table" then return end
   local of_here, of_saved = names_of(here), names_of(saved)
+  local function loads(parameter) return chosen(("%s/state/%s/"):format(part.name, parameter)) end
   dict.state = util.copy(dict.state)
   dict.param_groups = dict.param_groups and util.map(dict.param_groups, util.copy)
-  for parameter in util.ordered(dict.state) do
+  for parameter in util.ordered(parameters_of(dict)) do
     local model = weights_of(part.name, parameter, of_saved)
-    if model and of_here[model] and own.state[parameter] == nil and not weights_of(part.name, parameter, of_here) then
-      drop(dict, parameter)
-    end
+    local gone = model and of_here[model] and own.state[parameter] == nil
+      and not weights_of(part.name, parameter, of_here)
+    if gone or not loads(parameter) then drop(dict, parameter) end
   end
   for parameter in util.ordered(own.state) do
     local model, name = weights_of(part.name, parameter, of_here)
-    if dict.state[parameter] == nil and model and not chosen(model .. "/" .. name) then keep(dict, own, parameter) end
+    local left = model and not chosen(model .. "/" .. name) or not loads(parameter)
+    if dict.state[parameter] == nil and left then keep(dict, own, parameter) end
   end
 end
 
