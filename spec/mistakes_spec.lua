@@ -35,7 +35,7 @@ local mistakes = {
     "peri.nn has no 'EmbeddingBagCollection'; it is peri.EmbeddingBagCollection (s.lua:2)" },
   { "TorchRec's way to an optimizer of tables", "peri.apply_optimizer_in_backward()",
     "peri has no 'apply_optimizer_in_backward'; here it is fused_params = { optimizer = ..., learning_rate = ... } of "
-      .. "the collection (s.lua:2)" },
+      .. "the collection; of single tables table_fused_params (s.lua:2)" },
   { "a model in place of its parts", "peri.checkpoint.save('x', nn.ReLU())",
     "checkpoint.save: parts is ReLU, wanted a table of parts by name: { model = ... } (s.lua:2)" },
   { "a misspelt field of a batch",

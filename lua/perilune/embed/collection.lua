@@ -115,7 +115,7 @@ function TableCollection:_setup(a)
   if a.table_fused_params and not a.fused_params then
     P.fail(self.class_name .. ": table_fused_params without fused_params, which are for the other tables; give both")
   end
-  config.table_fused_params(self.class_name, a.tables, a.table_fused_params)
+  config._table_fused_params(self.class_name, a.tables, a.table_fused_params)
   -- Copies: a caller may change its own tables later, to make a second collection of them.
   self.tables, self.fused_params = util.map(a.tables, copied), a.fused_params and copied(a.fused_params) or false
   self.table_fused_params = a.table_fused_params and {} or false

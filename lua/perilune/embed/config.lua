@@ -439,7 +439,7 @@ function M.fused_params(func, params)
 end
 
 --- An error unless parameters of single tables (name -> fused_params; nil: there are none) belong to `tables`.
-function M.table_fused_params(func, tables, own)
+function M._table_fused_params(func, tables, own)
   local known = util.index_of(util.map(tables, function(t) return t.name end))
   for name, params in util.ordered(own or {}) do
     if not known[name] then

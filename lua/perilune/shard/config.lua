@@ -180,7 +180,7 @@ end
 --- params = (fused_params), tables = (names), learning_rate = }.
 function M.sharded_config(func, a, plan, env, kind, slots)
   local anchors, keep = keeper()
-  config.table_fused_params(func, a.tables, a.table_fused_params)
+  config._table_fused_params(func, a.tables, a.table_fused_params)
   for _, t in ipairs(a.tables) do config._check_trained(func, t) end
   local optimizers, list, optimizer, bounds = optimizers_of(func, a, plan)
   local cfg = P.struct "peri_sharded_config"
