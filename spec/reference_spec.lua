@@ -200,6 +200,11 @@ describe("the reference", function()
     end
     assert.same(methods, told)
     assert.is_true(faces > 30 and #told > 120)
+    -- the result of a module is not a module
+    for _, call in ipairs { "peri.nn.MLP\n---@overload fun(x: peri.Tensor): peri.Tensor",
+      "peri.nn.MSELoss\n---@overload fun(input: peri.Tensor, target: peri.Tensor" } do
+      assert.is_truthy(gen.faces():find("---@class " .. call, 1, true), call)
+    end
   end)
 
   it("leaves no public name without a description", function()

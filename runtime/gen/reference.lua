@@ -369,8 +369,32 @@ local function function_type(entry, self)
   return ("fun(%s)%s"):format(table.concat(takes, ", "), #gives > 0 and ": " .. table.concat(gives, ", ") or "")
 end
 
+--- Lines that say what calls of modules take and return: those of forward, their own or that of a class above. In their
+--- definitions a call of the class makes an object; editors do not tell the two apart but by their arguments.
+local function module_calls(pages)
+  local classes, forwards, names, out = {}, {}, {}, {}
+  for _, page in ipairs(pages) do
+    for _, entry in ipairs(page.entries) do
+      if entry.kind == "class" then classes[entry.name], names[#names + 1] = entry, entry.name end
+      if entry.key == "forward" and entry.colon and #entry.returns > 0 then forwards[entry.owner] = entry end
+    end
+  end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local above = classes[name]
+    while above and not forwards[above.name] do above = classes[above.base or false] end
+    local forward = above and classes[name].overload and forwards[above.name]
+    local first = forward and forward.params[1]
+    local fits_class = first and (first.type == "any" or first.type:match "table" or first.type:match "%[%]")
+    if first and not fits_class then -- else a call of the class with its table of arguments would be taken for one
+      out[#out + 1] = ("\n---@class %s\n---@overload %s"):format(name, function_type(forward))
+    end
+  end
+  return out
+end
+
 --- The definition file that tells editors what follows from the others: the faces of the library are fields of those
---- that they are in, and functions of tensors are methods.
+--- that they are in, functions of tensors are methods, and modules are called as their forward is.
 function M.faces()
   local pages = M.pages()
   local fields, owners, known = {}, {}, {}
@@ -386,6 +410,7 @@ function M.faces()
       if owner and not owner:match "%u" and last ~= "args" then add(owner, last, name) end
     end
   end
+  add("peri", "Tensor", "peri.Tensor")
   local methods, everyday = tensor_methods(), {}
   for name in read "lua/perilune/init.lua":gmatch '([%w_]+) = "Tensor"' do everyday[name] = true end
   for _, page in ipairs(pages) do
@@ -410,6 +435,7 @@ function M.faces()
     end
     out[#out + 1] = table.concat(fields[owner], "\n")
   end
+  for _, call in ipairs(module_calls(pages)) do out[#out + 1] = call end
   return table.concat(out, "\n") .. "\n"
 end
 

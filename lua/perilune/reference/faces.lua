@@ -2,6 +2,7 @@
 ---@meta
 
 ---@class peri
+---@field Tensor peri.Tensor
 ---@field arange fun(start: number|integer, stop?: number|integer, step?: number|integer, dtype?: string, device?: string): peri.Tensor
 ---@field checkpoint peri.checkpoint
 ---@field data peri.data
@@ -216,3 +217,246 @@
 
 ---@class peri.sparse
 ---@field quantize peri.sparse.quantize
+
+---@class peri.EmbeddingBagCollection
+---@overload fun(features: peri.KeyedJaggedTensor): peri.KeyedTensor
+
+---@class peri.EmbeddingCollection
+---@overload fun(features: peri.KeyedJaggedTensor): table<string, peri.JaggedTensor>
+
+---@class peri.FeatureProcessedEmbeddingBagCollection
+---@overload fun(features: peri.KeyedJaggedTensor): peri.KeyedTensor
+
+---@class peri.ManagedCollisionCollection
+---@overload fun(features: peri.KeyedJaggedTensor): peri.KeyedJaggedTensor
+
+---@class peri.ManagedCollisionEmbeddingBagCollection
+---@overload fun(features: peri.KeyedJaggedTensor): any, peri.KeyedJaggedTensor|nil
+
+---@class peri.ManagedCollisionEmbeddingCollection
+---@overload fun(features: peri.KeyedJaggedTensor): any, peri.KeyedJaggedTensor|nil
+
+---@class peri.PiecewiseEmbeddingBagCollection
+---@overload fun(features: peri.KeyedJaggedTensor): peri.KeyedTensor
+
+---@class peri.QuantEmbeddingBagCollection
+---@overload fun(features: peri.KeyedJaggedTensor): peri.KeyedTensor
+
+---@class peri.QuantEmbeddingCollection
+---@overload fun(features: peri.KeyedJaggedTensor): table<string, peri.JaggedTensor>
+
+---@class peri.dist.KJTAllToAll
+---@overload fun(kjt: peri.KeyedJaggedTensor): peri.Awaitable
+
+---@class peri.dist.KJTOneToAll
+---@overload fun(kjt: peri.KeyedJaggedTensor): peri.KeyedJaggedTensor[]
+
+---@class peri.dist.PooledEmbeddingsAllGather
+---@overload fun(local_emb: peri.Tensor): peri.dist.exchange.PooledEmbeddingsAwaitable
+
+---@class peri.dist.PooledEmbeddingsAllToAll
+---@overload fun(local_embs: peri.Tensor, batch_size_per_rank?: integer[]): peri.dist.exchange.PooledEmbeddingsAwaitable
+
+---@class peri.dist.PooledEmbeddingsReduceScatter
+---@overload fun(local_embs: peri.Tensor, input_splits?: integer[]): peri.dist.exchange.PooledEmbeddingsAwaitable
+
+---@class peri.dist.SparseFeaturesAllToAll
+---@overload fun(features: peri.dist.SparseFeatures): peri.Awaitable
+
+---@class peri.dist.VariableBatchPooledEmbeddingsAllToAll
+---@overload fun(local_embs: peri.Tensor, batch_size_per_rank_per_feature: integer[][], batch_size_per_feature_pre_a2a: integer[]): peri.dist.exchange.PooledEmbeddingsAwaitable
+
+---@class peri.dist.VariableBatchPooledEmbeddingsReduceScatter
+---@overload fun(local_embs: peri.Tensor, batch_size_per_rank_per_feature: integer[][], embedding_dims: integer[]): peri.dist.exchange.PooledEmbeddingsAwaitable
+
+---@class peri.embed.FeatureProcessorDictWrapper
+---@overload fun(features: peri.KeyedJaggedTensor): peri.KeyedJaggedTensor
+
+---@class peri.embed.GroupedPositionWeightedModule
+---@overload fun(features: peri.KeyedJaggedTensor): peri.KeyedJaggedTensor
+
+---@class peri.embed.PositionWeightedModule
+---@overload fun(features: peri.JaggedTensor): peri.JaggedTensor
+
+---@class peri.embed.PositionWeightedModuleCollection
+---@overload fun(features: peri.KeyedJaggedTensor): peri.KeyedJaggedTensor
+
+---@class peri.embed.PositionWeightedProcessor
+---@overload fun(features: peri.KeyedJaggedTensor): peri.KeyedJaggedTensor
+
+---@class peri.embed.QuantFeatureProcessedEmbeddingBagCollection
+---@overload fun(features: peri.KeyedJaggedTensor): peri.KeyedTensor
+
+---@class peri.nn.BCELoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.BCEWithLogitsLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.BPRLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.BatchNorm1d
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.CosineEmbeddingLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.CrossEntropyLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.CrossNet
+---@overload fun(x0: peri.Tensor): peri.Tensor
+
+---@class peri.nn.DLRM
+---@overload fun(dense_features: peri.Tensor, sparse_features: peri.KeyedJaggedTensor): peri.Tensor
+
+---@class peri.nn.DenseArch
+---@overload fun(features: peri.Tensor): peri.Tensor
+
+---@class peri.nn.Dropout
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.ELU
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.Embedding
+---@overload fun(ids: peri.Tensor): peri.Tensor
+
+---@class peri.nn.EmbeddingBag
+---@overload fun(ids: peri.Tensor, offsets?: peri.Tensor, per_sample_weights?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.Flatten
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.FocalLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.GELU
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.GRU
+---@overload fun(x: peri.Tensor, h0?: peri.Tensor): peri.Tensor, peri.Tensor
+
+---@class peri.nn.HingeEmbeddingLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.HuberLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.Identity
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.InBatchSoftmaxLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.InteractionArch
+---@overload fun(dense_features: peri.Tensor, sparse_features: peri.Tensor): peri.Tensor
+
+---@class peri.nn.InteractionDCNArch
+---@overload fun(dense_features: peri.Tensor, sparse_features: peri.Tensor): peri.Tensor
+
+---@class peri.nn.InteractionProjectionArch
+---@overload fun(dense_features: peri.Tensor, sparse_features: peri.Tensor): peri.Tensor
+
+---@class peri.nn.KLDivLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.L1Loss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.LSTM
+---@overload fun(x: peri.Tensor, h0?: peri.Tensor, c0?: peri.Tensor): peri.Tensor, peri.Tensor, peri.Tensor
+
+---@class peri.nn.LayerNorm
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.LeakyReLU
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.Linear
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.LogSigmoid
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.LogSoftmax
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.LowRankCrossNet
+---@overload fun(x0: peri.Tensor): peri.Tensor
+
+---@class peri.nn.LowRankMixtureCrossNet
+---@overload fun(x0: peri.Tensor): peri.Tensor
+
+---@class peri.nn.MLP
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.MSELoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.MarginRankingLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.MultiheadAttention
+---@overload fun(query: peri.Tensor, key: peri.Tensor, value: peri.Tensor, options?: table): peri.Tensor, peri.Tensor
+
+---@class peri.nn.NLLLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.OverArch
+---@overload fun(features: peri.Tensor): peri.Tensor
+
+---@class peri.nn.PReLU
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.Perceptron
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.RMSNorm
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.ReLU
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.SiLU
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.Sigmoid
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.SimpleDeepFMNN
+---@overload fun(dense_features: peri.Tensor, sparse_features: peri.KeyedJaggedTensor): peri.Tensor
+
+---@class peri.nn.SmoothL1Loss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.Softmax
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.Softplus
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.SparseArch
+---@overload fun(features: peri.KeyedJaggedTensor): peri.Tensor
+
+---@class peri.nn.SwishLayerNorm
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.Tanh
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.TripletMarginLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
+---@class peri.nn.VectorCrossNet
+---@overload fun(x0: peri.Tensor): peri.Tensor
+
+---@class peri.nn.models.FMInteractionArch
+---@overload fun(dense_features: peri.Tensor, sparse_features: peri.Tensor): peri.Tensor
+
+---@class peri.shard.ShardedManagedCollisionCollection
+---@overload fun(features: peri.KeyedJaggedTensor): peri.KeyedJaggedTensor
+
+---@class peri.shard.utils.PermutePooledEmbeddings
+---@overload fun(pooled: peri.Tensor): peri.Tensor
