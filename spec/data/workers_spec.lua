@@ -35,6 +35,12 @@ local function all(loader, most)
   return list
 end
 
+local function all_of(t)
+  local list = {}
+  for b in t do list[#list + 1] = b end
+  return list
+end
+
 local function with(args, more)
   local out = {}
   for _, t in ipairs { args, more or {} } do
@@ -150,6 +156,74 @@ describe("workers", function()
     end
   end)
 
+  it("do not wait for a slow one before the queue is full", function()
+    local folder = os.tmpname()
+    os.remove(folder)
+    assert.equal(0, os.execute("mkdir " .. folder))
+    finally(function() os.execute("rm -r " .. folder) end)
+    -- batch 0 is made when there is a file `go`
+    local function held(dir)
+      local k, pause = -1, require("perilune.ffi").C.peri_pause
+      local function exists(name)
+        local file = io.open(dir .. "/" .. name)
+        return file and file:close()
+      end
+      return setmetatable({ skip = function(_, n) k = k + n end }, { __call = function()
+        k = k + 1
+        for _ = 1, k == 0 and 100000 or 0 do
+          if exists "go" then break end
+          pause(2 ^ 40)
+        end
+        if k < 40 then io.open(("%s/%d"):format(dir, k), "w"):close() end
+        return k < 40 and k or nil
+      end })
+    end
+    local workers, prefetch = 3, 2
+    local t = DataLoadingThread { loader = held, arguments = folder, num_workers = workers, prefetch_factor = prefetch }
+    local function made()
+      local list = {}
+      for k = 0, 39 do
+        local file = io.open(("%s/%d"):format(folder, k))
+        if file then list[#list + 1] = k file:close() end
+      end
+      return list
+    end
+    local wanted = {} -- all but the first fill the queue, and each of the other workers has one more in its hand
+    for k = 1, workers * prefetch + workers - 2 do wanted[k] = k end
+    for _ = 1, 100000 do
+      if #made() >= #wanted then break end
+      C.peri_pause(2 ^ 40)
+    end
+    for _ = 1, 100 do C.peri_pause(2 ^ 40) end
+    assert.same(wanted, made())
+    io.open(folder .. "/go", "w"):close()
+    for k = 0, 39 do assert.equal(k, t()) end
+    assert.is_nil(t())
+  end)
+
+  it("draw random numbers of a batch that depend on its number alone", function()
+    local function drawing(a)
+      local k, p = 0, require "perilune"
+      return setmetatable({ skip = function(_, n) k = k + n end }, { __call = function()
+        k = k + 1
+        if k > a.n then return nil end
+        for _ = 1, (k * 7919) % 400 do math.random() end -- some batches take longer
+        return { k, math.random(), p.rand({ 2 }, "f64", "cpu"):to_list() }
+      end })
+    end
+    local function numbers(workers) return all_of(DataLoadingThread { loader = drawing, arguments = { n = 30 },
+      num_workers = workers }) end
+    local wanted, seen = numbers(1), {}
+    for _, b in ipairs(wanted) do
+      assert.is_nil(seen[b[2]])
+      assert.is_nil(seen[b[3][1]])
+      seen[b[2]], seen[b[3][1]], seen[b[3][2]] = true, true, true
+    end
+    for _, workers in ipairs { 2, 3, 8 } do assert.same(wanted, numbers(workers)) end
+    assert.same({ unpack(wanted, 11) },
+      all_of(DataLoadingThread { loader = drawing, arguments = { n = 30 }, num_workers = 3 }:skip(10)))
+  end)
+
   it("raise an error after the batches before it, with its batch and the user's line, and again", function()
     local function failing(a)
       local k = -1
@@ -168,9 +242,8 @@ describe("workers", function()
           got = got + (ok and 1 or 0)
         until not ok
         assert.equal(at, got)
-        local words = ("DataLoadingThread: the disk is full %%(spec/data/workers_spec.lua:%%d+%%) %%(batch %d, worker "
-          .. "%d of %d%%)")
-          :format(at, at % workers, workers)
+        local words = ("DataLoadingThread: the disk is full %%(spec/data/workers_spec.lua:%%d+%%) %%(batch %d%%)")
+          :format(at)
         assert.matches(words, err.message)
         ok, err = pcall(t)
         assert.is_false(ok)
@@ -179,7 +252,7 @@ describe("workers", function()
     end
     assert.error_matches(function()
       DataLoadingThread { loader = function() error "no such table" end, num_workers = 3 }()
-    end, "no such table.*batch 0, worker 0 of 3")
+    end, "no such table.*batch 0%)")
   end)
 
   it("raise a file's error at its batch, also after beginning again", function()

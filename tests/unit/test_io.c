@@ -301,7 +301,7 @@ static void a_feed_gives_everything_back(void **state)
     assert_int_equal(feed(3, 4), PERI_ECLOSED);
     assert_int_equal(atomic_load(&closed) - before, 7);
     peri_feed *f = NULL;
-    assert_fails(peri_feed_new(0, &f), PERI_EINVAL, "0 parcels ahead, allowed: 1..4096");
+    assert_fails(peri_feed_new(0, &f), PERI_EINVAL, "0 parcels ahead, allowed: 1..4194304");
     assert_ok(peri_feed_new(1, &f));
     peri_feed_parcel parcel;
     assert_fails(peri_feed_take(f, 0, &parcel), PERI_ECLOSED, "no more parcels");
@@ -613,8 +613,78 @@ static void a_feed_begins_again_wherever_it_is(void **state)
     }
     assert_ok(peri_feed_stop(work.feed, 5000000));
     assert_int_equal(work.status, PERI_ECLOSED);
-    assert_fails(peri_feed_restart(work.feed), PERI_ECLOSED, "the thread is over");
+    assert_fails(peri_feed_restart(work.feed), PERI_ECLOSED, "a thread is over");
     peri_feed_release(work.feed);
+}
+
+/* Several threads make numbers 0 .. n - 1, each those whose turn it gets; thread `slow` sleeps before each. */
+typedef struct making {
+    peri_feed *feed;
+    int64_t n, fails_at; /* there its run returns 9; -1: nowhere */
+    bool slow;
+} making;
+
+static int32_t make_in_turns(void *state, int32_t n_args, int32_t n_results, int32_t handler)
+{
+    making *t = state;
+    (void)n_args;
+    (void)n_results;
+    (void)handler;
+    for (;;) {
+        int64_t i;
+        peri_status status = peri_feed_next(t->feed, &i);
+        if (status == PERI_OK) status = peri_feed_next(t->feed, &i); /* the same */
+        if (status == PERI_PENDING) continue;
+        if (status < 0) return 0;
+        if (i == t->fails_at) return 9;
+        if (t->slow) usleep(2000);
+        if (i < t->n) (void)peri_feed_put(t->feed, &(peri_feed_parcel){(const char *)&i, sizeof i, NULL, 0});
+        else (void)peri_feed_end(t->feed);
+    }
+}
+
+/** The next number, -1 at the end. */
+static int64_t next_number(peri_feed *feed)
+{
+    peri_feed_parcel parcel;
+    peri_status status;
+    int64_t i;
+    while ((status = peri_feed_take(feed, 1000, &parcel)) == PERI_PENDING) {}
+    if (status == PERI_ECLOSED) return -1;
+    assert_ok(status);
+    memcpy(&i, parcel.bytes, sizeof i);
+    return i;
+}
+
+static void threads_of_a_feed_take_turns(void **state)
+{
+    (void)state;
+    enum { THREADS = 4, N = 200, FAILS = 57 };
+    for (int fails = 0; fails < 2; fails++) {
+        making t[THREADS] = {0};
+        int64_t objects = peri_mem_objects(), live = peri_mem_live(), last = fails ? FAILS : N;
+        peri_feed *feed = NULL;
+        assert_ok(peri_feed_new(3, &feed));
+        for (int i = 0; i < THREADS; i++) {
+            t[i] = (making){.feed = feed, .n = N, .fails_at = fails ? FAILS : -1, .slow = i == 0};
+            assert_ok(peri_feed_start(feed, &(peri_feed_thread){.state = &t[i], .run = make_in_turns}));
+        }
+        for (int64_t round = 0; round < 100; round++) {
+            for (int64_t i = 0; i < round % 7; i++) assert_int_equal(next_number(feed), i);
+            assert_ok(peri_feed_restart(feed));
+        }
+        assert_int_equal(peri_feed_result(feed), 0);
+        assert_null(peri_feed_failed(feed));
+        for (int64_t i = 0; i < last; i++) assert_int_equal(next_number(feed), i);
+        for (int i = 0; i < 3; i++) assert_int_equal(next_number(feed), -1);
+        assert_int_equal(peri_feed_result(feed), fails ? 9 : 0);
+        assert_int_equal(peri_feed_failed(feed) != NULL, fails);
+        assert_ok(peri_feed_stop(feed, 5000000));
+        assert_int_equal(peri_feed_result(feed), fails ? 9 : 0);
+        peri_feed_release(feed);
+        assert_int_equal(peri_mem_objects(), objects);
+        assert_int_equal(peri_mem_live(), live);
+    }
 }
 
 static void uniform_numbers_are_uniform(void **state)
@@ -714,6 +784,7 @@ int main(void)
         cmocka_unit_test(a_file_reads_like_memory),
         cmocka_unit_test(readers_on_several_threads_find_each_other_s_lines),
         cmocka_unit_test(a_feed_begins_again_wherever_it_is),
+        cmocka_unit_test(threads_of_a_feed_take_turns),
         cmocka_unit_test(uniform_numbers_are_uniform),
         cmocka_unit_test(metrics_refuse_what_is_no_number), cmocka_unit_test(metrics_of_sums_have_names),
         cmocka_unit_test(metrics_refuse_what_they_do_not_speak_of),

@@ -28,7 +28,7 @@ Loader.common = {
   limit = util.optional,      -- rows per pass, rounded up to whole batches; nil: all
   drop_last = false,          -- leave out a last batch that is not full
   num_workers = 0,            -- threads that make batches ahead; 0: the caller's makes them when they are asked for
-  prefetch_factor = 2,        -- batches that each of them makes ahead, at most
+  prefetch_factor = 2,        -- batches that are made ahead for each of them, at most
   pin_memory = util.optional, -- they make them in memory pinned for the device (default: true where batches are copied
                               -- to one)
   timeout = 300,              -- seconds that a batch of theirs is waited for, at most

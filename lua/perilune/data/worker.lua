@@ -1,6 +1,6 @@
 -- worker.lua: what runs on the thread of a worker (workers.lua), in a state of Lua of its own: make the iterator, then
--- hand over those of its batches that are this worker's, until nobody wants more. What goes wrong is handed over in
--- place of the batch.
+-- make and hand over one batch after the other, of the numbers that it gets, until nobody wants more. What goes wrong
+-- is handed over in place of the batch.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -25,10 +25,12 @@ local function next_of(iterator)
   return batch
 end
 
+local function skips(iterator) return type(iterator) == "table" and util.is_callable(iterator.skip) end
+
 --- Leave the next n batches out; false: there were not so many.
 local function leave_out(job, iterator, n)
   local to = job.at + n
-  if type(iterator) == "table" and util.is_callable(iterator.skip) then
+  if n > 0 and skips(iterator) then
     iterator:skip(n)
     job.at = to
     return true
@@ -40,21 +42,34 @@ local function leave_out(job, iterator, n)
   return true
 end
 
---- All batches of this worker, from the first on. PERI_OK at the end; else as parcels.put.
+local SPREAD, DRAWN = 0x9e3779b1, 2 ^ 20 -- random numbers of a batch
+
+--- Random numbers that the state draws now depend on the number of the batch, not on the batches that this worker has
+--- made before.
+local function seed(k)
+  math.randomseed((P.state.seed * SPREAD + k) % 2 ^ 53)
+  P.state.numbers_drawn = k * DRAWN
+end
+
+local number = ffi.new "int64_t[1]"
+
+--- Make batches until the iterator has no batch of the number that this worker got: PERI_OK. Else as parcels.put.
 local function feed_all(feed, job)
   job.at = 0 -- number of the batch that comes next
   local iterator = iterator_of(job)
   local own = Loader.is(iterator) -- nobody else sees its batches, which are in pinned memory where they should be
-  local there = leave_out(job, iterator, job.start + job.worker)
-  while there do
+  while true do
+    local status = C.peri_feed_next(feed, number)
+    if status ~= C.PERI_OK then return status end
+    local k = job.start + tonumber(number[0])
+    if not leave_out(job, iterator, k - job.at) then return C.PERI_OK end
+    if skips(iterator) and not own then seed(k) end
     local batch = next_of(iterator)
-    if batch == nil then break end
-    local status = own and parcels.put_loaded(feed, batch) or parcels.put(feed, batch, job.pin)
+    if batch == nil then return C.PERI_OK end
+    status = own and parcels.put_loaded(feed, batch) or parcels.put(feed, batch, job.pin)
     if status ~= C.PERI_OK then return status end
     job.at = job.at + 1
-    there = leave_out(job, iterator, job.num_workers - 1)
   end
-  return C.PERI_OK
 end
 
 --- Once more, each time that it is wanted.
@@ -62,8 +77,7 @@ local function work(feed, job)
   while true do
     local ok, status = xpcall(feed_all, P.locate, feed, job)
     if not ok then
-      local text = ("%s (batch %d, worker %d of %d)"):format(errors.describe(status), job.at, job.worker,
-        job.num_workers)
+      local text = ("%s (batch %d)"):format(errors.describe(status), job.at)
       status = parcels.put_error(feed, text)
     end
     if status == C.PERI_OK then status = C.peri_feed_end(feed) end
@@ -72,7 +86,7 @@ local function work(feed, job)
   end
 end
 
---- job: bytes of { code or module, arguments, start, worker, num_workers, rank, world_size, seed, pin }; shared:
+--- job: bytes of { code or module, arguments, start, rank, world_size, seed, pin }; shared:
 --- references to tensors (parcels.sent); address: of the feed, 8 bytes.
 function M.run(job, shared, address)
   shared = parcels.received(shared)

@@ -1,14 +1,14 @@
 -- workers.lua: threads that make batches ahead, each in a state of Lua of its own.
 --
--- Of k workers, worker i (from 0) makes batches i, i + k, i + 2k, ...: each has an iterator of its own, and leaves the
--- other workers' batches out. What it has made waits in its queue, `prefetch_factor` batches at most; whoever takes
--- them goes round the queues. So order and content are those of one worker, or of none. Where batches are copied to a
--- device, workers make them in memory pinned for it.
+-- Each worker has an iterator of its own. When it has made a batch, it asks for the number of the next batch that no
+-- worker makes yet, and its iterator leaves out the batches before that one. So a worker that is slow, or that the
+-- system has interrupted, makes fewer batches than the others. Batches wait in one queue, `prefetch_factor` for each
+-- worker at most, and are taken in the order of their numbers. So order and content are those of one worker, or of
+-- none. Where batches are copied to a device, workers make them in memory pinned for it.
 --
---     worker 0    batch 0, batch 3, ...   --> queue --+
---     worker 1    batch 1, batch 4, ...   --> queue --+--> batch 0, 1, 2, 3, ... --> copied to the device, on a stream
---                 of its own
---     worker 2    batch 2, batch 5, ...   --> queue --+
+--     worker 0    batch 0, batch 3, batch 4, ...   --+
+--     worker 1    batch 1, batch 5, ...            --+--> queue --> batch 0, 1, 2, ... --> copied to the device, on a
+--     worker 2    batch 2, ... (slow)              --+              stream of its own
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -32,17 +32,13 @@ package.path, package.cpath = path, cpath
 require("perilune.data.worker").run(job, shared, address)
 ]]
 
-local function start(self, job, ahead)
-  local bytes = serial.encode(job, self.name .. ": arguments")
-  check(C.peri_feed_new(ahead, out))
-  local feed = P.lasting(wrap, out[0])
-  local lua = lua_states.new(self.name, MAIN, package.path, package.cpath, bytes, parcels.sent(self.shared),
-    ffi.string(out, ffi.sizeof "peri_feed *"))
+--- Begin a thread that does the job (bytes) for a feed; address: of the feed.
+local function start(self, feed, job, address)
+  local lua = lua_states.new(self.name, MAIN, package.path, package.cpath, job, parcels.sent(self.shared), address)
   local thread = ffi.new("peri_feed_thread", { state = lua.ptr, n_args = 5, run = lua.pcall, close = lua.close })
   local status = C.peri_feed_start(feed_ptr(feed), thread)
   if status < 0 then lua.close(lua.ptr) end
   check(status)
-  return feed, lua.ptr
 end
 
 --- The device whose copies read the batches, for memory pinned for it; false: none does.
@@ -73,10 +69,10 @@ function Workers:init(name, source, options)
   self.global_batches = options.global_batches or false
   self.device = device and not C.peri_device_host_access(device) and device or false
   self.shared = source.shared or {}
-  self.ended, self.taken, self._feeds, self._lua = false, 0, {}, {}
+  self.ended, self.taken, self._feed = false, 0, false
   self._stream, self._copied = self.device and streams.Stream(self.device), nil
   local job = { code = source.code, module = source.module, arguments = source.arguments, seed = P.state.seed,
-    start = options.start or 0, num_workers = self.num_workers, pin = pinned_for(options.device, options.pin_memory) }
+    start = options.start or 0, pin = pinned_for(options.device, options.pin_memory) }
   job.rank, job.world_size = options.rank, options.world_size
   self._job, self._prefetch_factor = job, options.prefetch_factor
   self:_begin()
@@ -85,10 +81,11 @@ end
 --- Make the threads, which begin behind the first `start` batches of their job.
 function Workers:_begin()
   self.ended, self.taken, self.ahead = false, 0, { batches = 0 }
-  for i = 1, self.num_workers do
-    self._job.worker = i - 1
-    self._feeds[i], self._lua[i] = start(self, self._job, self._prefetch_factor)
-  end
+  local job = serial.encode(self._job, self.name .. ": arguments")
+  check(C.peri_feed_new(self._prefetch_factor * self.num_workers, out))
+  self._feed = P.lasting(wrap, out[0])
+  local address = ffi.string(out, ffi.sizeof "peri_feed *")
+  for _ = 1, self.num_workers do start(self, self._feed, job, address) end
 end
 
 position.counted(Workers)
@@ -102,34 +99,33 @@ function Workers:go_to(n)
   self:_begin()
 end
 
---- Exchanges of this rank go on while it waits for a batch.
-local function progress()
+--- The world whose exchanges this rank has to drive while it waits for a batch; nil: there are no other ranks.
+local function others()
   local world = P.state.world
-  if world then C.peri_group_progress(world:ptr()) end
+  return world and world:size() > 1 and world or nil
 end
 
-local SLICE_US = 200
+-- Microseconds after which whoever waits looks at the exchanges; alone: whether Ctrl-C was pressed.
+local SLICE, SLICE_ALONE = 200, 10000
 
 --- The status of taking the next parcel, which is there or will not come any more. (Ranks of a sim world do not take
 --- turns meanwhile: the thread goes on by itself, and who waits for it is not stuck.)
 local function take(self, feed)
   local status = C.peri_feed_take(feed, 0, parcel)
   if status ~= C.PERI_PENDING then return status end
-  local from = tonumber(C.peri_time_ns())
+  local world, from = others(), tonumber(C.peri_time_ns())
   while status == C.PERI_PENDING do
     if tonumber(C.peri_time_ns()) - from > self.timeout * 1e9 then
       fail(self, "batch %d is not there after %g s (timeout)", self.taken, self.timeout)
     end
-    progress()
-    status = C.peri_feed_take(feed, SLICE_US, parcel)
+    if world then C.peri_group_progress(world:ptr()) end
+    status = C.peri_feed_take(feed, world and SLICE or SLICE_ALONE, parcel)
   end
   return status
 end
 
---- Nobody wants more of any worker; those that make a batch end with it.
-local function stop_all(self)
-  for _, feed in ipairs(self._feeds) do C.peri_feed_stop(feed_ptr(feed), 0) end
-end
+--- Nobody wants more; workers that make a batch end with it.
+local function stop_all(self) C.peri_feed_stop(feed_ptr(self._feed), 0) end
 
 --- The batch of the parcel that was taken: parcels.open. Copies to a device are queued on a stream of the loader's own,
 --- so that they run beside what is queued already; what is queued on the current stream from now on comes after them.
@@ -149,8 +145,7 @@ function Workers:next()
     if self.ended ~= true then fail(self, "%s", self.ended) end
     return nil
   end
-  local i = self.taken % self.num_workers + 1
-  local feed = feed_ptr(self._feeds[i])
+  local feed = feed_ptr(self._feed)
   local status = take(self, feed)
   if status == C.PERI_OK then
     local batch, err = open(self)
@@ -161,16 +156,17 @@ function Workers:next()
     self.ended = err
     stop_all(self)
   elseif status ~= C.PERI_ECLOSED then check(status)
-  else self.ended = C.peri_feed_result(feed) ~= 0 and lua_states.text(self._lua[i]) or true end
+  else
+    local failed = C.peri_feed_failed(feed)
+    self.ended = failed == nil or lua_states.text(failed)
+  end
   return self:next()
 end
 
 --- Begin again with the first batch. False: some worker is over, so that new ones are needed.
 function Workers:_restart()
   if self.ended and self.ended ~= true then return false end
-  for _, feed in ipairs(self._feeds) do
-    if C.peri_feed_restart(feed_ptr(feed)) ~= C.PERI_OK then return false end
-  end
+  if C.peri_feed_restart(feed_ptr(self._feed)) ~= C.PERI_OK then return false end
   self.ended, self.taken = false, 0
   return true
 end
@@ -185,12 +181,8 @@ end
 --- `timeout` (5) seconds at most, which is an error if they pass; workers are then left alone until they end. What the
 --- garbage collector finds is stopped too.
 function Workers:stop(timeout)
-  self:_give_up()
-  local from = tonumber(C.peri_time_ns())
-  for _, feed in ipairs(self._feeds) do
-    local left = (timeout or 5) * 1e6 - (tonumber(C.peri_time_ns()) - from) / 1e3
-    check(C.peri_feed_stop(feed_ptr(feed), math.max(left, 0)))
-  end
+  self.ended = self.ended or true
+  check(C.peri_feed_stop(feed_ptr(self._feed), (timeout or 5) * 1e6))
 end
 
 return Workers

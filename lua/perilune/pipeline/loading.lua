@@ -24,7 +24,7 @@ local arguments = {
                               -- module
   arguments = util.optional,  -- what it is called with: plain values, which are copied
   num_workers = 1,            -- threads; each calls the loader
-  prefetch_factor = 2,        -- so many batches of each worker wait for whoever takes them, at most
+  prefetch_factor = 2,        -- batches that wait for whoever takes them, for each worker, at most
   pin_memory = util.optional, -- in memory pinned for the device (default: true where batches are copied to one)
   device = util.optional,     -- where they are moved when they are taken; default: they stay in host memory
   timeout = 300,              -- seconds that taking one waits, at most

@@ -181,7 +181,7 @@ function data.debian(args) end
 ---@field world_size? integer The number of ranks (default: the world's).
 ---@field device? string Where batches go (default: the rank's device).
 ---@field num_workers? integer Threads that make batches ahead; 0: the caller's makes them (default: 0).
----@field prefetch_factor? integer Batches that each of them makes ahead, at most (default: 2).
+---@field prefetch_factor? integer Batches that are made ahead for each of them, at most (default: 2).
 ---@field pin_memory? boolean They make them in pinned memory (default: where batches are copied to a device).
 ---@field timeout? number Seconds that a batch of theirs is waited for (default: 300).
 

@@ -179,7 +179,7 @@ pipeline.DataLoadingThread = {}
 ---@field loader any A function(arguments) that returns an iterator, without upvalues, or the name of a module that is such a function.
 ---@field arguments? any Plain values that it is called with (default: nil).
 ---@field num_workers? integer Threads; each calls the loader (default: 1).
----@field prefetch_factor? integer How many batches of each thread wait, at most (default: 2).
+---@field prefetch_factor? integer How many batches wait for each thread that there is, at most (default: 2).
 ---@field pin_memory? boolean In memory pinned for the device (default: true where batches are copied to one).
 ---@field device? string Where batches are moved when they are taken (default: they stay).
 ---@field timeout? number Seconds that taking a batch waits, at most (default: 300).

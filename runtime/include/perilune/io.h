@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * perilune/io.h: batches in host memory, the Criteo reader, synthetic data, what judges a model (metrics, a baseline),
- * and loading on a thread of its own.
+ * and loading on threads of their own.
  *
  * Everything here works on host memory, serially, and is local: no function communicates. A batch on the host becomes
  * tensors and a KeyedJaggedTensor by Lua's perilune.data. Distributed reading needs no communication either: every rank
@@ -9,7 +9,7 @@
  * trained does not depend on the number of ranks.
  *
  * Threads: each object is used by one thread at a time: peri_batch, peri_criteo, peri_arrays, peri_columns,
- * peri_columns_writer, peri_logistic, and peri_feed, which has a thread of its own beside it. Two objects may be used
+ * peri_columns_writer, peri_logistic, and peri_feed, which has threads of its own beside it. Two objects may be used
  * by two threads at once.
  */
 #ifndef PERILUNE_IO_H
@@ -390,9 +390,11 @@ PERI_API peri_status peri_metric_rauc(const peri_metric_samples *samples, double
  *  @pairs. n^2. */
 PERI_API peri_status peri_metric_xauc(const peri_metric_samples *samples, double *right, double *pairs);
 
-/* -- loading on a thread of its own -------------------------------------------------------------------------------- */
+/* -- loading on threads of their own ------------------------------------------------------------------------------- */
 
-/** A bounded queue of parcels from a thread that makes them to the one thread that takes them. */
+/** A bounded queue of parcels from threads that make them to the one thread that takes them. Parcels are taken in the
+ *  order of their numbers, which count from 0; a thread gets the number of the next one that it makes when it asks for
+ *  it (peri_feed_next), so that fast threads make more of them than slow ones. */
 typedef struct peri_feed peri_feed;
 
 /** What an object in a parcel is. */
@@ -410,7 +412,7 @@ typedef struct peri_feed_object {
 typedef int32_t (*peri_feed_run_f)(void *state, int32_t n_args, int32_t n_results, int32_t handler);
 typedef void (*peri_feed_close_f)(void *state);
 
-/** What the thread does: run(state, n_args, 0, 0), once, and then, when the feed is released, close(state). */
+/** What a thread does: run(state, n_args, 0, 0), once, and then, when the feed is released, close(state). */
 typedef struct peri_feed_thread {
     void *state;
     int32_t n_args;
@@ -418,7 +420,7 @@ typedef struct peri_feed_thread {
     peri_feed_close_f close; /* or NULL */
 } peri_feed_thread;
 
-/** What one call of the thread hands over. */
+/** What one call of a thread hands over. */
 typedef struct peri_feed_parcel {
     const char *bytes; /* [length] */
     int64_t length;
@@ -426,34 +428,41 @@ typedef struct peri_feed_parcel {
     int32_t n_objects;
 } peri_feed_parcel;
 
-/** A queue of at most @ahead (1..4096) parcels. @out new. */
+/** A queue of at most @ahead (1..2^22) parcels. @out new. */
 PERI_API peri_status peri_feed_new(int32_t ahead, peri_feed **out);
-/** Begin the thread, once: the feed owns @thread->state from then on. Without a thread (PERI_EIO) the state stays the
- *  caller's. */
+/** Begin a thread, one more: the feed owns @thread->state from then on. Without a thread (PERI_EIO, PERI_ENOMEM) the
+ *  state stays the caller's. */
 PERI_API peri_status peri_feed_start(peri_feed *feed, const peri_feed_thread *thread);
-/** On the thread: hand a parcel over, of which bytes and list of objects are copied. The objects' references are taken
- *  over, also when it fails (but not with PERI_EINVAL: the parcel is malformed). Blocks while the queue is full.
+/** On a thread: the number of the parcel that it is to put next. No other thread gets this number, and a thread gets
+ *  greater ones each time; asked again before it has put, the same. A lone thread that puts all parcels need not ask.
+ *  PERI_ECLOSED: nobody wants more.
+ *  PERI_PENDING: the other side wants to begin again (peri_feed_restart); the next call returns a number from 0 on. */
+PERI_API peri_status peri_feed_next(peri_feed *feed, int64_t *number);
+/** On a thread: hand over the parcel of the number that peri_feed_next has returned, or of the next one. Its bytes and
+ *  list of objects are copied. The objects' references are taken over, also when it fails (but not with PERI_EINVAL:
+ *  the parcel is malformed). Blocks until less than `ahead` parcels of lower numbers are left to be taken.
  *  PERI_ECLOSED: nobody wants more.
  *  PERI_PENDING: the parcel was given up, since the other side wants to begin again (peri_feed_restart). */
 PERI_API peri_status peri_feed_put(peri_feed *feed, const peri_feed_parcel *parcel);
-/** On the thread: the parcels were all that there are. Blocks until the other side wants to begin again (PERI_OK) or
- *  nobody wants more (PERI_ECLOSED). */
+/** On a thread: there is no parcel of its number, nor of later ones. Blocks until the other side wants to begin again
+ *  (PERI_OK) or nobody wants more (PERI_ECLOSED). */
 PERI_API peri_status peri_feed_end(peri_feed *feed);
 /** On the other side: the next parcel; bytes and list stay until the next call, the objects' references become the
- *  caller's. Waits up to
- *  @wait_us microseconds, then PERI_PENDING. PERI_ECLOSED: all were taken, and the thread is over, was never begun, or
- *  has called peri_feed_end. */
+ *  caller's. Waits up to @wait_us microseconds, then PERI_PENDING. PERI_ECLOSED: there is none: the thread that got its
+ *  number, or an earlier one, has called peri_feed_end or is over; or no thread runs. */
 PERI_API peri_status peri_feed_take(peri_feed *feed, int64_t wait_us, peri_feed_parcel *parcel);
-/** What run returned; 0 while the thread is not over. */
+/** What the run of the thread that ended the parcels has returned; 0 while that thread is not over. */
 PERI_API int32_t peri_feed_result(peri_feed *feed);
-/** Want everything again from the beginning: what is in the queue is given up, and the thread gets to know it from its
- *  next put, or from peri_feed_end. PERI_ECLOSED if the thread is over. */
+/** The state of the thread whose run has returned peri_feed_result, if that is not 0; else NULL. */
+PERI_API void *peri_feed_failed(peri_feed *feed);
+/** Want everything again from the beginning: what is in the queue is given up, and each thread gets to know it from
+ *  peri_feed_next, peri_feed_put or peri_feed_end. PERI_ECLOSED if one is over. */
 PERI_API peri_status peri_feed_restart(peri_feed *feed);
-/** Want no more: what is in the queue is given up, and the thread gets PERI_ECLOSED from its next put. Waits up to
- *  @wait_us microseconds for its end: PERI_ETIMEOUT if that does not come. */
+/** Want no more: what is in the queue is given up, and the threads get PERI_ECLOSED from their next calls. Waits up to
+ *  @wait_us microseconds for their end: PERI_ETIMEOUT if that does not come. */
 PERI_API peri_status peri_feed_stop(peri_feed *feed, int64_t wait_us);
-/** Stop it, and give it and the state back; NULL is fine. A thread that does not end within 5 s is left alone, and does
- *  so when it ends. */
+/** Stop it, and give it and the states back; NULL is fine. Threads that do not end within 5 s are left alone, and the
+ *  last one that ends does so. */
 PERI_API void peri_feed_release(peri_feed *feed);
 
 #endif
