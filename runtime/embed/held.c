@@ -116,9 +116,9 @@ peri_status peri__rows_held(const char *function, const peri_tbe *tbe, int64_t t
 peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,
                               const peri_tensor *src)
 {
-    bool narrow = tbe->dtype == PERI_F16 || tbe->dtype == PERI_BF16,
-         wide = src->dtype == PERI_F32 || src->dtype == PERI_F64;
-    if (!narrow || !wide || src->ndim != 2) return PERI_OK;
+    bool narrow = tbe->dtype == PERI_F16 || tbe->dtype == PERI_BF16;
+    bool within = src->dtype == tbe->dtype || src->dtype == PERI_F16; /* BF16's range holds F16's */
+    if (!narrow || within || src->ndim != 2) return PERI_OK;
     /* training does not wait for it */
     if (tbe->optimizer.kind != PERI_TBE_NONE && !peri__immediate(peri__device(src))) return PERI_OK;
     peri_tensor *numbers = NULL, *flat = NULL;

@@ -5,11 +5,11 @@ local draw = require("spec.support.tbe").generator(29)
 
 local ROWS, COLS, CODES = 5, 6, { INT8 = 255, INT4 = 15, INT2 = 3 }
 
-local function collection(device, list)
+local function collection(device, list, data_type)
   local ebc = peri.EmbeddingBagCollection { device = device,
     tables = { peri.EmbeddingBagConfig { name = "users", num_embeddings = ROWS, embedding_dim = COLS,
-      feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
-  ebc:weight("users"):copy(peri.tensor(list, "f32", device, { ROWS, COLS }))
+      feature_names = { "f" }, data_type = data_type } }, fused_params = { optimizer = "sgd", learning_rate = 1 } }
+  ebc:weight("users"):copy(peri.tensor(list, "f32", device, { ROWS, COLS }):to(ebc:weight("users"):dtype()))
   return ebc
 end
 
@@ -41,12 +41,13 @@ for _, device in ipairs { "cpu", "opaque" } do
             1 })[case % 15 + 1]
           for i = 1, ROWS * COLS do list[i] = draw() end
           list[draw(ROWS * COLS) + 1] = odd
+          local ebc = collection(device, list, case % 2 == 0 and "BF16" or "FP32")
+          list = ebc:weight("users"):to("f32"):reshape(ROWS * COLS):to_list()
           for r = 0, ROWS - 1 do
             local fits = held(dtype, { unpack(list, r * COLS + 1, (r + 1) * COLS) })
             unsure = unsure or fits == nil
             if fits == false then bad = bad or r end
           end
-          local ebc = collection(device, list)
           local ok, made = pcall(peri.quantize_embeddings, { module = ebc, dtype = dtype })
           if not unsure then
             assert.equal(bad == nil, ok, ("%s of %g: %s"):format(dtype, odd, tostring(made)))
