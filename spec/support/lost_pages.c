@@ -3,7 +3,7 @@
  * lost_pages.c: loaded before the C library, it makes pages of mapped files named *.peri unreadable, as a disk or a
  * network does: who touches one gets SIGBUS. `lost_page` is the page of files that are mapped from now on (-1: none);
  * the file that the variable LOST_PAGE names says it for programs that have no Lua in them. lose_now(page, i) takes a
- * page of the mapping number i of those that there are.
+ * page of the mapping number i of those that there are; page_bytes() says how large pages are.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -13,21 +13,26 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MOST = 64, PAGE = 4096 };
+enum { MOST = 64 };
 static char *mapped[MOST];
 long lost_page = -1;
 
-static void lose(char *page)
+/** 4 KiB, or (ARM) 64. */
+long page_bytes(void) { return sysconf(_SC_PAGESIZE); }
+
+/** Lose page number @page of the file that is mapped at @data. */
+static void lose(char *data, long page)
 {
     static int empty = -1; /* a file of no bytes: a page of it is behind its end */
+    const long bytes = page_bytes();
     if (empty < 0) empty = memfd_create("empty", 0);
-    syscall(SYS_mmap, page, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, 0);
+    syscall(SYS_mmap, data + bytes * page, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, 0);
 }
 
 void lose_now(long page, int which)
 {
     for (int i = 0; i < MOST; i++)
-        if (mapped[i] && which-- == 0) lose(mapped[i] + PAGE * page);
+        if (mapped[i] && which-- == 0) lose(mapped[i], page);
 }
 
 static long wanted(void)
@@ -53,7 +58,7 @@ void *mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offs
     while (i < MOST - 1 && mapped[i]) i++;
     mapped[i] = data;
     const long page = wanted();
-    if (page >= 0) lose(data + PAGE * page);
+    if (page >= 0) lose(data, page);
     return data;
 }
 

@@ -7,8 +7,9 @@
 --   luajit spec/support/lost_pages.lua FOLDER SEED
 local ffi = require "ffi"
 local peri = require "perilune"
-ffi.cdef "void lose_now(long page, int which); extern long lost_page;"
-local folder, ROWS, DIM, STEPS, PAGES = arg[1], 4096, 4, 12, 17
+ffi.cdef "long page_bytes(void); void lose_now(long page, int which); extern long lost_page;"
+local folder, ROWS, DIM, STEPS = arg[1], 4096, 4, 12
+local PAGES = math.ceil(17 * 4096 / tonumber(ffi.C.page_bytes())) -- of a checkpoint's file
 math.randomseed(tonumber(arg[2]))
 
 local Model = peri.nn.Module:extend "Model"
