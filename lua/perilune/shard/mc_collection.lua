@@ -23,7 +23,11 @@ local C, check = P.C, P.check
 local M = {}
 
 --- The plan's entry `sharding` of a table of raw ids (its managed-collision `module`), cut between buckets.
-function M.create_mc_sharding(sharding, module, env) return buckets.cut(sharding, module, env) end
+function M.create_mc_sharding(sharding, module, env)
+  signature.value("create_mc_sharding", "sharding", sharding, "ParameterSharding")
+  signature.value("create_mc_sharding", "module", module, "module")
+  return buckets.cut(sharding, module, env)
+end
 
 --- The same for all tables of a ManagedCollisionCollection: a plan.
 function M.plan_of(plan, mcc, env)

@@ -26,6 +26,9 @@ end
 --- Elements moved `shifts` places up along dim; those that leave at the end come in at the front. Lists of both: one
 --- after the other; no dim: in row-major order.
 function F.roll(t, shifts, dim)
+  if not dim and type(shifts) == "table" then
+    P.fail(("roll: a list of %d shifts without the dimensions, wanted one shift, or as many of both"):format(#shifts))
+  end
   if not dim then return roll_one(t:reshape(-1), shifts, 1):reshape(t:shape()) end
   dim, shifts = listed(dim), listed(shifts)
   if #shifts ~= #dim then
