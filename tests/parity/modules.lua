@@ -194,7 +194,9 @@ return {
   { "torchrec.metrics.metrics_config",
     elsewhere("peri.nn.metrics.RecMetricModule", of_tasks, "RecMetricEnumBase RecMetricEnum SessionMetricDef "
       .. "RecTaskInfo RecMetricDef ThroughputDef MetricsConfig", "arguments of the module: tables"),
-    missing("sizes of batches that change by stages; metrics that are added up over tasks first", "*") },
+    missing("metrics of an optimizer's or another part's own numbers", "StateMetricEnum"),
+    never("whether sums of several tasks are in one tensor; metrics have the same values", "RecComputeMode"),
+    missing("sizes of batches that change by stages", "*") },
   { "torchrec.metrics.metrics_namespace",
     elsewhere("peri.nn.metrics.NEMetric", metrics .. ": window_", "*",
       "`window_ne`, `lifetime_ne`; with a task, as `RecMetricModule` gives them: `ne-ctr|window_ne`") },
