@@ -31,7 +31,7 @@ struct peri__server {
     peri__serve_counter *counters; /* all there are */
     peri__http_call *head, *tail;  /* the queue */
     int64_t n_queue;
-    int32_t busy;    /* workers that have requests */
+    int32_t busy;    /* workers that have requests which they have not answered */
     int32_t n_ready; /* workers that have begun */
     bool stopping;   /* no new requests */
     bool quit;       /* workers end */

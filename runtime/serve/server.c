@@ -168,10 +168,13 @@ static void enqueue(void *ctx, peri__http_call *call)
 {
     peri__server *s = ctx;
     pthread_mutex_lock(&s->lock);
-    int end = s->stopping                           ? PERI__SERVE_STOPPING
-              : !s->model                           ? PERI__SERVE_MEMORY
-              : s->n_queue >= s->options.most_queue ? PERI__SERVE_QUEUE_FULL
-                                                    : PERI__SERVE_OK;
+    /* Workers that are free take as many of the queue at once: these do not wait. So as many clients as workers and
+     * queue have room for, each of whom asks again when he has been answered, are never refused. */
+    const int64_t waiting = s->n_queue - (s->options.workers - s->busy);
+    int end = s->stopping                        ? PERI__SERVE_STOPPING
+              : !s->model                        ? PERI__SERVE_MEMORY
+              : waiting >= s->options.most_queue ? PERI__SERVE_QUEUE_FULL
+                                                 : PERI__SERVE_OK;
     bool model = s->model != NULL;
     if (end == PERI__SERVE_OK) {
         call->next = NULL;

@@ -21,6 +21,7 @@ typedef struct worker {
     peri__http_call *calls[MOST_CALLS];      /* those of the batch */
     peri__serve_question questions[MOST_CALLS];
     int32_t n_calls;
+    int32_t unanswered; /* requests that it has taken and not answered; > 0: it is one of those that are busy */
 } worker;
 
 static void leave_model(worker *w)
@@ -48,6 +49,30 @@ static peri_status adopt(worker *w)
     return status;
 }
 
+/** With the lock: take the next request; NULL: none waits. */
+static peri__http_call *pop(worker *w)
+{
+    peri__http_call *call = peri__server_pop(w->s);
+    if (call && w->unanswered++ == 0) w->s->busy++;
+    return call;
+}
+
+/** A request is about to be answered. Whoever hears the last answer may ask again at once, and finds a worker that is
+ *  free: he would be refused if the queue were full and this worker still counted as busy. */
+static void before_answer(worker *w)
+{
+    if (--w->unanswered > 0) return;
+    pthread_mutex_lock(&w->s->lock);
+    w->s->busy--;
+    pthread_mutex_unlock(&w->s->lock);
+}
+
+static void fail(worker *w, peri__http_call *call, int end, const char *why)
+{
+    before_answer(w);
+    peri__server_fail(w->s, call, end, why);
+}
+
 static uint64_t waited(const peri__http_call *call, int64_t now)
 {
     return (uint64_t)peri__max(0, now - call->whole_ns);
@@ -60,26 +85,26 @@ static void take(worker *w, peri__http_call *call)
     int64_t now = peri_time_ns();
     peri__serve_observe(&s->metrics.queue_ns, PERI__SERVE_FIRST_NS, waited(call, now));
     if (peri__http_left(call))
-        return peri__server_fail(s, call, PERI__SERVE_LEFT, "the client has closed its connection");
+        return fail(w, call, PERI__SERVE_LEFT, "the client has closed its connection");
     if (now > call->deadline_ns)
-        return peri__server_fail(s, call, PERI__SERVE_LATE, "its time was over (perilune serve --timeout)");
+        return fail(w, call, PERI__SERVE_LATE, "its time was over (perilune serve --timeout)");
     peri_status status = peri__serve_read(&w->batch, &s->options.rules, call->form == PERI__SERVE_CALL_V2, call->body,
                                           call->bytes, call->json_bytes, &w->questions[w->n_calls]);
     if (status < 0)
-        return peri__server_fail(s, call, status == PERI_EFORMAT ? PERI__SERVE_BAD : PERI__SERVE_FAILED,
-                                 peri_error_message());
+        return fail(w, call, status == PERI_EFORMAT ? PERI__SERVE_BAD : PERI__SERVE_FAILED, peri_error_message());
     w->calls[w->n_calls++] = call;
 }
 
 /** The next request for a batch that has begun; NULL: none came in time. */
-static peri__http_call *another(peri__server *s, int64_t until)
+static peri__http_call *another(worker *w, int64_t until)
 {
+    peri__server *s = w->s;
     struct timespec t = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
     pthread_mutex_lock(&s->lock);
-    peri__http_call *call = peri__server_pop(s);
+    peri__http_call *call = pop(w);
     while (!call && !s->stopping && s->options.delay_ns > 0 && peri_time_ns() < until) {
         pthread_cond_timedwait(&s->wake, &s->lock, &t);
-        call = peri__server_pop(s);
+        call = pop(w);
     }
     pthread_mutex_unlock(&s->lock);
     return call;
@@ -104,10 +129,11 @@ static void answer(worker *w, int32_t i, int64_t begin, int64_t end)
     peri__http_reply r = {.status = 200, .type = "application/json"};
     peri_status status =
         peri__serve_write(&w->model->facts, &w->questions[i], w->outputs, w->offsets, &r.body, &r.bytes, &r.json_bytes);
-    if (status < 0) return peri__server_fail(w->s, call, PERI__SERVE_FAILED, peri_error_message());
+    if (status < 0) return fail(w, call, PERI__SERVE_FAILED, peri_error_message());
     if (r.json_bytes) r.type = "application/octet-stream";
     snprintf(r.timing, sizeof r.timing, "queue;dur=%.3f, compute;dur=%.3f, batch;desc=\"%lld\"",
              (double)waited(call, begin) * 1e-6, (double)(end - begin) * 1e-6, (long long)w->batch.samples);
+    before_answer(w);
     peri__server_end(w->s, call, PERI__SERVE_OK, &r);
 }
 
@@ -157,7 +183,7 @@ static bool predict(worker *w, int32_t first, int32_t last)
     snprintf(why, sizeof why, "%s", status < 0 ? peri_error_message() : "");
     if (refused) count_refusal(w);
     for (int32_t i = first; i < last; i++) {
-        if (status < 0) peri__server_fail(w->s, w->calls[i], refused ? PERI__SERVE_BAD : PERI__SERVE_FAILED, why);
+        if (status < 0) fail(w, w->calls[i], refused ? PERI__SERVE_BAD : PERI__SERVE_FAILED, why);
         else answer(w, i, begin, end);
     }
     return true;
@@ -171,7 +197,7 @@ static void predict_each(worker *w)
         peri__serve_batch_clear(&w->batch);
         peri_status status = peri__serve_read(&w->batch, &w->s->options.rules, call->form == PERI__SERVE_CALL_V2,
                                               call->body, call->bytes, call->json_bytes, &w->questions[i]);
-        if (status < 0) peri__server_fail(w->s, call, PERI__SERVE_FAILED, peri_error_message()); /* no memory */
+        if (status < 0) fail(w, call, PERI__SERVE_FAILED, peri_error_message()); /* no memory */
         else predict(w, i, i + 1);
     }
 }
@@ -182,7 +208,7 @@ static void serve(worker *w, peri__http_call *call)
     int64_t until = call->whole_ns + s->options.delay_ns;
     w->n_calls = 0;
     peri__serve_batch_clear(&w->batch);
-    for (; call; call = w->n_calls < MOST_CALLS && w->batch.samples < s->options.most_batch ? another(s, until) : NULL)
+    for (; call; call = w->n_calls < MOST_CALLS && w->batch.samples < s->options.most_batch ? another(w, until) : NULL)
         take(w, call);
     count_problems(w);
     if (w->n_calls && !predict(w, 0, w->n_calls)) predict_each(w);
@@ -201,14 +227,12 @@ void *peri__serve_worker(void *ctx)
         while (!s->quit && !s->head && s->model == w->model) pthread_cond_wait(&s->wake, &s->lock);
         if (s->quit && !s->head) break;
         bool stale = s->model != w->model;
-        peri__http_call *call = peri__server_pop(s);
-        s->busy += call != NULL;
+        peri__http_call *call = pop(w);
         pthread_mutex_unlock(&s->lock);
         peri_status status = stale ? adopt(w) : PERI_OK;
-        if (call && status < 0) peri__server_fail(s, call, PERI__SERVE_MEMORY, peri_error_message());
+        if (call && status < 0) fail(w, call, PERI__SERVE_MEMORY, peri_error_message());
         else if (call) serve(w, call);
         pthread_mutex_lock(&s->lock);
-        s->busy -= call != NULL;
         /* no memory for the new model's context: tried again with the next request */
         if (!call && status < 0 && s->model) {
             while (!s->quit && !s->head) pthread_cond_wait(&s->wake, &s->lock);

@@ -181,7 +181,8 @@ static void batches(void **state)
  *  before. */
 typedef struct follower {
     atomic_bool *stop;
-    int answers, wrong;
+    atomic_int answers;
+    int wrong;
 } follower;
 
 static void *run_follower(void *ctx)
@@ -245,6 +246,43 @@ static void swaps(void **state)
     assert_int_equal(atomic_load(&closed), STATES + 1);
 }
 
+static void *run_in_turns(void *ctx)
+{
+    enum { TURNS = 500 };
+    follower *c = ctx;
+    char text[600], *answer = malloc(4096);
+    int fd = dial();
+    for (; c->answers < TURNS; c->answers++) {
+        const bool bad = c->answers % 3 == 2;
+        say(fd, post_text(text, sizeof text, PREDICT, bad ? "{" : ONE));
+        hear(fd, answer, 4096);
+        c->wrong += strncmp(answer, bad ? "HTTP/1.1 400" : "HTTP/1.1 200", 12) != 0;
+    }
+    close(fd);
+    free(answer);
+    return NULL;
+}
+
+/** As many clients as workers and queue have room for, each of whom asks again when he has been answered, are never
+ *  refused. */
+static void refuses_no_client_that_has_room(void **state)
+{
+    enum { WORKERS = 2, QUEUE = 1, N = WORKERS + QUEUE };
+    pthread_t threads[N];
+    follower clients[N] = {{0}};
+    (void)state;
+    for (int batch = 1; batch <= 2; batch++) {
+        begin(&(peri__server_options){.workers = WORKERS, .most_queue = QUEUE, .most_batch = batch});
+        for (int i = 0; i < N; i++) pthread_create(&threads[i], NULL, run_in_turns, &clients[i]);
+        for (int i = 0; i < N; i++) {
+            pthread_join(threads[i], NULL);
+            assert_int_equal(clients[i].wrong, 0);
+            clients[i] = (follower){0};
+        }
+        end();
+    }
+}
+
 static int64_t stop_ns; /* grace */
 
 static void *stop_server(void *ctx)
@@ -299,7 +337,8 @@ static void *run_keeper(void *ctx)
         say(fd, text);
         hear(fd, answer, 4096);
         const bool good = !strncmp(answer, "HTTP/1.1 200", 12);
-        c->answers += good, c->wrong += !good;
+        c->answers += good;
+        c->wrong += !good;
         if (!good || strstr(answer, "Connection: close")) close(fd), fd = -1;
         pause_ms(c->answers % 3);
     }
@@ -317,6 +356,8 @@ static void loses_nothing_at_the_end(void **state)
         follower keepers[N] = {{0}};
         begin(&(peri__server_options){.workers = 2});
         for (int i = 0; i < N; i++) pthread_create(&threads[i], NULL, run_keeper, &keepers[i]);
+        for (int i = 0; i < N; i++) /* on a machine that has much to do, a thread may begin late */
+            for (int ms = 0; ms < 10000 && atomic_load(&keepers[i].answers) == 0; ms++) pause_ms(1);
         pause_ms(50);
         stop_ns = 20000000000;
         stop_server(NULL);
@@ -393,6 +434,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(serves_thousands_of_connections),
     cmocka_unit_test(batches),
     cmocka_unit_test(swaps),
+    cmocka_unit_test(refuses_no_client_that_has_room),
     cmocka_unit_test(stops_after_what_runs),
     cmocka_unit_test(loses_nothing_at_the_end),
     cmocka_unit_test(refuses_what_waits_at_the_end),
