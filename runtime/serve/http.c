@@ -568,13 +568,16 @@ static peri_status listen_on(const peri__http_options *o, int *out, int32_t *por
                              .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
                     *found = NULL;
     snprintf(service, sizeof service, "%d", o->port);
+    /* What the kernel has accepted and the library has not: where that overflows, clients wait for seconds until their
+     * kernel tries again. */
+    const int backlog = o->most_connections > 1024 ? o->most_connections : 1024;
     int problem = getaddrinfo(o->address, service, &hints, &found), fd = -1, one = 1;
     if (problem) return peri__fail(PERI_EINVAL, "perilune serve: --listen %s: %s", o->address, gai_strerror(problem));
     fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     struct sockaddr_storage at;
     socklen_t bytes = sizeof at;
     bool good = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
-                bind(fd, found->ai_addr, found->ai_addrlen) == 0 && listen(fd, 1024) == 0 &&
+                bind(fd, found->ai_addr, found->ai_addrlen) == 0 && listen(fd, backlog) == 0 &&
                 getsockname(fd, (struct sockaddr *)&at, &bytes) == 0;
     int why = errno;
     freeaddrinfo(found);
