@@ -136,6 +136,25 @@ layers.unit = function()
   function M:forward(x) return F.normalize(x) * x:std(2, true) + x:norm(3, 2, true) end -- luacheck: ignore 212
   return M()
 end
+layers.ranked = function() -- the two best of each group of four, what is left of them, and their sums on the way
+  local M = nn.Module:extend "Ranked"
+  function M:forward(x) -- luacheck: ignore 212
+    local groups = x:reshape(-1, 3, 4)
+    local best, places = F.topk(groups, 2)
+    local others = F.gather(F.cumsum(F.sort(groups, 2), 2), 3, places)
+    return F.cat({ best + F.prod(groups, 3, true), others }, 3):reshape(-1, 12)
+  end
+  return M()
+end
+layers.angles = function(n)
+  local M = nn.Module:extend "Angles"
+  function M:init() self.centres = nn.Parameter(peri.Tensor.uniform({ n, 4 }, -1, 1, 5)) end
+  function M:forward(x)
+    local near = F.cosine_similarity(x:slice(2, 0, 4):unsqueeze(2), self.centres, -1)
+    return F.tril(x:reshape(-1, 3, 4), 1):reshape(-1, n) % 1.5 + near
+  end
+  return M()
+end
 for _, name in ipairs { "relu", "sigmoid", "tanh", "gelu", "softplus" } do
   layers[name] = function()
     local M = nn.Module:extend(name)
