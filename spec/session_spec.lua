@@ -144,6 +144,7 @@ describe("the launcher", function()
   it("runs texts, and sessions of piped lines", function()
     assert.equal("3\nnil\n4\n5\n6\n", (run "-e '1 + 2' -e nil -e 'return 4, 5' -e 'x = 6 return x'"))
     assert.same({ "the moon (input:1)\n", 1 }, { run "-e 'error \"the moon\"'" })
+    assert.equal("group 'world' (rank 0 of 1, self)\n", (run "-e 'peri.init()'"))
     assert.equal("4\ntrue\n", (run("-l bit -e 'bit.lshift(1, 2)' -i", "x = bit ~= nil\\nx\\n")))
     assert.equal("1\n2\n", (run("-i", "for i = 1, 2 do\\nprint(i)\\nend\\n")))
     assert.same({ 2 }, { select(2, run "") }) -- no terminal: the usage
@@ -262,7 +263,8 @@ describe("the launcher", function()
         (run("compare " .. b)), 1, true)
     end
     shell.write(b, '{"step":1000000000,"loss":123456789.25}\n{"step":1000000009,"loss":123456789.75}\n')
-    assert.matches("loss: 123456789.25 to 123456789.75, steps 1000000000 to 1000000009", (run("compare " .. b)), 1, true)
+    assert.matches("loss: 123456789.25 to 123456789.75, steps 1000000000 to 1000000009\n", (run("compare " .. b)), 1,
+      true)
     local no_object = "line 1 is no JSON object"
     for text, why in pairs { ["nothing\n{}\n"] = no_object, ["[1]\n{}\n"] = no_object,
       ['{"name":"x"}\n'] = "its objects have no number that can be drawn" } do

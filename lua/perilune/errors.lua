@@ -349,9 +349,11 @@ function M.syntax(problem)
   return message, file .. ":" .. line
 end
 
+local function message_of(err) return err.message end
 --- What a caught error says, whatever it is, without its places.
 function M.said(err)
-  local message = type(err) == "table" and err.message or err
+  local has_fields, message = pcall(message_of, type(err) == "table" and err or nil) -- some objects refuse other names
+  if not has_fields or not message then message = err end
   if message == nil then return "an error without a message" end
   if type(message) ~= "table" or (getmetatable(message) or {}).__tostring then
     local ok, text_of = pcall(tostring, message)

@@ -166,7 +166,12 @@ check("several ranks", function(C)
     return note("mpirun is not in PATH",
       "perilune run -n starts ranks with it (Debian: openmpi-bin); under srun it is not needed")
   end
-  return ok("%s", (line_of(mpirun .. " --version") or mpirun))
+  local version = line_of(mpirun .. " --version") or mpirun
+  if not version:find "Open MPI" and not version:find "OpenRTE" then
+    return note(("%s is not Open MPI's: %s"):format(mpirun, version),
+      "the transport mpi is made for Open MPI, which comes first in PATH then (Debian: openmpi-bin)")
+  end
+  return ok("%s", version)
 end)
 
 check("GPUs", function(C)
