@@ -280,9 +280,7 @@ function DistributedModelParallel:check_plan(plan)
   collections.check_paths(list, plan, self.device or nil)
   for i, c in ipairs(list) do
     c.plan:validate(c.tables, self.env, c.path)
-    for name, sharding in util.ordered(c.plan.tables) do
-      reshard.ask(self.sharded[i], c, name, sharding)
-    end
+    reshard.ask(self.sharded[i], c)
   end
 end
 

@@ -54,18 +54,13 @@ local function keepers_of(model)
   return list
 end
 
---- An error if the runtime cannot have table `name` of a sharded module like that: now, and not when the tables have
---- been given back. collection: its path and tables.
-function M.ask(sharded, collection, name, sharding)
+local function ask(sharded, collection, name, sharding, optimizer, config)
   local was = sharded.plan.tables[name]
   if was and (was.compute_kernel == "dense") ~= (sharding.compute_kernel == "dense") then
     P.fail(("%s: module '%s', table '%s': compute_kernel was %s and is %s: dense tables have other optimizers, and "
       .. "their states are not the others'"):format(FUNC, collection.path, name, was.compute_kernel,
       sharding.compute_kernel))
   end
-  local optimizer, config
-  for _, o in ipairs(sharded.optimizers or {}) do optimizer = util.index_of(o.tables)[name] and o or optimizer end
-  for _, t in ipairs(collection.tables) do config = t.name == name and t or config end
   if not (optimizer and config) then return end
   local why = runtime.refusal { name = name, rows = config.num_embeddings, dim = config.embedding_dim,
     data_type = config.data_type, sharding_type = sharding.sharding_type, compute_kernel = sharding.compute_kernel,
@@ -73,6 +68,18 @@ function M.ask(sharded, collection, name, sharding)
   if why then P.fail(("%s: module '%s', %s"):format(FUNC, collection.path, why)) end
 end
 
+--- An error if the runtime cannot have the tables of a sharded module like that: now, and not when they have been given
+--- back. collection: its path, its tables, and the plan for them.
+function M.ask(sharded, collection)
+  local optimizers, configs = {}, {}
+  for _, o in ipairs(sharded.optimizers or {}) do
+    for _, name in ipairs(o.tables) do optimizers[name] = o end
+  end
+  for _, t in ipairs(collection.tables) do configs[t.name] = t end
+  for name, sharding in util.ordered(collection.plan.tables) do
+    ask(sharded, collection, name, sharding, optimizers[name], configs[name])
+  end
+end
 --- Where the tables are saved, and whether all ranks can reach it.
 local function folder_of(model, options)
   local group = model.dense_env.pg
