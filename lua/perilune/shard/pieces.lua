@@ -15,6 +15,73 @@ local function state_name(x) return signature.value("local_shards", "the state's
 local function row_number(x) return signature.value("local_shards", "row", x, "integer") end
 local COPY_ROWS = 65536
 
+--- The table batch of a piece, which keeps the module and asks whether it was released.
+local function tbe_of(p)
+  p._module_ptr(p._ref)
+  return p._batch
+end
+
+--- What pieces do: name -> function(piece) -> the function of that name. They are made when somebody asks for them: a
+--- rank may have 100,000 pieces.
+local functions = {
+  read = function(p)
+    return function(name, row, result)
+      check(C.peri_tbe_read(tbe_of(p), p._number, state_name(name), row_number(row), Tensor.ptr(result)))
+      return result
+    end
+  end,
+  write = function(p)
+    return function(name, row, source)
+      check(C.peri_tbe_write(tbe_of(p), p._number, state_name(name), row_number(row), Tensor.ptr(source)))
+    end
+  end,
+  source = function(p) -- for peri_moment_add_table
+    return function(name) return tbe_of(p), p._number, state_name(name) end
+  end,
+  shape = function(p)
+    return function(name)
+      local dims = ffi.new "int64_t[2]"
+      local n = check(C.peri_tbe_state_shape(tbe_of(p), p._number, state_name(name), dims))
+      return { tonumber(dims[0]), n == 2 and tonumber(dims[1]) or nil }
+    end
+  end,
+  geometry = function(p) return function(name) return tbes._geometry_of(tbe_of(p), state_name(name)) end end,
+  iteration = function(p) return function() return tonumber(C.peri_tbe_iteration(tbe_of(p))) end end,
+  set_iteration = function(p) return function(n) check(C.peri_tbe_iteration_set(tbe_of(p), n)) end end,
+  file = function(p) return function() return tbes._file_of(tbe_of(p), tonumber(p._number)) end end,
+  cache_statistics = function(p)
+    return function() return tbes._cache_statistics_of(tbe_of(p), tonumber(p._number)) end
+  end,
+  state = function(p)
+    return function(name)
+      check(C.peri_tbe_state(tbe_of(p), p._number, state_name(name), tensor_out))
+      return Tensor.wrap(tensor_out[0])
+    end
+  end,
+  leaf = function(p)
+    return p.dense and function()
+      check(C.peri_tbe_leaf(tbe_of(p), p._number, tensor_out))
+      return Tensor.wrap(tensor_out[0])
+    end or nil
+  end,
+  names = function(p)
+    return function()
+      local names, k = {}, 0
+      while true do
+        local name = C.peri_tbe_state_name(tbe_of(p), k)
+        if name == nil then return names end
+        k = k + 1
+        names[k] = ffi.string(name)
+      end
+    end
+  end,
+}
+
+local Piece = { __index = function(p, key)
+  local make = functions[key]
+  return make and make(p)
+end }
+
 --- The pieces of tables on this rank: a list of { table = name, rank, place (of one process), row_offset, rows,
 --- col_offset, cols, dense, replica, state = function(name), read = function(name, row, tensor), write = function(name,
 --- row, tensor), cached, cache_statistics, file = function() -> what tbe._file_of says }.
@@ -26,53 +93,13 @@ function M.list(ref, module_ptr, tables)
   local list = {}
   for i = 1, C.peri_sharded_local_shards(module_ptr(ref)) do
     check(C.peri_sharded_local_shard(module_ptr(ref), i - 1, piece))
-    local batch, number = piece.tbe, piece.tbe_table
-    -- The pieces keep the module, and ask whether it was released before they touch its table batch.
-    local function tbe()
-      module_ptr(ref)
-      return batch
-    end
-    list[i] = {
+    list[i] = setmetatable({
       table = tables[piece.table + 1].name, rank = piece.shard.rank, place = piece.place,
       row_offset = tonumber(piece.shard.row_offset), rows = tonumber(piece.shard.rows),
       col_offset = tonumber(piece.shard.col_offset), cols = tonumber(piece.shard.cols),
-      dense = piece.dense, replica = piece.replica, cached = C.peri_tbe_cache_io(batch) ~= nil,
-      read = function(name, row, result)
-        check(C.peri_tbe_read(tbe(), number, state_name(name), row_number(row), Tensor.ptr(result)))
-        return result
-      end,
-      write = function(name, row, source)
-        check(C.peri_tbe_write(tbe(), number, state_name(name), row_number(row), Tensor.ptr(source)))
-      end,
-      source = function(name) return tbe(), number, state_name(name) end, -- for peri_moment_add_table
-      shape = function(name)
-        local dims = ffi.new "int64_t[2]"
-        local n = check(C.peri_tbe_state_shape(tbe(), number, state_name(name), dims))
-        return { tonumber(dims[0]), n == 2 and tonumber(dims[1]) or nil }
-      end,
-      geometry = function(name) return tbes._geometry_of(tbe(), state_name(name)) end,
-      iteration = function() return tonumber(C.peri_tbe_iteration(tbe())) end,
-      set_iteration = function(n) check(C.peri_tbe_iteration_set(tbe(), n)) end,
-      file = function() return tbes._file_of(tbe(), tonumber(number)) end,
-      cache_statistics = function() return tbes._cache_statistics_of(tbe(), tonumber(number)) end,
-      state = function(name)
-        check(C.peri_tbe_state(tbe(), number, state_name(name), tensor_out))
-        return Tensor.wrap(tensor_out[0])
-      end,
-      leaf = piece.dense and function()
-        check(C.peri_tbe_leaf(tbe(), number, tensor_out))
-        return Tensor.wrap(tensor_out[0])
-      end or nil,
-      names = function()
-        local names, k = {}, 0
-        while true do
-          local name = C.peri_tbe_state_name(tbe(), k)
-          if name == nil then return names end
-          k = k + 1
-          names[k] = ffi.string(name)
-        end
-      end,
-    }
+      dense = piece.dense, replica = piece.replica, cached = C.peri_tbe_cache_io(piece.tbe) ~= nil,
+      _ref = ref, _module_ptr = module_ptr, _batch = piece.tbe, _number = piece.tbe_table,
+    }, Piece)
   end
   return list
 end

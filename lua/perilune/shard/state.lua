@@ -37,68 +37,127 @@ local function metadata_of(t, s, geometry)
   return m
 end
 
---- Shards of all ranks that hold something. They are listed once: every state of the optimizer asks for them, of every
---- table.
+--- Shards of all ranks that hold something. Those of the last table are kept: who asks for one state of a table often
+--- asks for the next one, too.
 local function shards_of(module, t)
-  local entry = module.plan.tables[t.name]
-  module._shards = module._shards or setmetatable({}, {}) -- a metatable: no place to look for parameters
-  local known = module._shards[t.name]
-  if known and known.entry == entry then return known.list end
-  local list = {}
-  for _, s in ipairs(entry:shards(t, ShardingEnv.from_process_group(module.group))) do
-    if s.rows > 0 and s.cols > 0 then list[#list + 1] = s end
+  local entry, known = module.plan.tables[t.name], rawget(module, "_shards")
+  if not known then
+    known = setmetatable({ env = ShardingEnv.from_process_group(module.group) }, {})
+    rawset(module, "_shards", known) -- a metatable: no place to look for parameters
   end
-  module._shards[t.name] = { entry = entry, list = list }
-  return list
+  if known.entry == entry and known.t == t then return known.list end
+  known.entry, known.t, known.list = entry, t, {}
+  for _, s in ipairs(entry:shards(t, known.env)) do
+    if s.rows > 0 and s.cols > 0 then known.list[#known.list + 1] = s end
+  end
+  return known.list
 end
 
-local none = { pieces = {} }
-
---- The pieces of a table on this rank: "row_offset:col_offset" -> piece, and one of them. They are listed once.
+--- The pieces of a table on this rank: a list. They are listed once.
+local none = {}
 local function local_pieces(module, t)
   module:settle()
   if not module._pieces then
     module._pieces = setmetatable({}, {}) -- a metatable: no place to look for parameters
     for _, s in ipairs(module:local_shards()) do
       if s.rows > 0 then
-        local own = module._pieces[s.table] or { pieces = {}, some = s }
-        own.pieces[s.row_offset .. ":" .. s.col_offset] = s
-        module._pieces[s.table] = own
+        local list = module._pieces[s.table] or {}
+        list[#list + 1], module._pieces[s.table] = s, list
       end
     end
   end
-  local own = module._pieces[t.name] or none
-  return own.pieces, own.some
+  return module._pieces[t.name] or none
 end
 
---- A ShardedTensor for table `t`: metadata of all shards, and make(piece, metadata) -> what local_shards has for one of
---- this rank.
-local function spread(module, t, geometry, dtype, make)
+--- The piece of this rank that is shard `s`; nil: it is another rank's.
+local function piece_of(module, pieces, s)
+  for _, piece in ipairs(s.rank == module.group:rank() and pieces or none) do
+    if piece.row_offset == s.row_offset and piece.col_offset == s.col_offset then return piece end
+  end
+end
+
+--- What local_shards has for a piece of this rank. All but the metadata is made when somebody asks for it.
+local Shard = { __index = function(shard, key)
+  local make = rawget(shard, "_kind").shard[key]
+  local value = make and make(rawget(shard, "_piece"), rawget(shard, "_kind"), rawget(shard, "_module"))
+  rawset(shard, key, value)
+  return value
+end }
+
+--- The ShardedTensor of a state of a table: { module, table's configuration, kind }. All that it says it asks the
+--- module for: a model may have 100,000 tables with several states each, and a state_dict has all of them.
+--- A kind: { name =, geometry =, dtype =, shard = field of a shard -> function(piece, kind, module) -> its value }.
+local TableState = util.class("ShardedTensor", ShardedTensor)
+
+--- The metadata of all shards, and the shards of this rank.
+function TableState:_layout()
+  local module, t, kind = self[1], self[2], self[3]
   local pieces, metadata, own = local_pieces(module, t), {}, {}
   for i, s in ipairs(shards_of(module, t)) do
-    metadata[i] = metadata_of(t, s, geometry)
-    local piece = s.rank == module.group:rank() and pieces[s.row_offset .. ":" .. s.col_offset]
-    if piece then own[#own + 1] = make(piece, metadata[i]) end
+    metadata[i] = metadata_of(t, s, kind.geometry)
+    local piece = piece_of(module, pieces, s)
+    if piece then
+      own[#own + 1] = setmetatable({ metadata = metadata[i], _piece = piece, _kind = kind, _module = module }, Shard)
+    end
   end
-  return ShardedTensor { size = sizes[geometry](t), dtype = dtype, shards_metadata = metadata, local_shards = own,
-    group = module.group, device = module.device or nil, settle = function() module:check_moment() end,
-    stored = module:in_files(), mark = function() return module:_map_mark(t.name) end }
+  return metadata, own
+end
+
+local fields = {
+  _size = function(self) return sizes[self[3].geometry](self[2]) end,
+  _dtype = function(self) return self[3].dtype end,
+  _group = function(self) return self[1].group end,
+  _device = function(self) return self[1].device or nil end,
+  _stored = function(self) return self[1]:in_files() end,
+  _mark = function(self) return function() return self[1]:_map_mark(self[2].name) end end,
+  _settle = function(self) return function() self[1]:check_moment() end end,
+  _shards_metadata = function(self) return (self:_layout()) end,
+  _local_shards = function(self) return select(2, self:_layout()) end,
+}
+function TableState:__index(key)
+  local field = fields[key]
+  if field then return field(self) end
+  return TableState[key]
+end
+
+local of_state = {
+  tensor = function(piece, kind) return not piece.cached and P.lasting(piece.state, kind.name) or nil end,
+  source = function(piece, kind) return piece.cached and function() return piece.source(kind.name) end or nil end,
+  read = function(piece, kind) return function(row, result) return piece.read(kind.name, row, result) end end,
+  write = function(piece, kind) return function(row, source) piece.write(kind.name, row, source) end end,
+}
+
+--- The kinds of states that there are, each once.
+local kinds = {}
+local function kind_of(name, geometry, dtype)
+  local key = name .. " " .. geometry .. " " .. dtype
+  kinds[key] = kinds[key] or { name = name, geometry = geometry, dtype = dtype, shard = of_state }
+  return kinds[key]
+end
+
+local function number_tensor(piece, _, module)
+  return P.lasting(Tensor.tensor, { piece.iteration() }, "i64", module.device or nil)
+end
+--- The number of updates: a state of one number, which is the table batch's.
+local ITERATION = { name = "step", geometry = "scalar", dtype = "i64", shard = { tensor = number_tensor,
+  read = function(...)
+    local n = number_tensor(...)
+    return function(_, result) return result:copy(n) end
+  end, write = function() return function() end end } }
+
+--- A state of table `t` that is spread over ranks, and the group that has it alike (nil: nobody else has it).
+local function spread(module, t, kind)
+  return setmetatable({ module, t, kind }, TableState), rawget(module, "_pieces_group") or nil
 end
 
 --- State `name` of table `t`, "weight" or one of its optimizer, and the group that has it alike (nil: nobody else has
 --- it). Of a replica it is a tensor.
 local function state_of(module, t, name, geometry, dtype)
-  local _, some = local_pieces(module, t)
+  local some = local_pieces(module, t)[1]
   if some and some.replica then
     return P.lasting(some.state, name), rawget(module, "_all_group") or module.group
   end
-  local whole = spread(module, t, geometry, dtype, function(piece, metadata)
-    return { metadata = metadata, tensor = not piece.cached and P.lasting(piece.state, name) or nil,
-      source = piece.cached and function() return piece.source(name) end or nil,
-      read = function(row, result) return piece.read(name, row, result) end,
-      write = function(row, source) piece.write(name, row, source) end }
-  end)
-  return whole, rawget(module, "_pieces_group") or nil
+  return spread(module, t, kind_of(name, geometry, dtype))
 end
 
 --- What a state_dict has of a sharded module: a list of { name =, tensor = }.
@@ -119,7 +178,7 @@ local function blocks_of(module, t, data_type)
         format = embed_config._row_format(data_type, s.cols) }
       of_column[s.col_offset], blocks[#blocks + 1] = block, block
     end
-    local piece = s.rank == module.group:rank() and pieces[s.row_offset .. ":" .. s.col_offset]
+    local piece = piece_of(module, pieces, s)
     local m = { shard_offsets = { s.row_offset, 0 }, shard_sizes = { s.rows, block.bytes },
       placement = "rank:" .. s.rank }
     table.insert(block.metadata, m)
@@ -175,16 +234,11 @@ end
 
 --- The number of updates of table `t`: like a state of one number.
 local function iteration_of(module, t)
-  local _, some = local_pieces(module, t)
+  local some = local_pieces(module, t)[1]
   if some and some.replica then
     return P.lasting(Tensor.tensor, { some.iteration() }, "i64", "cpu"), rawget(module, "_all_group") or module.group
   end
-  local whole = spread(module, t, "scalar", "i64", function(piece, metadata)
-    local n = P.lasting(Tensor.tensor, { piece.iteration() }, "i64", module.device or nil)
-    return { metadata = metadata, tensor = n, read = function(_, result) return result:copy(n) end,
-      write = function() end }
-  end)
-  return whole, rawget(module, "_pieces_group") or nil
+  return spread(module, t, ITERATION)
 end
 
 --- The FusedOptimizer of a sharded module: a group for each optimizer of its tables.

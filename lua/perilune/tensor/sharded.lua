@@ -78,6 +78,8 @@ end
 ShardedTensor.shape = ShardedTensor.size
 function ShardedTensor:dtype() return self._dtype end
 function ShardedTensor:local_shards() return self._local_shards end
+--- The metadata of all shards, and the shards of this rank, whose metadata are among them.
+function ShardedTensor:_layout() return self._shards_metadata, self._local_shards end
 function ShardedTensor:metadata()
   return { size = self:size(), dtype = self._dtype, shards_metadata = self._shards_metadata }
 end
@@ -85,8 +87,8 @@ end
 local function text_of(list) return "[" .. table.concat(list, ", ") .. "]" end
 local function same(a, b) return text_of(a) == text_of(b) end
 function ShardedTensor:__tostring()
-  return ("ShardedTensor %s %s in %d pieces, %d here"):format(self._dtype, text_of(self._size), #self._shards_metadata,
-    #self._local_shards)
+  local metadata, own = self:_layout()
+  return ("ShardedTensor %s %s in %d pieces, %d here"):format(self._dtype, text_of(self._size), #metadata, #own)
 end
 
 --- A shard of this rank that is a tensor: what local_shards has for it.
@@ -214,10 +216,10 @@ local function from_stored(self, shard, source)
 end
 
 --- Read all shards that are tensors at once, where the source can. Returns whether it was done.
-local function all_from_stored(self, source)
+local function all_from_stored(self, own, source)
   local regions, tensors, several = {}, {}, source._read_several
-  if not several or source._patch or source:dtype() ~= self._dtype or #self._local_shards < 2 then return false end
-  for i, shard in ipairs(self._local_shards) do
+  if not several or source._patch or source:dtype() ~= self._dtype or #own < 2 then return false end
+  for i, shard in ipairs(own) do
     local m, live = shard.metadata, shard.tensor
     if not live or m.columns or not same(live:shape(), m.shard_sizes) then return false end
     regions[i], tensors[i] = { offset = m.shard_offsets, size = m.shard_sizes }, live
@@ -238,13 +240,14 @@ function M.assign(target, source)
     return
   end
   if is_sharded(source) and source._settle then source._settle() end
-  if stored and all_from_stored(target, source) then return end
-  for i, shard in ipairs(target._local_shards) do
+  local own, theirs = target._local_shards, is_sharded(source) and source._local_shards
+  if stored and all_from_stored(target, own, source) then return end
+  for i, shard in ipairs(own) do
     if stored then from_stored(target, shard, source)
     else
       by_rows(shard.metadata, function(row, n)
         local rows = Tensor.is(source) and part(source, shard.metadata, row, n)
-          or rows_of(source, source._local_shards[i], row, n)
+          or rows_of(source, theirs[i], row, n)
         shard.write(row, rows)
       end)
     end
@@ -271,10 +274,10 @@ local function rank_of(m) return tonumber(m.placement:match "^rank:(%d+)") end
 
 --- All elements of the pieces of this rank, one piece after the other.
 local function flatten(self)
-  local total, at = 0, 0
-  for _, s in ipairs(self._local_shards) do total = total + elements(s.metadata) end
+  local total, at, own = 0, 0, self._local_shards
+  for _, s in ipairs(own) do total = total + elements(s.metadata) end
   local flat = Tensor.empty({ total }, self._dtype, self._device)
-  for _, s in ipairs(self._local_shards) do
+  for _, s in ipairs(own) do
     local width = s.metadata.shard_sizes[2] or 1
     by_rows(s.metadata, function(row, n)
       local rows = rows_of(self, s, row, n)
@@ -317,10 +320,10 @@ end
 --- row, of a table cut by columns, becomes the mean of those of its blocks, by their width. Collective over the group.
 function ShardedTensor:gather()
   if self._settle then self._settle() end
-  local all, group = flatten_all(self), self._group
+  local all, group, metadata = flatten_all(self), self._group, self._shards_metadata
   local counts, order = {}, {}
   for r = 1, group and group:size() or 1 do counts[r], order[r] = 0, {} end
-  for _, m in ipairs(self._shards_metadata) do
+  for _, m in ipairs(metadata) do
     local r = group and rank_of(m) + 1 or 1
     counts[r] = counts[r] + elements(m)
     table.insert(order[r], m)
@@ -334,20 +337,21 @@ function ShardedTensor:gather()
     end
   end
   local whole, seen = Tensor.zeros(self._size, self._dtype, self._device), {}
-  for _, m in ipairs(self._shards_metadata) do place(whole, m, pieces[m], seen) end
+  for _, m in ipairs(metadata) do place(whole, m, pieces[m], seen) end
   return note(self, whole)
 end
 
 --- A copy: the same pieces, this rank's in memory of their own. Local.
 function ShardedTensor:clone()
   if self._settle then self._settle() end
+  local metadata, shards = self:_layout()
   local own = {}
-  for i, s in ipairs(self._local_shards) do
+  for i, s in ipairs(shards) do
     local copy = Tensor.empty(s.metadata.shard_sizes, self._dtype, self._device)
     by_rows(s.metadata, function(row, n) copy:slice(1, row, row + n):copy(rows_of(self, s, row, n)) end)
     own[i] = M.shard_of(s.metadata, copy)
   end
-  return note(self, ShardedTensor { size = self._size, dtype = self._dtype, shards_metadata = self._shards_metadata,
+  return note(self, ShardedTensor { size = self._size, dtype = self._dtype, shards_metadata = metadata,
     local_shards = own, group = self._group, device = self._device })
 end
 
