@@ -74,6 +74,17 @@ peri_status peri_checkpoint_writer_new(const char *folder, const char *stem, int
     return PERI_OK;
 }
 
+/** What only writing needs: threads and buffers. */
+static void free_ring(peri_checkpoint_writer *w)
+{
+    peri__io_release(w->io);
+    w->io = NULL;
+    peri__io_pages_free(w->ring, RING);
+    w->ring = NULL;
+    peri__free(w->buffer);
+    w->buffer = NULL;
+}
+
 static peri_status path_of(const peri_checkpoint_writer *w, int32_t file, char path[PATH_MAX])
 {
     return peri__path_join(w->folder, peri__manifest_text(&w->m, w->m.files[file].name), path);
@@ -82,7 +93,7 @@ static peri_status path_of(const peri_checkpoint_writer *w, int32_t file, char p
 void peri_checkpoint_writer_release(peri_checkpoint_writer *w)
 {
     if (!w || peri__border_refuses(__func__)) return;
-    peri__io_release(w->io);
+    free_ring(w);
     peri__io_file_free(w->open);
     for (int32_t f = 0; !w->finished && f <= w->file; f++) {
         char path[PATH_MAX];
@@ -93,8 +104,6 @@ void peri_checkpoint_writer_release(peri_checkpoint_writer *w)
     peri__free(w->folder);
     peri__free(w->stem);
     peri__free(w->part);
-    peri__free(w->buffer);
-    peri__io_pages_free(w->ring, RING);
     peri__free(w);
     peri__object_count(-1);
 }
@@ -567,8 +576,10 @@ peri_status peri_checkpoint_writer_finish(peri_checkpoint_writer *w)
     PERI_NEED(w);
     PERI_TRY(end_files(w, "peri_checkpoint_writer_finish"));
     PERI_TRY(spend(w, peri__io_wait(w->io, w->last)));
+    free_ring(w); /* before the text, which is as long as there are pieces, and has all that the manifest has */
     PERI_TRY(spend(w, peri__manifest_print(&w->m, NULL, &w->part, &bytes)));
     w->finished = true;
+    peri__manifest_fini(&w->m);
     return PERI_OK;
 }
 

@@ -19,6 +19,7 @@ local signature = require "perilune.signature"
 local Tensor = require "perilune.tensor"
 local changes = require "perilune.embed.changes"
 local parts_of = require "perilune.checkpoint.parts"
+local pieces_of = require "perilune.checkpoint.pieces"
 local C, check, state = P.C, P.check, P.state
 --- The last asynchronous save of this rank: { progress = function(), finish = function(), last = }, or false.
 P.own({ saves = false }, true)
@@ -88,7 +89,8 @@ function AsyncSave:_take()
   local s, kept, now_, later, parts = self._s, 0, {}, {}, {}
   check(C.peri_moment_new(moment_out))
   self._moment = wrap_moment(moment_out[0])
-  for _, p in ipairs(s.pieces) do
+  for _, piece in ipairs(s.pieces) do
+    local p = pieces_of.whole(piece)
     local tensor, source = p.tensor or p.shard and p.shard.tensor, p.shard and p.shard.source
     index_out[0] = -1
     if tensor and not p.listed then -- some rows are few, and copied at once
@@ -97,12 +99,12 @@ function AsyncSave:_take()
       local tbe, number, name = source()
       check(C.peri_moment_add_table(self._moment.ptr, tbe, number, name, C.peri_dtype_parse(p.dtype), index_out))
     end
-    p.part = tonumber(index_out[0])
-    if p.part < 0 and kept + p.bytes > M.pace.kept then now_[#now_ + 1] = p
+    piece.part, piece.count = tonumber(index_out[0]), p.listed or #p.size == 0 and 1 or p.size[1]
+    if piece.part >= 0 then parts[piece.part + 1] = piece
+    elseif kept + p.bytes > M.pace.kept then now_[#now_ + 1] = piece
     else
-      if p.part < 0 then p.copy, kept = P.lasting(copy_of, p), kept + p.bytes end
-      p.tensor, p.shard, p.source, p.global, p.each, p.each_row = nil, nil, nil, nil, nil, nil
-      if p.part < 0 then later[#later + 1] = p else parts[p.part + 1] = p end
+      piece.copy, kept = P.lasting(copy_of, p), kept + p.bytes
+      later[#later + 1] = piece
     end
   end
   s.pieces = {}
@@ -110,9 +112,9 @@ function AsyncSave:_take()
     for _, p in ipairs(list) do s.pieces[#s.pieces + 1] = p end
   end
   self._writer = self._f.writer_of(s.folder, s.rank, s.pieces, s.a.file_bytes or 0)
-  for i, p in ipairs(now_) do
-    self._f.put(self._writer.ptr, p)
-    s.pieces[i] = false -- of what it had nothing is needed any more
+  for _, p in ipairs(now_) do self._f.put(self._writer.ptr, p) end
+  for i, p in ipairs(s.pieces) do -- of all else nothing is needed any more
+    s.pieces[i] = { part = p.part, copy = p.copy, count = p.count, bytes = p.bytes }
   end
   self._piece = #now_ + 1
 end
@@ -127,7 +129,7 @@ local function copy_block(self, waits)
     self._phase = "sync"
     return false
   end
-  local rows = p.listed or #p.size == 0 and 1 or p.size[1]
+  local rows = p.count
   local row_bytes = rows > 0 and p.bytes / rows or 0
   local n = math.min(rows - self._row, math.max(1, math.floor(M.pace.block / math.max(row_bytes, 1))))
   if not waits and tonumber(C.peri_checkpoint_writer_room(self._writer.ptr)) < n * row_bytes then
@@ -135,7 +137,7 @@ local function copy_block(self, waits)
     if n > 1 or row_bytes <= M.pace.block then return false end
   end
   if p.part < 0 then
-    local whole = #p.size == 0 or p.bytes <= M.pace.block
+    local whole = p.copy:dim() == 0 or p.bytes <= M.pace.block
     if whole then n = rows end
     local block = whole and p.copy or p.copy:slice(1, self._row, self._row + n)
     if p.bytes > 0 then check(C.peri_checkpoint_writer_put(self._writer.ptr, Tensor.ptr(block))) end

@@ -19,12 +19,16 @@ function M.open(path) return Checkpoint(path) end
 --- model. options: values =, replace =, group =, file_bytes =, increment_of =, increments =, async =, see
 --- checkpoint/save.lua. Returns the checkpoint's digest. Collective; blocks until it is on the disk, or with async =
 --- true returns a handle at once (checkpoint/async.lua).
-function M.save(path, parts, options) return require("perilune.checkpoint.save").save(path, parts, options) end
+function M.save(path, parts, options)
+  return P.sparing(require("perilune.checkpoint.save").save, path, parts, options)
+end
 
 --- Load the checkpoint `path` into such objects, which may have other plans and be on other numbers of ranks.
 --- Everything that was saved must have its place and everything here must have been saved; options: only =, except =,
 --- rename =, group = take a part on purpose, see checkpoint/load.lua. Returns `values` as saved. Collective.
-function M.load(path, parts, options) return require("perilune.checkpoint.load").load(path, parts, options) end
+function M.load(path, parts, options)
+  return P.sparing(require("perilune.checkpoint.load").load, path, parts, options)
+end
 
 --- Follow a run that saves into `folder`, in another process or in this one: its checkpoints, increments among them,
 --- come into the objects `parts` when poll() is called; see checkpoint/follow.lua. options: only =, except =, rename =,

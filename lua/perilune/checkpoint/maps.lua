@@ -119,27 +119,23 @@ end
 
 -- -- saving: in the order of rows -------------------------------------------------------------------------------------
 
---- Bring those of a part's tensors, { name =, tensor = }, that are states of maps into the order of rows. They are for
---- one save: maps do not change until it has read them. Copies that are whole stay as they are.
-function M.order_by_row(tensors)
-  for _, t in ipairs(tensors) do
-    local x, some = t.tensor, false
-    for _, shard in ipairs(ShardedTensor.is(x) and x:local_shards() or {}) do some = some or shard.by_row ~= nil end
-    if some then
-      local metadata = x:metadata()
-      local shards = util.map(x:local_shards(), function(shard)
-        return { metadata = shard.metadata, read = shard.by_row }
-      end)
-      t.tensor = ShardedTensor { size = metadata.size, dtype = metadata.dtype,
-        shards_metadata = metadata.shards_metadata, local_shards = shards, group = x._group, device = "cpu" }
-    end
-  end
+--- Tensor `name`, which is x, in the order of rows if it is a state of a map; any other one, and a copy that is whole,
+--- as it is. It is for one save: maps do not change until it has read them.
+function M.by_row(name, x)
+  local some, metadata, own = false, nil, nil
+  if ShardedTensor.is(x) and split(name) then metadata, own = x:_layout() end
+  for _, shard in ipairs(own or {}) do some = some or shard.by_row ~= nil end
+  if not some then return x end
+  return ShardedTensor { size = x:size(), dtype = x:dtype(), shards_metadata = metadata, group = x._group,
+    device = "cpu", local_shards = util.map(own, function(shard)
+      return { metadata = shard.metadata, read = shard.by_row }
+    end) }
 end
 
 -- -- saving: what changed ---------------------------------------------------------------------------------------------
 
 --- Whether a piece (save.lua) is of a map's states: an increment has the rows of it that differ.
-function M.is_state(p) return p.shard ~= nil and not p.source and compared[split(p.name)] ~= nil end
+function M.is_state(p) return p.of ~= nil and not p.source and compared[split(p.name)] ~= nil end
 
 --- The numbers that a piece's map has now in the BLOCK of rows from `row` on, and how many.
 local function numbers_now(p, row)

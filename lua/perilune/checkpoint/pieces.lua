@@ -4,6 +4,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local plan_json = require "perilune.plan.json"
+local values = require "perilune.checkpoint.values"
 local row_format = require "perilune.tensor.row_format"
 local parts_of = require "perilune.checkpoint.parts"
 local maps = require "perilune.checkpoint.maps"
@@ -15,60 +16,89 @@ local M = {}
 --- A list of numbers as a text, for comparing.
 function M.numbers_text(list) return table.concat(list, ",") end
 
---- A piece: { key = the same for pieces that are the same, name =, dtype =, shape =, offset =, size =, columns =, bytes
---- =, and one of tensor = (elements), shard = (of a ShardedTensor) }. Of an increment that has some rows of it only
---- also listed = how many; of a table source = (embed/changes.lua), rows = which, from row 0 of the piece on, global =
---- function() -> the same, counted in the whole tensor; of a map of raw ids each, each_row, evicted (maps.lua).
-function M.piece(name, dtype, shape, m, source)
-  local p = source -- a new table, which becomes the piece
+--- A piece, as a save keeps it, which has one for each shard of 100,000 tables: { name =, bytes =, and what has its
+--- elements: tensor =, or of = a ShardedTensor and k = which of its shards on this rank }; alone (true): no other rank
+--- could write it, else replica = "equal" (all ranks have the same), "first" (that of the first rank counts) or nil. Of
+--- an increment that has some rows of it only also listed = how many; of a table source = (embed/changes.lua), rows =
+--- which, from row 0 of the piece on, first = the piece's first row; of a map of raw ids each, each_row, evicted
+--- (maps.lua). M.whole adds the rest.
+function M.piece(name, dtype, shape, m, p)
   p.name, p.dtype, p.shape, p.offset, p.size, p.columns = name, dtype, shape, m.shard_offsets, m.shard_sizes, m.columns
-  p.bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype)))
-  local whole = not p.columns
-  for d, n in ipairs(p.size) do
-    p.bytes = p.bytes * n
-    whole = whole and n == shape[d]
-  end
-  p.key = whole and name or ("%s [%s] [%s] %s"):format(name, M.numbers_text(p.offset), M.numbers_text(p.size),
-    p.columns and M.numbers_text(p.columns) or "")
+  p.bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) * util.product(p.size)
   return p
-end
-
---- Whether the pieces of a ShardedTensor are every element of it, where those at the same place count once. (Those of
---- Shampoo's preconditioners are blocks on a diagonal.)
-local function is_whole(t)
-  local pieces = t:metadata().shards_metadata
-  if #pieces == 1 then return util.product(pieces[1].shard_sizes) == util.product(t:size()) end
-  local seen, sums, all = {}, {}, util.product(t:size())
-  for _, m in ipairs(pieces) do
-    local columns = m.columns and M.numbers_text(m.columns) or ""
-    local key, n = columns .. ";" .. M.numbers_text(m.shard_offsets), util.product(m.shard_sizes)
-    sums[columns] = (sums[columns] or 0) + (seen[key] and 0 or n)
-    seen[key] = true
-  end
-  for _, sum in util.ordered(sums) do
-    if sum ~= all then return false end
-  end
-  return true
 end
 
 local function whole_metadata(shape)
   return { shard_offsets = util.map(shape, function() return 0 end), shard_sizes = shape }
 end
 
---- Append the pieces of this rank. Collective where a ShardedTensor has to be made whole.
-local function add_pieces(list, name, t, checked)
-  if Tensor.is(t) then
-    list[#list + 1] = M.piece(name, t:dtype(), t:shape(), whole_metadata(t:shape()),
-      { tensor = t, replica = checked and "equal" or "first" })
-  elseif is_whole(t) then
-    for _, shard in ipairs(t:local_shards()) do
-      list[#list + 1] = M.piece(name, t:dtype(), t:size(), shard.metadata, { shard = shard, device = t._device })
-    end
+--- All of a piece, in a table of its own: what M.piece says, and dtype, shape, offset, size, columns, and of a shard
+--- shard and device.
+function M.whole(p)
+  if p.size then return p end
+  local x = util.copy(p)
+  if p.tensor then M.piece(p.name, p.tensor:dtype(), p.tensor:shape(), whole_metadata(p.tensor:shape()), x)
   else
-    local whole = t:gather()
-    list[#list + 1] = M.piece(name, whole:dtype(), whole:shape(), whole_metadata(whole:shape()),
-      { tensor = whole, replica = "first" })
+    local _, own = p.of:_layout()
+    x.shard, x.device = own[p.k], p.of._device
+    M.piece(p.name, p.of:dtype(), p.of:size(), x.shard.metadata, x)
   end
+  x.bytes = p.bytes -- of an increment those of the rows that are there
+  return x
+end
+
+--- The place of a shard as a text.
+local function key_of(m)
+  return ("[%s] [%s] %s"):format(M.numbers_text(m.shard_offsets), M.numbers_text(m.shard_sizes), m.columns
+    and M.numbers_text(m.columns) or "")
+end
+
+--- Whether shards are every element of a tensor of this size, where those at the same place count once (those of
+--- Shampoo's preconditioners are blocks on a diagonal); and, of several, by place (key_of) the first shard there.
+local function places_of(metadata, size)
+  local first, sums, all = {}, {}, util.product(size)
+  if #metadata == 1 then return util.product(metadata[1].shard_sizes) == all end
+  for _, m in ipairs(metadata) do
+    local columns, key = m.columns and M.numbers_text(m.columns) or "", key_of(m)
+    sums[columns] = (sums[columns] or 0) + (first[key] and 0 or util.product(m.shard_sizes))
+    first[key] = first[key] or m
+  end
+  for _, sum in util.ordered(sums) do
+    if sum ~= all then return false end
+  end
+  return true, first
+end
+
+--- Append the pieces that this rank has of a ShardedTensor. Where all ranks of the save (group, or nil: this one) have
+--- it together, all of them know who writes a piece: who has its first shard.
+local function add_shards(list, name, t, group)
+  local metadata, own = t:_layout()
+  local whole, first = places_of(metadata, t:size())
+  if not whole then return false end
+  local together, done = t._group and (not group or t._group:size() == group:size()), {}
+  local here = together and "rank:" .. t._group:rank()
+  local size = tonumber(C.peri_dtype_size(C.peri_dtype_parse(t:dtype())))
+  for k, shard in ipairs(own) do
+    local key = first and key_of(shard.metadata) or 1
+    local alone = together or not group
+    if not done[key] and not (together and first and first[key].placement ~= here) then
+      list[#list + 1] = { name = name, of = t, k = k, bytes = size * util.product(shard.metadata.shard_sizes),
+        alone = alone or nil }
+      done[key] = alone
+    end
+  end
+  return true
+end
+
+--- Append the pieces of this rank. Collective where a ShardedTensor has to be made whole. checked: of a tensor that all
+--- ranks have alike.
+local function add_pieces(list, name, t, checked, group)
+  if not Tensor.is(t) then
+    if add_shards(list, name, t, group) then return end
+    t = t:gather()
+  end
+  list[#list + 1] = { name = name, tensor = t, replica = checked and "equal" or "first", alone = not group or nil,
+    bytes = t:numel() * tonumber(C.peri_dtype_size(C.peri_dtype_parse(t:dtype()))) }
 end
 
 --- What is said of a model: its plan, if it is sharded, and the XXH3-64 of its tensors' names, dtypes and shapes, which
@@ -77,8 +107,7 @@ local function model_facts(part, tensors)
   local lines = {}
   for i, t in ipairs(tensors) do
     local x = t.tensor
-    lines[i] = ("%s %s [%s]\n"):format(t.name:sub(#part.name + 2), x:dtype(),
-      table.concat(Tensor.is(x) and x:shape() or x:size(), ", "))
+    lines[i] = ("%s %s [%s]\n"):format(t.name:sub(#part.name + 2), x:dtype(), table.concat(x:shape(), ", "))
   end
   local text = table.concat(lines)
   return { plan = part.object.wraps and part.object.plan and plan_json._data(part.object.plan) or nil,
@@ -87,25 +116,28 @@ local function model_facts(part, tensors)
     end) }
 end
 
---- Everything that this rank has: pieces, and what the parts have beside tensors: trees, by part what all ranks have
---- alike; own, by part what this rank has of its own; extra and facts, by model; rows, by tensor the format of its rows
---- (tensor/row_format.lua).
-function M.collect(parts, rank)
+--- Everything that this rank has to save with the ranks of `group` (nil: alone), func: for errors. Pieces, and JSON
+--- texts of what the parts have beside tensors: trees, by part what all ranks have alike; own, by part what this rank
+--- has of its own; extra and facts, by model; and rows, by tensor the format of its rows (tensor/row_format.lua).
+function M.collect(func, parts, rank, group)
   local pieces, trees, own, extra, facts, rows = {}, {}, {}, {}, {}, {}
   for _, part in ipairs(parts) do
     local tensors, of_ranks = {}, part.object.of_ranks
     local name = of_ranks and ("%s/ranks/#%d"):format(part.name, rank + 1) or part.name;
-    (of_ranks and own or trees)[part.name] = parts_of.flatten(part.object:state_dict(), name, tensors)
+    (of_ranks and own or trees)[part.name] = values.encode(parts_of.flatten(part.object:state_dict(), name, tensors),
+      func, "state")
     if part.module then
-      extra[part.name], facts[part.name] = parts_of.extra_of(part.object), model_facts(part, tensors)
+      extra[part.name] = values.encode(parts_of.extra_of(part.object), func, "get_extra_state")
+      facts[part.name] = values.encode(model_facts(part, tensors), func, "models")
     end
-    maps.order_by_row(tensors)
-    for _, t in ipairs(tensors) do
-      rows[t.name] = row_format.noted_format(t.tensor)
+    for i, t in ipairs(tensors) do
+      local x = maps.by_row(t.name, t.tensor)
+      rows[t.name] = row_format.noted_format(x)
       -- What is trained is equal on all ranks; of a buffer, such as a running mean, each rank may have its own: the
       -- first one's is kept.
-      local d = part.module and Tensor.is(t.tensor) and t.tensor:describe()
-      add_pieces(pieces, t.name, t.tensor, not part.module or d and d.requires_grad and d.leaf)
+      local d = part.module and Tensor.is(x) and x:describe()
+      add_pieces(pieces, t.name, x, not part.module or d and d.requires_grad and d.leaf, group)
+      tensors[i] = false
     end
   end
   return pieces, trees, own, extra, facts, rows
@@ -116,13 +148,13 @@ local UNNAMED = "the parameters of this optimizer have no names, so its states a
   .. "all ranks have alike; one that trains pieces of tables (compute_kernel dense), of which each rank has its own, "
   .. "is made of model:named_parameters()"
 
---- Who writes what: key -> rank (from 1). Ranks with the same piece share the work by bytes; a replica that is not
---- checked is the first rank's. Raises where replicas that must be equal are not.
+--- Of pieces that several ranks may have, who writes what: key -> rank (from 1). Ranks share the work by bytes; a
+--- replica that is not checked is the first rank's. Raises where replicas that must be equal are not.
 local function owners(all)
   local first, load, owner = {}, {}, {}
-  for r, list in ipairs(all) do
-    load[r] = 0
-    for _, x in ipairs(list) do
+  for r, told in ipairs(all) do
+    load[r] = told.bytes
+    for _, x in ipairs(told) do
       local f = first[x.key]
       if not f then
         f = { sum = x.sum, rank = r, ranks = {}, bytes = x.bytes, replica = x.replica, name = x.name }
@@ -146,26 +178,43 @@ local function owners(all)
   return owner
 end
 
---- What rank 0 has to know of pieces to say who writes them.
+--- What rank 0 has to know to say who writes those pieces that several ranks may have: a list of them; bytes: those of
+--- the others.
 function M.announcements(pieces)
-  return util.map(pieces, function(p)
-    return { key = p.key, bytes = p.bytes, replica = p.replica, name = p.name,
-      sum = p.replica == "equal" and Tensor._checksum(p.tensor) or nil }
-  end)
+  local told = { bytes = 0 }
+  for _, p in ipairs(pieces) do
+    if p.alone then told.bytes = told.bytes + p.bytes
+    else
+      local x = M.whole(p)
+      local place = key_of { shard_offsets = x.offset, shard_sizes = x.size, columns = x.columns }
+      told[#told + 1] = { key = p.name .. " " .. place, bytes = p.bytes, replica = p.replica, name = p.name,
+        sum = p.replica == "equal" and Tensor._checksum(p.tensor) or nil }
+    end
+  end
+  return told
 end
 
---- On rank 0, of the announcements of all ranks: for each rank a list of the pieces that it writes, numbers in its
---- announcements. Of a rank that is alone its pieces, in place of these.
+--- On rank 0, of the announcements of all ranks: for each rank the set of those that it writes, by their numbers.
 function M.orders_of(all)
   local owner = owners(all)
   return util.map(all, function(told, r)
-    local list, seen = {}, {}
+    local mine, seen = {}, {}
     for i, x in ipairs(told) do
-      if owner[x.key] == r and not seen[x.key] then list[#list + 1] = i end
+      mine[i] = owner[x.key] == r and not seen[x.key]
       seen[x.key] = true
     end
-    return list
+    return mine
   end)
+end
+
+--- Of this rank's pieces those that it writes; mine: what orders_of says for it.
+function M.to_write(pieces, mine)
+  local list, told = {}, 0
+  for _, p in ipairs(pieces) do
+    told = told + (p.alone and 0 or 1)
+    if p.alone or mine[told] then list[#list + 1] = p end
+  end
+  return list
 end
 
 return M

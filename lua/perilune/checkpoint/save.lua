@@ -34,12 +34,15 @@ local _, _, _, wrap_publishing = P.handle("peri_checkpoint_publishing", {}, nil,
 local publishing_out = ffi.new "peri_checkpoint_publishing *[1]"
 local writer_out, folder_out = ffi.new "peri_checkpoint_writer *[1]", ffi.new "peri_checkpoint_folder *[1]"
 local text_out = ffi.new "const char *[1]"
+local tensor_of_piece, region_of_piece = P.struct "peri_checkpoint_tensor", P.struct "peri_checkpoint_region"
 local BLOCK_BYTES = 16 * 2 ^ 20 -- of rows that are read from a shard that is no tensor, or picked from one
 
 -- -- writing ----------------------------------------------------------------------------------------------------------
 
 local function announce(writer, p)
-  local t, r = P.struct "peri_checkpoint_tensor", P.struct "peri_checkpoint_region"
+  local t, r = tensor_of_piece, region_of_piece
+  p = pieces_of.whole(p)
+  P.clear(r)
   t.name, t.dtype, t.ndim = p.name, C.peri_dtype_parse(p.dtype), #p.shape
   for d = 1, #p.shape do t.shape[d - 1], r.offset[d - 1], r.extent[d - 1] = p.shape[d], p.offset[d], p.size[d] end
   if p.columns then r.column, r.columns = p.columns[1], p.columns[2] end
@@ -71,6 +74,7 @@ local function put_listed(writer, p)
 end
 
 local function put(writer, p)
+  p = pieces_of.whole(p)
   if p.each then
     return p.each(function(block) check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(block))) end)
   end
@@ -82,7 +86,7 @@ end
 
 --- The pieces, each list of rows in front of the first piece that has it: pieces of the same rows of a table share one.
 --- A list of evicted ids has the numbers of the list of rows of its piece.
-local function with_lists(rank, pieces)
+local function with_lists(rank, pieces, rows_of)
   local all, lists, n = {}, {}, 0
   local function list_of(kind, length, from)
     local name = ("%%%s/%d/%d"):format(kind, rank, n)
@@ -92,9 +96,10 @@ local function with_lists(rank, pieces)
   end
   for _, p in ipairs(pieces) do
     if p.listed then
-      local key = p.source and ("%s %d %d"):format(changes.key(p.source), p.source.table, p.offset[1]) or p.key
+      local key = p.source and ("%s %d %d"):format(changes.key(p.source), p.source.table, p.first) or p
       if not lists[key] then
-        lists[key] = list_of("rows", p.listed, p.each and { each = p.each_row } or { tensor = p.global() })
+        lists[key] = list_of("rows", p.listed, p.each and { each = p.each_row } or { tensor = rows_of(p.source,
+          p.first) })
         if p.evicted then list_of("evicted", p.evicted:numel(), { tensor = p.evicted }) end
         n = n + 1
       end
@@ -187,7 +192,8 @@ local function known_as(tracker, path)
   return tracker_of.has(tracker, own) and own or same ~= "" and tracker_of.has(tracker, same) and same or nil
 end
 
---- Leave the rows out that are as the parent has them. Pieces of the same rows of a table share one list of them.
+--- Leave the rows out that are as the parent has them. Pieces of the same rows of a table share one list of them, which
+--- the function that is returned gives for a source: counted from row `first` on.
 local function leave_out(parent, tracker, pieces)
   local since, lists = known_as(tracker, parent.path), {}
   local function rows_of(source, first)
@@ -197,15 +203,21 @@ local function leave_out(parent, tracker, pieces)
     end
     return lists[key]
   end
-  for _, p in ipairs(pieces) do
-    if maps.is_state(p) and fits_parent(parent, p) then maps.leave_out(parent, p) end
-    local rows = p.source and fits_parent(parent, p) and rows_of(p.source, 0)
-    local listed = rows and rows:numel()
-    if rows and listed < p.size[1] then
-      p.rows, p.listed, p.bytes = rows, listed, p.bytes / p.size[1] * listed
-      p.global = function() return rows_of(p.source, p.offset[1]) end
+  for i, p in ipairs(pieces) do
+    local x = (p.source or maps.is_state(p)) and pieces_of.whole(p)
+    if x and fits_parent(parent, x) then
+      if not p.source then
+        maps.leave_out(parent, x)
+        pieces[i] = x
+      end
+      local rows = p.source and rows_of(p.source, 0)
+      local listed = rows and rows:numel()
+      if rows and listed < x.size[1] then
+        p.rows, p.listed, p.bytes, p.first = rows, listed, p.bytes / x.size[1] * listed, x.offset[1]
+      end
     end
   end
+  return rows_of
 end
 
 --- The first model among the parts, whose tracker counts for all; nil: there is none.
@@ -231,7 +243,7 @@ end
 local function sources_of(pieces)
   local list = {}
   for _, p in ipairs(pieces) do
-    p.source = changes.source(p.tensor, p.shard)
+    p.source = changes.source(p.tensor, pieces_of.whole(p).shard)
     list[#list + 1] = p.source
   end
   return list
@@ -275,36 +287,36 @@ end
 --- The first half of a save: what is to be written, and where. Collective.
 local function begin(s, given)
   local group, func, a = s.group, s.func, s.a
-  local trees, own, extra, models, rows, told, orders
+  local trees, own, extra, models, rows, told, orders, rows_of, given_values
   together(group, func, function()
     local parts, any = parts_of.list(func, given), false
-    s.pieces, trees, own, extra, models, rows = pieces_of.collect(parts, s.rank)
+    given_values = values.encode(a.values, func)
+    s.pieces, trees, own, extra, models, rows = pieces_of.collect(func, parts, s.rank, group)
     for _, p in ipairs(s.pieces) do any = any or maps.is_state(p) end
     s.parent = a.increment_of and open_parent(func, s.path, a, not any) -- maps are compared with all of it
-    values.encode(a.values, func) -- errors now
-    values.encode({ own, trees }, func, "state")
-    values.encode(extra, func, "get_extra_state")
     s.tracker = tracker_for(func, parts, a, s.parent)
     s.point = s.tracker and tracker_of.begin(s.tracker, sources_of(s.pieces))
-    if s.parent then leave_out(s.parent, s.tracker, s.pieces) end
-    told = group and pieces_of.announcements(s.pieces) or {}
+    rows_of = s.parent and leave_out(s.parent, s.tracker, s.pieces)
+    told = pieces_of.announcements(s.pieces)
   end)
   if s.parent then parts_of.one_digest(group, func, a.increment_of, s.parent:digest()) end
   local all = parts_of.to_first(group, func, { told, own, s.path, parts_of.random_state(), rows })
   together(group, func, function()
     if s.rank ~= 0 then return end
     one_path(func, all)
-    orders = pieces_of.orders_of(group and util.map(all, function(of) return of[1] end) or { s.pieces })
-    for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[2][name] end) } end
+    orders = pieces_of.orders_of(util.map(all, function(of) return of[1] end))
+    for name in util.ordered(own) do
+      trees[name] = values.join { ranks = values.join(util.map(all, function(of) return of[2][name] end)) }
+    end
     for _, of in ipairs(all) do
       for name, format in util.ordered(of[5]) do rows[name] = format end
     end
-    s.text = values.encode({ parts = trees, rows = next(rows) and rows or nil, extra = extra, models = models,
-      values = a.values, ranks = group and group:size() or 1,
-      random = util.map(all, function(of) return of[4] end) }, func)
+    s.text = values.join { parts = values.join(trees), rows = next(rows) and values.encode(rows, func, "rows") or nil,
+      extra = values.join(extra), models = values.join(models), values = a.values ~= nil and given_values or nil,
+      ranks = ("%d"):format(group and group:size() or 1),
+      random = values.encode(util.map(all, function(of) return of[4] end), func, "random") }
   end)
-  local pieces = s.pieces
-  s.pieces = with_lists(s.rank, util.map(parts_of.from_first(group, func, orders), function(i) return pieces[i] end))
+  s.pieces = with_lists(s.rank, pieces_of.to_write(s.pieces, parts_of.from_first(group, func, orders)), rows_of)
   together(group, func, function()
     if s.rank ~= 0 then return end
     check(C.peri_checkpoint_may_publish(s.path, facts_of(s), a.replace))
@@ -326,6 +338,7 @@ end
 local function finish(s)
   local group, func = s.group, s.func
   local part = together(group, func, function() return write(s.folder, s.rank, s.pieces, s.a.file_bytes or 0) end)
+  s.pieces = nil
   local all = parts_of.to_first(group, func, part)
   local digest = together(group, func, function() return s.rank == 0 and join(s, all) end)
   return group and group:all_gather_object(digest, func)[1] or digest
@@ -344,7 +357,7 @@ end
 function M.mark(parts, digest, as_is)
   local model = model_of(parts)
   if not model then return end
-  local tracker, pieces = tracker_of.tracker_of(model, true), pieces_of.collect(parts, 0)
+  local tracker, pieces = tracker_of.tracker_of(model, true), pieces_of.collect("checkpoint.load", parts, 0)
   local point = tracker_of.begin(tracker, sources_of(pieces))
   for _, p in ipairs(pieces) do
     if p.source and not as_is[p.name] then tracker_of.forget(point, p.source) end

@@ -120,6 +120,15 @@ end
 --- The JSON text of a value; func: whose it is, and name: what its user calls it ("values"), for errors.
 function M.encode(x, func, name) return write(x, func, { name or "values" }, 1) end
 
+--- The JSON text of an object or, if `texts` is a list, a list: texts has those of what is in it.
+function M.join(texts)
+  local parts = {}
+  for i, x in ipairs(texts) do parts[i] = x end
+  if #parts > 0 then return "[" .. table.concat(parts, ",") .. "]" end
+  for name, x in util.ordered(texts) do parts[#parts + 1] = text(name) .. ":" .. x end
+  return "{" .. table.concat(parts, ",") .. "}"
+end
+
 local numbers = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
 
 --- What an object with one key that begins with "$" says; nil: it is none that encode writes.

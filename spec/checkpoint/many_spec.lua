@@ -1,0 +1,71 @@
+-- A model of many tables: what saving it, loading it and putting it under another plan allocates grows as their number
+-- does, and its state_dict holds little of each. (Allocations are counted, since they are the same in every run.)
+local peri = require "perilune"
+local shell = require "spec.support.shell"
+
+local folder, clean = shell.temporary()
+teardown(function() clean() end)
+
+local function model_of(n)
+  local tables, plans = {}, { {}, {} }
+  for i = 1, n do
+    local name = "t" .. i
+    tables[i] = peri.EmbeddingBagConfig { name = name, num_embeddings = 4, embedding_dim = 8,
+      feature_names = { "f" .. i } }
+    plans[1][name] = peri.plan.table_wise(0)
+    plans[2][name] = i % 2 == 0 and peri.plan.row_wise() or peri.plan.column_wise { ranks = { 0, 0 } }
+  end
+  local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "rowwise_adagrad" }, tables = tables }
+  return peri.DistributedModelParallel { module = ebc, plan = { [""] = plans[1] } }, { [""] = plans[2] }
+end
+
+local collect = collectgarbage
+
+--- KiB that f() allocates in Lua: nothing is collected meanwhile.
+local function allocated(f)
+  collect()
+  collect()
+  collect "stop"
+  rawset(_G, "collectgarbage", function() return collect "count" end)
+  local before = collect "count"
+  local ok, err = pcall(f)
+  local n = collect "count" - before
+  rawset(_G, "collectgarbage", collect)
+  collect "restart"
+  assert.is_true(ok, err)
+  return n
+end
+
+--- KiB that what f() returns holds.
+local function held(f)
+  collect()
+  collect()
+  local before, result = collect "count", f()
+  collect()
+  collect()
+  return collect "count" - before, result
+end
+
+it("takes as much of everything for a table as a small one", function()
+  local function of(n)
+    local model, other = model_of(n)
+    local path, kib = ("%s/%d"):format(folder, n), {}
+    local function all() return { model:state_dict(), model:fused_optimizer():state_dict() } end
+    all() -- what is listed once
+    kib.state_dict = held(all)
+    kib.save = allocated(function() model:save(path, { increments = true }) end)
+    kib.increment = allocated(function() model:save(path .. "-1", { increment_of = path }) end)
+    kib.async = allocated(function() model:save(path .. "-2", { async = true }):wait() end)
+    kib.load = allocated(function() model:load(path) end)
+    kib.reshard = allocated(function() model:reshard(other, { folder = folder }) end)
+    kib["load under another plan"] = allocated(function() model:load(path) end)
+    return kib
+  end
+  of(10) -- what is made once, for all models
+  local few, many = of(100), of(400)
+  for case, kib in peri.util.ordered(many) do
+    if os.getenv "PERI_SHOW" then print(case, few[case] / 100, kib / 400) end
+    assert.is_true(kib < 4.1 * few[case], ("%s: %d KiB for 400 tables, %d for 100"):format(case, kib, few[case]))
+  end
+  assert.is_true(many.state_dict / 400 < 1, ("%g KiB a table"):format(many.state_dict / 400))
+end)
