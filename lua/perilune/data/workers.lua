@@ -105,8 +105,9 @@ local function others()
   return world and world:size() > 1 and world or nil
 end
 
--- Microseconds after which whoever waits looks at the exchanges; alone: whether Ctrl-C was pressed.
-local SLICE, SLICE_ALONE = 200, 10000
+-- Microseconds after which whoever waits looks at the exchanges. Short for a rank that is alone, too: on a machine that
+-- has more threads than processors, who sleeps until it is woken comes late, and the workers wait for it.
+local SLICE = 200
 
 --- The status of taking the next parcel, which is there or will not come any more. (Ranks of a sim world do not take
 --- turns meanwhile: the thread goes on by itself, and who waits for it is not stuck.)
@@ -119,7 +120,7 @@ local function take(self, feed)
       fail(self, "batch %d is not there after %g s (timeout)", self.taken, self.timeout)
     end
     if world then C.peri_group_progress(world:ptr()) end
-    status = C.peri_feed_take(feed, world and SLICE or SLICE_ALONE, parcel)
+    status = C.peri_feed_take(feed, SLICE, parcel)
   end
   return status
 end
