@@ -84,6 +84,16 @@ describe("linking", function()
     runs(("%s 3 %s %s"):format(load, compile("use", "open.so", "-shared -fPIC", static()), shared))
   end)
 
+  it("has a transport for one of two copies in one process, and refuses the other", function()
+    if need() then return pending(need()) end
+    if not shell.read "build/config.mk":match "MPI_LIBS" then return pending "Open MPI was not found" end
+    local words = "-Wl,--exclude-libs,libperilune.a " .. static()
+    local first, second = compile("copies", "one.so", "-shared -fPIC -DPLUGIN", words),
+      compile("copies", "two.so", "-shared -fPIC -DPLUGIN", words)
+    assert.equal("0 1\n", (shell.run(table.concat({ compile("copies", "copies", "", "-ldl"), first, second }, " "),
+      { PERI_PLUGIN_PATH = prefix .. "/lib/perilune" })))
+  end)
+
   it("goes with the program's own MPI communicator, in which some ranks have no part", function()
     if need() then return pending(need()) end
     local config = shell.read "build/config.mk"

@@ -59,6 +59,14 @@ static inline bool peri_plugin_host_has_all(const peri_plugin_host *host)
     return host->size >= sizeof *host;
 }
 
+/** @lent serves the backend from now on, through @own; false: a copy of the core has come that lies in the same process
+ *  beside the one that serves it, and cannot, since the backend has one state. */
+static inline bool peri_plugin_host_take(const peri_plugin_host **own, const peri_plugin_host *lent)
+{
+    if (!*own) *own = lent;
+    return *own == lent;
+}
+
 /** Choices of perilune/tune.h about copies between ranks. */
 enum {
     PERI_HOST_COPY_PAST = 0,  /* bytes exchanged by all ranks of a machine at once, 0: never. Ask where there are

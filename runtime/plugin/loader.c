@@ -208,7 +208,10 @@ static peri_status check_table(const char *what, const char *name, const uint32_
                                uint32_t lowest, uint32_t abi)
 {
     if (!size_abi)
-        return peri__fail(PERI_EUNSUPPORTED, "%s '%s': the backend refused this version of Perilune", what, name);
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s '%s': the backend refused this version of Perilune, or serves another copy of it in this "
+                          "process",
+                          what, name);
     if (size_abi[1] >= lowest && size_abi[1] <= abi && size_abi[0] >= least) return PERI_OK;
     return peri__fail(PERI_EUNSUPPORTED,
                       "%s '%s': built for another version of Perilune (it needs contract %u, with a table of %u bytes; "

@@ -52,6 +52,52 @@ static int add_up(MPI_Comm *communicator, double *sum)
     return 0;
 }
 
+/* Communicators that come and go, and so get the handles of others before them: each world is of the ranks of its own,
+ * also when the program has freed that one already. */
+static int come_and_go(int rank)
+{
+    int wrong = 0;
+    for (int round = 0; round < 4; round++) {
+        MPI_Comm some, other;
+        MPI_Comm_split(MPI_COMM_WORLD, round % 2 ? rank % 2 : 0, round < 2 ? rank : -rank, &some);
+        peri_comm_config config = {.size = sizeof config, .communicator = &some, .timeout_s = 20};
+        peri_group *world;
+        int own, size;
+        MPI_Comm_rank(some, &own);
+        MPI_Comm_size(some, &size);
+        if (peri_comm_open(&config, &world) < 0) return failed("open");
+        wrong += peri_group_rank(world) != own || peri_group_size(world) != size;
+        if (round % 2 == 0) MPI_Comm_free(&some);
+        if (peri_group_close(world) < 0) return failed("close");
+        peri_group_release(world);
+        if (round != 1) continue;
+        MPI_Intercomm_create(some, 0, MPI_COMM_WORLD, rank % 2 ? 0 : 1, 0, &other);
+        config.communicator = &other;
+        wrong += peri_comm_open(&config, &world) != PERI_EINVAL || !strstr(peri_error_message(), "intercommunicator");
+        MPI_Comm_free(&other);
+        MPI_Comm_free(&some);
+    }
+    return wrong;
+}
+
+/* A program that ends MPI before it has closed its world is told so. */
+static int finalize_too_early(void)
+{
+    peri_comm_config config = {.size = sizeof config, .communicator = &(MPI_Comm){MPI_COMM_WORLD}, .timeout_s = 20};
+    peri_group *world;
+    peri_work *work = NULL;
+    int wrong = 0;
+    if (peri_comm_open(&config, &world) < 0) return failed("open");
+    MPI_Finalize();
+    wrong += peri_coll_barrier(world, 0, &work) >= 0 && peri_work_wait(work) != PERI_EABORTED;
+    wrong += !strstr(peri_error_message(), "the program has called MPI_Finalize");
+    wrong += peri_group_close(world) != PERI_EABORTED;
+    peri_work_release(work);
+    peri_group_release(world);
+    wrong += peri_comm_open(&config, &world) != PERI_EABORTED;
+    return wrong;
+}
+
 int main(int argc, char **argv)
 {
     const int low = argc > 1 && !strcmp(argv[1], "low"), late = argc > 1 && !strcmp(argv[1], "late");
@@ -89,7 +135,7 @@ int main(int argc, char **argv)
         wrong += handler != own;
         MPI_Errhandler_free(&handler);
     }
-    MPI_Barrier(MPI_COMM_WORLD);
+    wrong += come_and_go(rank);
     if (rank == 1) { /* and one of two ranks of it */
         if (peri_comm_open(
                 &(peri_comm_config){.size = sizeof(peri_comm_config), .communicator = &(MPI_Comm){MPI_COMM_NULL}},
@@ -99,9 +145,9 @@ int main(int argc, char **argv)
                 &(peri_comm_config){.size = sizeof(peri_comm_config), .communicator = &part, .transport = "self"},
                 &(peri_group *){NULL}) != PERI_EINVAL)
             wrong++;
-        printf("%d wrong, sum %g\n", wrong, sum);
     }
     if (part != MPI_COMM_NULL) MPI_Comm_free(&part);
-    MPI_Finalize();
+    wrong += finalize_too_early();
+    if (rank == 1) printf("%d wrong, sum %g\n", wrong, sum);
     return wrong;
 }

@@ -539,7 +539,7 @@ static void set_up_driver(void) { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0)
 __attribute__((visibility("default"))) const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *lent);
 const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *lent)
 {
-    host = lent;
+    if (!peri_plugin_host_take(&host, lent)) return NULL;
     set_up_driver();
     return &vtab;
 }

@@ -23,7 +23,7 @@
 
 static struct {
     int socket;                /* -1: none, this process was launched without PMIx */
-    int32_t epoch;             /* peri__mpi.epoch when this process came to join */
+    int32_t worlds;            /* peri__mpi.worlds when this process came to join */
     const char *job;           /* PMIX_NAMESPACE */
     atomic_int done;           /* the thread has come back */
     void (*run)(void);
@@ -88,9 +88,9 @@ void peri__mpi_join_announce(void)
     char what[32];
     const char *rank = secure_getenv("PMIX_RANK");
     join.job = secure_getenv("PMIX_NAMESPACE");
-    join.epoch = peri__mpi.epoch;
+    join.worlds = peri__mpi.worlds;
     if (join.socket >= 0) close(join.socket);
-    snprintf(what, sizeof what, "%d/%d", join.epoch, rank ? atoi(rank) : -1);
+    snprintf(what, sizeof what, "%d/%d", join.worlds, rank ? atoi(rank) : -1);
     join.socket = rank ? join_bind(what) : -1;
 }
 
@@ -98,7 +98,7 @@ void peri__mpi_join_announce(void)
 static bool join_here(int32_t rank)
 {
     char what[32];
-    snprintf(what, sizeof what, "%d/%d", join.epoch, rank);
+    snprintf(what, sizeof what, "%d/%d", join.worlds, rank);
     return join.socket >= 0 && join_bound(what);
 }
 

@@ -114,15 +114,20 @@ extern struct mpi_state {
     bool over;                        /* MPI was finalized, or given up: no call of it any more */
     bool crowded;                     /* this machine has more ranks than processors */
     bool near;                        /* there is a group whose ranks copy from memory to memory */
-    int32_t rank, size, epoch;        /* worlds opened */
+    int32_t rank, size;
+    int32_t epoch;                    /* the world's number, greater than those of worlds before it; as on its other
+                                         ranks */
+    int32_t worlds;                   /* of all ranks that were launched, opened here */
     char why[PERI_MESSAGE_MAX];       /* what failed here first */
     MPI_Comm world, control;
-    MPI_Comm base;                    /* of which they are duplicates */
+    MPI_Comm base;                    /* whose duplicates they are */
+    bool orphan;                      /* the program has freed that, and left them to this world */
     bool guest;                       /* that is a communicator of the program's, not all ranks that were launched */
     int hash_bits;
     int64_t piece;                    /* bytes of the largest message */
     int64_t timeout_ns;
-    peer *peers;
+    peer *peers;                      /* of the world that is open, or was last */
+    int32_t n_peers;
     mpi_group *groups;
     const mpi_group *making;          /* the group that this rank makes, and waits for its other members; else NULL */
     int64_t near_least;               /* bytes above which a message is a job of near.c; the same on all ranks */

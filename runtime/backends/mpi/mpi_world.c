@@ -75,16 +75,62 @@ static struct {
     int tag;
 } joined;
 
+/** The attribute of a communicator that holds its duplicate: of the base the world, of the world the control. Of
+ *  MPI_COMM_SELF it holds nothing: MPI_Finalize deletes that one before all else. */
+static int duplicate_key = MPI_KEYVAL_INVALID;
+
+/** MPI deletes the attribute: MPI_Finalize has begun, or @of is being freed, and its duplicate goes with it. That of a
+ *  world that is open goes when the world is left. */
+static int end_duplicate(MPI_Comm of, int key, void *attribute, void *unused)
+{
+    (void)key, (void)unused;
+    if (peri__mpi.over) return MPI_SUCCESS;
+    if (of == MPI_COMM_SELF) {
+        for (mpi_group *g = peri__mpi.groups; g; g = g->next)
+            peri__mpi_group_fail(g, PERI_EABORTED, "mpi: the program has called MPI_Finalize");
+        peri__mpi.over = true;
+        peri__mpi.open = false;
+        return MPI_SUCCESS;
+    }
+    MPI_Comm copy;
+    memcpy(&copy, &attribute, sizeof copy);
+    peri__mpi.orphan = peri__mpi.open && copy == peri__mpi.world;
+    /* messages of a broken world may be under way */
+    return peri__mpi.orphan || peri__mpi.broken ? MPI_SUCCESS : MPI_Comm_free(&copy);
+}
+
+/** The duplicate of communicator @of, made if there is none. Handles of communicators that were freed come again, as
+ *  those of others: only MPI knows which one has a duplicate. */
+static int duplicate(MPI_Comm of, MPI_Comm *out)
+{
+    void *attribute = NULL;
+    int found = 0, code = MPI_SUCCESS;
+    if (duplicate_key == MPI_KEYVAL_INVALID) {
+        code = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, end_duplicate, &duplicate_key, NULL);
+        if (code == MPI_SUCCESS) code = MPI_Comm_set_attr(MPI_COMM_SELF, duplicate_key, NULL);
+    }
+    if (code == MPI_SUCCESS) code = MPI_Comm_get_attr(of, duplicate_key, &attribute, &found);
+    if (code == MPI_SUCCESS && !found) {
+        code = MPI_Comm_dup(of, out);
+        if (code != MPI_SUCCESS) return code;
+        memcpy(&attribute, out, sizeof *out);
+        code = MPI_Comm_set_attr(of, duplicate_key, attribute);
+    }
+    memcpy(out, &attribute, sizeof *out);
+    return code;
+}
+
 /** Make the two communicators of all ranks. A failure is a code rather than the end of the process; the program's own
  *  communicator is as it was afterwards. Where MPI is ours, so are errors that concern no communicator. */
-static int duplicate(void)
+static int duplicate_base(void)
 {
     MPI_Errhandler before;
     int code = MPI_Comm_get_errhandler(peri__mpi.base, &before);
     if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(peri__mpi.base, MPI_ERRORS_RETURN);
     if (code != MPI_SUCCESS) return code;
-    if (!peri__mpi.world) code = MPI_Comm_dup(peri__mpi.base, &peri__mpi.world);
-    if (code == MPI_SUCCESS && !peri__mpi.control) code = MPI_Comm_dup(peri__mpi.base, &peri__mpi.control);
+    code = duplicate(peri__mpi.base, &peri__mpi.world);
+    if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(peri__mpi.world, MPI_ERRORS_RETURN);
+    if (code == MPI_SUCCESS) code = duplicate(peri__mpi.world, &peri__mpi.control);
     if (!peri__mpi.ours) MPI_Comm_set_errhandler(peri__mpi.base, before);
     MPI_Errhandler_free(&before);
     return code;
@@ -101,7 +147,7 @@ static void connect_ranks(void)
     peri__mpi.ours = peri__mpi.ours || (!ready && code == MPI_SUCCESS);
     if (code == MPI_SUCCESS) {
         joined.what = "MPI_Comm_dup";
-        code = duplicate();
+        code = duplicate_base();
     }
     joined.code = code;
 }
@@ -123,7 +169,7 @@ static peri_status look_at_program(const MPI_Comm *communicator)
 {
     static const char *const levels[] = {"MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED",
                                          "MPI_THREAD_MULTIPLE"};
-    int ready = 0, finalized = 0, level = MPI_THREAD_MULTIPLE;
+    int ready = 0, finalized = 0, between = 0, level = MPI_THREAD_MULTIPLE;
     MPI_Initialized(&ready);
     MPI_Finalized(&finalized);
     if (finalized) return FAIL(PERI_ECLOSED, "mpi: this process has called MPI_Finalize");
@@ -139,10 +185,10 @@ static peri_status look_at_program(const MPI_Comm *communicator)
                     "mpi: the program has initialised MPI for %s; wanted: MPI_THREAD_SERIALIZED or more "
                     "(MPI_Init_thread)",
                     level >= 0 && level < 4 ? levels[level] : "fewer threads");
-    const MPI_Comm base = communicator ? *communicator : MPI_COMM_WORLD;
-    /* not freed: other ranks may have no part in this world */
-    if (base != peri__mpi.base) peri__mpi.world = peri__mpi.control = 0;
-    peri__mpi.base = base;
+    if (communicator) MPI_Comm_test_inter(*communicator, &between);
+    if (between)
+        return FAIL(PERI_EINVAL, "mpi: the communicator is an intercommunicator; allowed: one of one group of ranks");
+    peri__mpi.base = communicator ? *communicator : MPI_COMM_WORLD;
     peri__mpi.guest = communicator != NULL;
     return PERI_OK;
 }
@@ -196,6 +242,14 @@ static peri_status start(int64_t timeout_ns)
     return PERI_OK;
 }
 
+static void forget_peers(void)
+{
+    peri__mpi_heap_forget(peri__mpi.peers, peri__mpi.n_peers);
+    peri__mpi_host->free(peri__mpi.peers);
+    peri__mpi.peers = NULL;
+    peri__mpi.n_peers = 0;
+}
+
 /** Exchange who is where. Returns MPI's code. */
 static int meet(void)
 {
@@ -203,9 +257,10 @@ static int meet(void)
         int64_t pid;
         uint64_t machine;
         int64_t leader; /* lowest rank of its node */
+        int64_t epoch;  /* ranks may have taken part in different numbers of worlds so far */
         heap_place heap;
         char host[48];
-    } own = {.pid = getpid(), .machine = 14695981039346656037u /* FNV-1a */}, *all;
+    } own = {.pid = getpid(), .machine = 14695981039346656037u /* FNV-1a */, .epoch = peri__mpi.epoch}, *all;
     all = peri__mpi_host->alloc(sizeof own * (size_t)peri__mpi.size);
     char space[64] = "";
     if (peri__mpi.size > 1) peri__mpi_heap_open();
@@ -232,13 +287,14 @@ static int meet(void)
         snprintf(peers[i].host, sizeof peers[i].host, "%s", all[i].host);
         peers[i].node = lead == i ? nodes++ : peers[lead].node; /* a leader is its node's lowest rank */
         near += peers[i].machine == own.machine;
+        if (all[i].epoch > peri__mpi.epoch) peri__mpi.epoch = (int32_t)all[i].epoch;
         if (peers[i].machine == own.machine && i != peri__mpi.rank) peers[i].heap = all[i].heap;
     }
     peri__mpi.crowded = sched_getaffinity(0, sizeof processors, &processors) != 0 || near > CPU_COUNT(&processors);
     peri__mpi_host->free(all);
-    if (peri__mpi.peers) peri__mpi_heap_forget(peri__mpi.peers, peri__mpi.size);
-    peri__mpi_host->free(peri__mpi.peers);
+    forget_peers();
     peri__mpi.peers = peers;
+    peri__mpi.n_peers = peri__mpi.size;
     return code;
 }
 
@@ -282,7 +338,6 @@ peri_status peri__mpi_open(peri_coll_open *boot, void **group)
     int *bound = NULL, found = 0;
     TRY(look_at_program(boot->communicator));
     TRY(start(boot->timeout_ns));
-    MPI_Comm_set_errhandler(peri__mpi.world, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(peri__mpi.control, MPI_ERRORS_RETURN);
     MPI_Comm_rank(peri__mpi.world, &peri__mpi.rank);
     MPI_Comm_size(peri__mpi.world, &peri__mpi.size);
@@ -308,7 +363,8 @@ peri_status peri__mpi_open(peri_coll_open *boot, void **group)
     TRY(peri__mpi_within(NULL, "joining the world", left > 0 ? left : 0, meet_ranks));
     if (joined.code != MPI_SUCCESS) return peri__mpi_fail(joined.what, joined.code);
     if (peri__mpi.size > 1) TRY(peri__mpi_guard_start(boot->timeout_ns));
-    peri__mpi.epoch++;
+    peri__mpi.epoch++; /* the same on all ranks, as meet has seen to */
+    if (!peri__mpi.guest) peri__mpi.worlds++;
     peri__mpi.open = true;
     peri__mpi.why[0] = 0;
     peri__mpi_control_open();
@@ -372,6 +428,8 @@ void peri__mpi_release(void *group)
             *p = g->next;
             break;
         }
+    /* in a world that failed somebody may still look at them */
+    if (!g->parent && !peri__mpi.open && !peri__mpi.broken && !peri__mpi.over) forget_peers();
     peri__mpi_near_leave(g);
     peri__mpi_free_request(g->spare);
     peri__mpi_host->free(g->scratch);
@@ -453,6 +511,8 @@ peri_status peri__mpi_close(void *group)
     bool was_broken = peri__mpi.broken, clean = peri__mpi_leave_world(was_broken ? 0 : peri__mpi.timeout_ns);
     if (clean) peri__mpi_control_close();
     peri__mpi.open = false;
+    if (peri__mpi.orphan && !peri__mpi.broken) MPI_Comm_free(&peri__mpi.world);
+    peri__mpi.orphan = false;
     /* also where all have left: one of them had given up before */
     if (g->failed != PERI_OK && !was_broken) return FAIL(g->failed, "mpi: leaving the world: %s", g->message);
     if (clean || peri__mpi.broken) return PERI_OK;

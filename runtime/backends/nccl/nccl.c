@@ -472,6 +472,5 @@ static const peri_coll_vtab vtab = {
 __attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent);
 const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent)
 {
-    peri__nccl_host = lent;
-    return peri_plugin_host_has_all(lent) ? &vtab : NULL;
+    return peri_plugin_host_take(&peri__nccl_host, lent) && peri_plugin_host_has_all(lent) ? &vtab : NULL;
 }

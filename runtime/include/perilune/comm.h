@@ -40,7 +40,7 @@ typedef struct peri_comm_config {
     const char *device_transport;
     const char *device;    /* name of the device of the device transport (a device name as peri_device_get takes) */
     /* The world is of these ranks, numbered as there: a pointer to the program's MPI_Comm, which is duplicated and
-     * stays the program's.
+     * stays the program's; it may free it while the world is open.
      * NULL: all ranks that were launched. Ranks outside of it take no part: they call nothing here. The transport is
      * mpi. The program has initialised MPI with MPI_THREAD_SERIALIZED or more, MULTIPLE where it calls MPI itself
      * during calls of this library, and finalizes it after peri_group_close. Whoever does not come is then found out by
@@ -48,8 +48,9 @@ typedef struct peri_comm_config {
     const void *communicator;
 } peri_comm_config;
 
-/** Join the world of all ranks. Collective: every rank, once. May block until the others are there. @config NULL: all
- *  zero. @out new. */
+/** Join the world of all ranks. Collective: every rank, once. May block until the others are there. A process is in one
+ *  world of the transport mpi at a time (PERI_EINVAL); once it has closed that, it may join another, also one of other
+ *  ranks. @config NULL: all zero. @out new. */
 PERI_API peri_status peri_comm_open(const peri_comm_config *config, peri_group **out);
 /** All ranks of @world are going to exchange tensors of the device @name. If the world was joined with the
  *  device_transport "auto", the device is cuda (or cuda:<number>), and each rank has a GPU of its own, nccl carries
