@@ -125,9 +125,10 @@ char *peri__strdup(const char *text);
 /** Make the folders above @path that are missing; @itself: and @path. Failures show when something is made in them,
  *  which says that one is missing; why it could not be made is the number of the error that is returned (0: none). */
 int peri__make_folders(const char *path, bool itself);
-/** For files that are written: @fd itself, or in its place another descriptor of the same file if it is one of 0..2. A
- *  program that has closed those leaves them to others, and what is printed to stderr would go into the file. Negative,
- *  with errno: @fd is negative, or there is no other descriptor; then @fd is closed. */
+/** For descriptors that stay open, and files that are written: @fd itself, or in its place another descriptor of the
+ *  same file if it is one of 0..2. A program that has closed those leaves them to others: what is printed to stderr
+ *  would go into the file, and a program that opens its streams again (dup2) would close it. Negative, with errno: @fd
+ *  is negative, or there is no other descriptor; then @fd is closed. */
 int peri__fd_of_ours(int fd);
 /** Is the file or link @path another user's, in a folder in which everybody may make files? */
 bool peri__file_planted(const char *path);

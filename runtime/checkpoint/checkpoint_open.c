@@ -52,7 +52,7 @@ static void lock_shared(int dir)
 static peri_status load_manifest(peri_checkpoint *c, const char *path, const char *what, char **text, int64_t *bytes)
 {
     for (;;) {
-        if ((c->dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) {
+        if ((c->dir = peri__fd_of_ours(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC))) < 0) {
             int why = errno;
             return peri__fail(peri__status_of(why), "%s: %s", what, strerror(why));
         }

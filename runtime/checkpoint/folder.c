@@ -136,7 +136,7 @@ peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder 
         return PERI_ENOMEM;
     }
     peri__object_count(1);
-    f->fd = open(fresh, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    f->fd = peri__fd_of_ours(open(fresh, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
     /* file systems without locks: nobody else can tell that this save goes on */
     if (f->fd >= 0) flock(f->fd, LOCK_EX | LOCK_NB);
     *out = f;

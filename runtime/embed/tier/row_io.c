@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #if defined(PERI_HAVE_URING)
@@ -200,7 +201,12 @@ static void *driver(void *arg)
 
 static bool ring_open(peri__row_io *io)
 {
+    /* Those of descriptors 0..2 that the program has closed are taken meanwhile, so that the ring gets none of them. */
+    int low[STDERR_FILENO + 1], n = 0;
+    while (n <= STDERR_FILENO && (low[n] = eventfd(0, EFD_CLOEXEC)) >= 0)
+        if (low[n++] > STDERR_FILENO) break;
     int code = io_uring_queue_init(RING_DEPTH, &io->ring, 0);
+    while (n > 0) close(low[--n]);
     if (code == 0) return true;
     peri__log(PERI_LOG_INFO, "io_uring cannot be used here (%s); row files are read by threads", strerror(-code));
     return false;
