@@ -26,8 +26,8 @@
  * releases it later), log lines are dropped, and all others only read what is there: names, versions, counts, texts of
  * errors. What failed there is forgotten when the function has returned: the thread's error record is the one before.
  * They have to return: an exception that leaves one, and a thread that ends in one, end the process with a message. A
- * longjmp out of one is not noticed, and leaves locks behind. A child that one of them forks may run another program or
- * end; it is refused everything else.
+ * longjmp out of one leaves locks behind: its thread is refused everything from then on, and others may wait for ever.
+ * A child that one of them forks may run another program or end; it is refused everything else.
  *
  * A thread may not be cancelled (pthread_cancel) while it is in a call, which may hold locks: disable cancellation
  * there (pthread_setcancelstate). Files that the library writes are never descriptors 0..2, also where those are
