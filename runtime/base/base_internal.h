@@ -130,6 +130,12 @@ int peri__make_folders(const char *path, bool itself);
  *  would go into the file, and a program that opens its streams again (dup2) would close it. Negative, with errno: @fd
  *  is negative, or there is no other descriptor; then @fd is closed. */
 int peri__fd_of_ours(int fd);
+/** Read @bytes bytes of an open file from byte @at on, in as many calls as it takes. Returns how many it has read; if
+ *  those are fewer, errno says why: 0 at the end of the file. */
+int64_t peri__read_at(int fd, void *to, int64_t bytes, int64_t at);
+/** Write @bytes bytes of an open file from byte @at on, in as many calls as it takes. Returns how many it has written;
+ *  if those are fewer, errno says why. */
+int64_t peri__write_at(int fd, const void *from, int64_t bytes, int64_t at);
 /** Is the file or link @path another user's, in a folder in which everybody may make files? */
 bool peri__file_planted(const char *path);
 /** Count device storage in peri_mem_live and, if positive, in peri_mem_debt. */

@@ -37,6 +37,35 @@ int peri__fd_of_ours(int fd)
     return other;
 }
 
+enum { ONE_CALL = 1 << 30 }; /* the most bytes that are read or written by one call: Linux takes up to 2 GiB */
+
+int64_t peri__read_at(int fd, void *to, int64_t bytes, int64_t at)
+{
+    int64_t done = 0;
+    while (done < bytes) {
+        ssize_t n = pread(fd, (char *)to + done, (size_t)peri__min(bytes - done, ONE_CALL), (off_t)(at + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = 0;
+        if (n <= 0) break;
+        done += n;
+    }
+    return done;
+}
+
+int64_t peri__write_at(int fd, const void *from, int64_t bytes, int64_t at)
+{
+    int64_t done = 0;
+    while (done < bytes) {
+        const size_t left = (size_t)peri__min(bytes - done, ONE_CALL);
+        ssize_t n = pwrite(fd, (const char *)from + done, left, (off_t)(at + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = ENOSPC;
+        if (n <= 0) break;
+        done += n;
+    }
+    return done;
+}
+
 /** All bytes into an open file, which it closes. */
 static bool put(int fd, const char *data, size_t size)
 {

@@ -41,18 +41,6 @@ static void read_head(const char *text, int64_t bytes, peri_checkpoint_info *out
     if (*out->same_as && !hexadecimal(out->same_as)) *out->same_as = 0;
 }
 
-/** Read @n bytes at @at, or as many as the file has there. Returns how many; -1: an error. Half of a head would make an
- *  increment a full checkpoint, and what it is an increment of could be removed. */
-static ssize_t read_all(int fd, char *to, ssize_t n, off_t at)
-{
-    ssize_t done = 0;
-    for (ssize_t k = 1; k != 0 && done < n; done += peri__max(k, 0)) {
-        k = pread(fd, to + done, (size_t)(n - done), at + done);
-        if (k < 0 && errno != EINTR) return -1;
-    }
-    return done;
-}
-
 /** What the head and the end of the manifest in folder @path say. */
 static peri_status identify(const char *path, peri_checkpoint_info *out)
 {
@@ -66,11 +54,17 @@ static peri_status identify(const char *path, peri_checkpoint_info *out)
     if (fd < 0)
         return peri__fail(peri__status_of(why), "checkpoint '%.300s': %s", path,
                           strerror(why));
-    ssize_t n = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > END ? read_all(fd, head, HEAD, 0) : 0;
-    const ssize_t last = n > 0 ? read_all(fd, end, END, s.st_size - END) : n;
-    why = errno;
+    int64_t n = 0, last = 0;
+    why = fstat(fd, &s) == 0 ? 0 : errno;
+    if (!why && S_ISREG(s.st_mode) && s.st_size > END) {
+        /* Half of a head would make an increment a full checkpoint, and what it is an increment of could be removed. */
+        const int64_t head_bytes = peri__min(HEAD, s.st_size);
+        n = peri__read_at(fd, head, head_bytes, 0);
+        if (n < head_bytes) why = errno;
+        else if ((last = peri__read_at(fd, end, END, s.st_size - END)) < END) why = errno;
+    }
     close(fd);
-    if (last < 0) return peri__fail(PERI_EIO, "checkpoint '%.300s': reading its manifest: %s", path, strerror(why));
+    if (why) return peri__fail(PERI_EIO, "checkpoint '%.300s': reading its manifest: %s", path, strerror(why));
     if (last == END) {
         head[n] = 0;
         memcpy(out->digest, end, PERI_CHECKPOINT_DIGEST);

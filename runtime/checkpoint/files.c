@@ -41,45 +41,24 @@ peri_status peri__file_create(const char *path, int *fd)
 
 peri_status peri__file_put(int fd, const char *path, const void *data, int64_t bytes, int64_t at)
 {
-    const char *from = data;
-    while (bytes > 0) {
-        ssize_t n = -1;
-        if (peri__fault(PERI_FAULT_checkpoint_write)) errno = ENOSPC;
-        else n = pwrite(fd, from, (size_t)peri__min(bytes, PERI__IO_BLOCK), at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n == 0) errno = ENOSPC;
-        if (n <= 0) {
-            int why = errno;
-            return peri__fail(PERI_EIO, "checkpoint: writing '%.300s' at byte %lld: %s", path, (long long)at,
-                              strerror(why));
-        }
-        from += n;
-        at += n;
-        bytes -= n;
-    }
-    return PERI_OK;
+    const int64_t done = peri__fault(PERI_FAULT_checkpoint_write) ? (errno = ENOSPC, 0)
+                                                                  : peri__write_at(fd, data, bytes, at);
+    const int why = errno;
+    return done == bytes ? PERI_OK
+                         : peri__fail(PERI_EIO, "checkpoint: writing '%.300s' at byte %lld: %s", path,
+                                      (long long)(at + done), strerror(why));
 }
 
 peri_status peri__file_get(int fd, const char *path, void *out, int64_t bytes, int64_t at)
 {
-    char *to = out;
-    while (bytes > 0) {
-        ssize_t n = -1;
-        if (peri__fault(PERI_FAULT_checkpoint_read)) errno = EIO;
-        else n = pread(fd, to, (size_t)peri__min(bytes, PERI__IO_BLOCK), at);
-        if (n < 0 && errno == EINTR) continue;
-        int why = errno;
-        if (n < 0)
-            return peri__fail(peri__status_of(why), "checkpoint: reading '%.300s' at byte %lld: %s", path,
-                              (long long)at, strerror(why));
-        if (n == 0)
-            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' ends at byte %lld, wanted are %lld more", path,
-                              (long long)at, (long long)bytes);
-        to += n;
-        at += n;
-        bytes -= n;
-    }
-    return PERI_OK;
+    const int64_t done = peri__fault(PERI_FAULT_checkpoint_read) ? (errno = EIO, 0) : peri__read_at(fd, out, bytes, at);
+    const int why = errno;
+    if (done == bytes) return PERI_OK;
+    if (why)
+        return peri__fail(peri__status_of(why), "checkpoint: reading '%.300s' at byte %lld: %s", path,
+                          (long long)(at + done), strerror(why));
+    return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' ends at byte %lld, wanted are %lld more", path,
+                      (long long)(at + done), (long long)(bytes - done));
 }
 
 peri_status peri__file_finish(int fd, const char *path)

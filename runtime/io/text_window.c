@@ -184,8 +184,8 @@ static peri_status ends_line(const peri_window *w, const peri_window_file *f, in
     opened o;
     char last = 0;
     PERI_TRY(open_file(w, f, &o));
-    ssize_t got = pread(o.fd, &last, 1, size - 1);
-    peri_status status = got < 0 ? system_error(w, f->path) : PERI_OK;
+    const bool read = peri__read_at(o.fd, &last, 1, size - 1) == 1;
+    peri_status status = read || !errno ? PERI_OK : system_error(w, f->path);
     close_file(&o);
     *ends = last == '\n';
     return status;

@@ -88,19 +88,6 @@ static peri_status failed(const char *path, const char *what)
                       strerror(why));
 }
 
-static peri_status read_all(int fd, const char *path, char *to, int64_t bytes)
-{
-    int64_t at = 0;
-    while (at < bytes) {
-        ssize_t n = pread(fd, to + at, (size_t)peri__min(bytes - at, 1 << 30), at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return failed(path, "it cannot be read");
-        if (n == 0) return peri__fail(PERI_EIO, "peri_model_open: '%.200s' became shorter while it was read", path);
-        at += n;
-    }
-    return PERI_OK;
-}
-
 static peri_status load(int fd, const char *path, peri__mapping how, peri__mapped *m)
 {
     const int protection = how.copy || how.own ? PROT_READ | PROT_WRITE : PROT_READ;
@@ -115,8 +102,11 @@ static peri_status load(int fd, const char *path, peri__mapping how, peri__mappe
         munmap(data, (size_t)m->bytes);
         return peri__fail(PERI_ENOMEM, "peri_model_open: %d model files are mapped and guarded, more cannot be", SLOTS);
     }
-    peri_status status = read_all(fd, path, data, m->bytes);
-    if (status < 0) munmap(data, (size_t)m->bytes);
+    if (peri__read_at(fd, data, m->bytes, 0) == m->bytes) return PERI_OK;
+    const peri_status status =
+        errno ? failed(path, "it cannot be read")
+              : peri__fail(PERI_EIO, "peri_model_open: '%.200s' became shorter while it was read", path);
+    munmap(data, (size_t)m->bytes);
     return status;
 }
 

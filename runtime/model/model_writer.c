@@ -274,7 +274,7 @@ peri_status peri_model_writer_finish(peri_model_writer *writer, const char *head
     p.checksum = XXH3_64bits(&p, offsetof(peri__model_preamble, checksum));
     PERI_TRY(put(writer, header, bytes));
     PERI_TRY(flush(writer));
-    if (pwrite(writer->fd, &p, sizeof p, 0) != (ssize_t)sizeof p) return failed(writer, "it cannot be written");
+    if (peri__write_at(writer->fd, &p, sizeof p, 0) != sizeof p) return failed(writer, "it cannot be written");
     if (fsync(writer->fd) != 0) return failed(writer, "it cannot be written");
     if (close(writer->fd) != 0) return writer->fd = -1, failed(writer, "it cannot be written");
     writer->fd = -1;

@@ -288,10 +288,8 @@ static peri_status write_header(peri__row_file *f)
 {
     unsigned char bytes[PERI__ROW_HEADER_BYTES];
     peri__row_header_seal(&f->header, bytes);
-    ssize_t n = pwrite(f->fd, bytes, sizeof bytes, 0);
-    if (n == (ssize_t)sizeof bytes) return PERI_OK;
-    if (n >= 0) errno = ENOSPC;
-    return fail_errno(f->path, "writing the header");
+    const bool written = peri__write_at(f->fd, bytes, sizeof bytes, 0) == sizeof bytes;
+    return written ? PERI_OK : fail_errno(f->path, "writing the header");
 }
 
 static peri_status open_temporary(peri__row_file *f)
@@ -413,13 +411,18 @@ static peri_status make_named(peri__row_file *f, const char *directory, const pe
     return status;
 }
 
+static peri_status read_header(int fd, const char *path, peri__row_header *out)
+{
+    unsigned char bytes[PERI__ROW_HEADER_BYTES];
+    const int64_t n = peri__read_at(fd, bytes, sizeof bytes, 0);
+    if (n < (int64_t)sizeof bytes && errno) return fail_errno(path, "reading the header");
+    return peri__row_header_parse(path, bytes, n, out);
+}
+
 /** A file that was there before: read its header and compare. */
 static peri_status adopt(peri__row_file *f, const peri__row_header *want, int64_t size)
 {
-    unsigned char bytes[PERI__ROW_HEADER_BYTES];
-    ssize_t n = pread(f->fd, bytes, sizeof bytes, 0);
-    if (n < 0) return fail_errno(f->path, "reading the header");
-    PERI_TRY(peri__row_header_parse(f->path, bytes, n, &f->header));
+    PERI_TRY(read_header(f->fd, f->path, &f->header));
     PERI_TRY(check_same(f->path, &f->header, want));
     int64_t whole = file_bytes(want);
     if (size < whole)
@@ -496,13 +499,11 @@ peri_status peri__row_file_open(const char *directory, const peri__row_header *a
 
 peri_status peri__row_file_peek(const char *path, peri__row_header *out)
 {
-    unsigned char bytes[PERI__ROW_HEADER_BYTES];
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return fail_errno(path, "opening it");
-    ssize_t n = pread(fd, bytes, sizeof bytes, 0);
-    peri_status status = n < 0 ? fail_errno(path, "reading the header") : PERI_OK;
+    const peri_status status = read_header(fd, path, out);
     close(fd);
-    return status < 0 ? status : peri__row_header_parse(path, bytes, n, out);
+    return status;
 }
 
 /** Write the header as it is to become, and wait for the disk. After a failure the disk may hold either. */

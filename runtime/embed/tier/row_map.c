@@ -70,15 +70,11 @@ static peri_status fail(const char *path, bool write, int64_t bytes, int64_t at,
 /** Read bytes [from, end) of the map. */
 static peri_status read_part(peri__row_map *m, const char *path, int fd, int64_t at, int64_t from, int64_t end)
 {
-    while (from < end) {
-        ssize_t n = peri__fault(PERI_FAULT_row_read)
-                        ? (errno = EIO, -1)
-                        : pread(fd, (char *)m->bits + from, (size_t)(end - from), (off_t)(at + from));
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return fail(path, false, end - from, at + from, n < 0 ? errno : ENODATA);
-        from += n;
-    }
-    return PERI_OK;
+    const int64_t done = peri__fault(PERI_FAULT_row_read)
+                             ? (errno = EIO, 0)
+                             : peri__read_at(fd, (char *)m->bits + from, end - from, at + from);
+    if (done == end - from) return PERI_OK;
+    return fail(path, false, end - from - done, at + from + done, errno ? errno : ENODATA);
 }
 
 peri_status peri__row_map_load(peri__row_map *m, const char *path, int fd, int64_t at, uint64_t sum)
@@ -106,15 +102,11 @@ peri_status peri__row_map_store(peri__row_map *m, const char *path, int fd, int6
 {
     for (int64_t p = 0; p < m->pages; p++) {
         if (!m->news[p]) continue;
-        for (int64_t done = 0, bytes = page_bytes(m, p); done < bytes;) {
-            ssize_t n = peri__fault(PERI_FAULT_row_write)
-                            ? (errno = ENOSPC, -1)
-                            : pwrite(fd, (const char *)m->bits + p * PAGE + done, (size_t)(bytes - done),
-                                     (off_t)(at + p * PAGE + done));
-            if (n < 0 && errno == EINTR) continue;
-            if (n <= 0) return fail(path, true, bytes - done, at + p * PAGE + done, n < 0 ? errno : ENOSPC);
-            done += n;
-        }
+        const int64_t bytes = page_bytes(m, p), from = at + p * PAGE;
+        const int64_t done = peri__fault(PERI_FAULT_row_write)
+                                 ? (errno = ENOSPC, 0)
+                                 : peri__write_at(fd, (const char *)m->bits + p * PAGE, bytes, from);
+        if (done < bytes) return fail(path, true, bytes - done, from + done, errno);
         m->sums[p] = page_sum(m, p);
         m->news[p] = false;
     }
