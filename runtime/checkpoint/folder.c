@@ -237,12 +237,29 @@ void peri_checkpoint_lock_release(peri_checkpoint_lock *lock)
 
 static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-peri_status peri_checkpoint_names(const char *folder, char **out)
+/** Whether entry @name of @folder is a checkpoint. One whose manifest cannot be looked for now (a disk that fails, a
+ *  network) may be one: left out, it would be passed over in silence, and what it is an increment of removed. */
+static bool is_checkpoint(const char *folder, const char *name)
 {
     char path[PATH_MAX];
+    struct stat s;
+    if (*name == '.' || strchr(name, '\n') ||
+        snprintf(path, sizeof path, "%s/%s/%s", folder, name, PERI__MANIFEST) >= (int)sizeof path)
+        return false;
+    return stat(path, &s) == 0 || (errno != ENOENT && errno != ENOTDIR && errno != EACCES && errno != ELOOP);
+}
+
+/** The next entry of a folder; NULL: there is none, or, if errno is not 0, it cannot be read. */
+static struct dirent *next_entry(DIR *d)
+{
+    errno = 0;
+    return readdir(d);
+}
+
+peri_status peri_checkpoint_names(const char *folder, char **out)
+{
     char **names = NULL, *text = NULL;
     int64_t n = 0, room = 0, bytes = 1;
-    struct stat s;
     PERI_NEED(folder);
     PERI_NEED(out);
     DIR *d = opendir(folder);
@@ -251,11 +268,11 @@ peri_status peri_checkpoint_names(const char *folder, char **out)
         return peri__fail(peri__status_of(why), "checkpoint: folder '%.300s': %s", folder,
                           strerror(why));
     peri_status status = PERI_OK;
-    for (struct dirent *e; status >= 0 && (e = readdir(d));) {
-        if (*e->d_name == '.' || strchr(e->d_name, '\n')) continue;
-        if (snprintf(path, sizeof path, "%s/%s/%s", folder, e->d_name, PERI__MANIFEST) >= (int)sizeof path ||
-            stat(path, &s) != 0)
-            continue;
+    while (status >= 0) {
+        const struct dirent *e = next_entry(d);
+        if (!e && errno) status = peri__fail(PERI_EIO, "checkpoint: folder '%.300s': %s", folder, strerror(errno));
+        if (!e) break;
+        if (!is_checkpoint(folder, e->d_name)) continue;
         status = peri__grow((void **)&names, &room, n + 1, sizeof *names);
         if (status >= 0 && !(names[n] = peri__strdup(e->d_name))) status = PERI_ENOMEM;
         if (status >= 0) bytes += (int64_t)strlen(names[n++]) + 1;

@@ -175,10 +175,13 @@ peri_status peri_checkpoint_remove(const char *given)
     }
     if (status >= 0 && (status = remove_files(peri__checkpoint_manifest(c), away, fd, file)) == PERI_EIO) {
         int why = errno;
-        if (!peri__is_saving(path)) rename(away, path); /* what it does not know keeps its place */
+        const bool strange = why == ENOTEMPTY || why == EEXIST, whole = faccessat(fd, PERI__MANIFEST, F_OK, 0) == 0;
+        /* Whole as it was, it gets its name again, and so does a folder with files that it does not know. Else the next
+         * save removes what is left. */
+        if ((strange || whole) && !peri__is_saving(path)) rename(away, path);
         status =
             peri__fail(PERI_EIO, "checkpoint: removing '%.300s': %s%s", strcmp(file, away) ? file : path, strerror(why),
-                       why == ENOTEMPTY || why == EEXIST ? ": it has files that are not of the checkpoint" : "");
+                       strange ? ": it has files that are not of the checkpoint" : "");
     }
     peri_checkpoint_release(c);
     return status;
@@ -220,9 +223,16 @@ static peri_status give_name(const char *folder, const char *path, bool replace,
     peri__parent_of(path, parent);
     peri_status status = peri__folder_sync(parent);
     if (status < 0) {
-        if (replaces) renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE);
-        else rename(path, folder);
-        return status;
+        char text[PERI_MESSAGE_MAX];
+        const int undone =
+            replaces ? renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) : rename(path, folder);
+        const int why = errno;
+        snprintf(text, sizeof text, "%s", peri_error_message());
+        return undone == 0 ? status
+                           : peri__fail(status,
+                                        "%s; and '%.300s' has its new name, which could not be taken back (%s): it is "
+                                        "whole, but a power failure may undo it",
+                                        text, path, strerror(why));
     }
     /* The new one is there: what is left of the old one is no error. If somebody reads it, a later save sweeps it. */
     if (replaces && peri_checkpoint_remove(folder) < 0 && peri_error_status() != PERI_EPEER)

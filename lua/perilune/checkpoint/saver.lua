@@ -193,15 +193,15 @@ local function first_of(self, path)
       c:close()
       return values.saver.first
     end)
-    self._firsts[path] = ok and first or false
+    self._firsts[path] = ok and first or nil -- what cannot be read now may be read next time
   end
-  return self._firsts[path] or nil
+  return self._firsts[path]
 end
 
 --- Remove, of the checkpoints of this run, what is neither among its newest, nor of a step that is kept, nor what the
 --- run went on from, nor what one of these is an increment of. What is open elsewhere stays, and so does what somebody
 --- else has an increment of.
-local function sweep(self)
+local function remove_old(self)
   if not self.first or not holds(self) then return end
   local list, by_digest, own = with_digests(Saver.list(self.folder)), {}, 0
   for _, entry in ipairs(list) do
@@ -222,6 +222,15 @@ local function sweep(self)
       say("'%s' could not be removed: %s", entry.path, ffi.string(C.peri_error_message()))
     end
   end
+end
+
+--- The same on rank 0, after a save or a load, which has not failed if this does: what was met is said, and the next
+--- save removes what is left. Collective.
+local function sweep(self)
+  on_first(self, "Saver", function()
+    local ok, err = pcall(remove_old, self)
+    if not ok then say("old checkpoints of '%s' stay for now: %s", self.folder, (errors.describe(err))) end
+  end)
 end
 
 -- -- going on ---------------------------------------------------------------------------------------------------------
@@ -265,7 +274,7 @@ function Saver:resume()
         or false
       self:_go_on_from(entry.path)
       if self.rank == 0 then say("going on from '%s', step %d", entry.path, own.step) end
-      if auto then on_first(self, "Saver:resume", function() sweep(self) end) end
+      if auto then sweep(self) end
       return own.step, values.user
     end
     if auto and damaged and i == #list and self.rank == 0 then
@@ -302,7 +311,7 @@ local function settle(self)
     self.last_step, self.parent, self.increments = saving.before, saving.parent, saving.increments
     error(err, 0)
   end
-  on_first(self, "Saver:save", function() sweep(self) end)
+  sweep(self)
 end
 
 --- Whether the next save is to be an increment, if all ranks know what changed. All ranks alike.
@@ -382,7 +391,7 @@ function Saver:save(step, values)
   self.number, self.first, self.last_step, self._saved_at = number, first, step, C.peri_time_ns()
   self.parent, self.increments = path, parent and self.increments + 1 or 0
   if self.async then return path end
-  on_first(self, "Saver:save", function() sweep(self) end)
+  sweep(self)
   return path
 end
 
