@@ -42,12 +42,13 @@ local function leave_out(job, iterator, n)
   return true
 end
 
-local SPREAD, DRAWN = 0x9e3779b1, 2 ^ 20 -- random numbers of a batch
+local DRAWN = 2 ^ 20 -- tensors of random numbers of a batch
 
 --- Random numbers that the state draws now depend on the number of the batch, not on the batches that this worker has
 --- made before.
 local function seed(k)
-  math.randomseed((P.state.seed * SPREAD + k) % 2 ^ 53)
+  local mixed = (ffi.cast("uint64_t", P.state.seed) * 0x9e3779b97f4a7c15ULL + k) * 0xbf58476d1ce4e5b9ULL
+  math.randomseed(tonumber(mixed / 2048ULL)) -- 53 bits
   P.state.numbers_drawn = k * DRAWN
 end
 
