@@ -129,17 +129,26 @@ static peri_status sparse_args(peri_tbe *tbe, const peri_tbe_sparse *sparse, per
     return PERI_OK;
 }
 
+/** Whether rows of a table's gradient, @bytes of them, lie so far apart that the sets of a processor's own cache which
+ *  have them are full of them by half. Rows at a stride of 2^k bytes, or odd multiples of it, begin in one set of 2^k
+ *  bytes' worth of sets. */
+static bool crowded(int64_t bytes, int64_t row_bytes, int64_t stride_bytes)
+{
+    const int64_t apart = stride_bytes & -stride_bytes;
+    return 2 * bytes * (apart / peri__max(1, peri__min(apart, row_bytes))) > peri__own_cache_bytes();
+}
+
 /** How an update reaches rows. Rows of the gradient are worth keeping where several ids read each, those of a table fit
- *  into their share of the cache, and the gradient is larger than all of it: then they lie so far apart that few sets
- *  of the cache have them. */
+ *  into their share of the cache, the gradient is larger than all of it, and they would drive each other out of it. */
 static peri_k_tbe_reach reach_of(const peri_tbe_batch *b, const peri_tensor *grad)
 {
     enum { IDS_A_BAG = 4 };
     const peri_tbe_blocks *l = b->in.blocks;
     const int64_t number = sizeof(float), bytes = l->largest * b->tbe->max_cols * number;
     peri_k_tbe_reach reach = peri__tbe_reach_update();
-    bool worth = !l->none && b->sorted->capacity >= IDS_A_BAG * l->total_bags && bytes <= reach.kept &&
-                 peri__numel(grad) * number > peri__own_cache_bytes();
+    bool worth = l->n > 0 && !l->none && b->sorted->capacity >= IDS_A_BAG * l->total_bags && bytes <= reach.kept &&
+                 peri__numel(grad) * number > peri__own_cache_bytes() &&
+                 crowded(bytes, b->tbe->max_cols * number, l->block[0].out_stride * number);
     reach.kept = worth ? (int32_t)bytes : 0;
     return reach;
 }
