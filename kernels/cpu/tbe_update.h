@@ -41,7 +41,7 @@ TBE_INLINE uint64_t tbe_gradient_at(const tbe_updater *u, int64_t e, float *scal
 K_HIDDEN void tbe_kept_enter(tbe_updater *u, const peri_k_tbe_table *t, int64_t e);
 /** Keep the row at @at, which would be in @place, if there is room; returns where to read it. */
 #define tbe_kept_add K_SHARED(tbe_kept_add)
-K_HIDDEN const float *tbe_kept_add(tbe_updater *u, uint64_t at, uint64_t place);
+K_HIDDEN __attribute__((cold)) const float *tbe_kept_add(tbe_updater *u, uint64_t at, uint64_t place);
 
 /** The place of the row at @at, or where it would come. */
 TBE_INLINE uint64_t tbe_kept_place(const tbe_kept *k, uint64_t at)
@@ -56,7 +56,7 @@ TBE_INLINE uint64_t tbe_kept_place(const tbe_kept *k, uint64_t at)
 TBE_INLINE const float *tbe_gradient_row(tbe_updater *u, int64_t e, float *scale)
 {
     const uint64_t at = tbe_gradient_at(u, e, scale);
-    if (!u->kept.shift) return u->a->grad + at;
+    if (__builtin_expect(!u->kept.shift, 1)) return u->a->grad + at;
     const uint64_t place = tbe_kept_place(&u->kept, at), copy = u->kept.places[place];
     if (copy == UINT64_MAX) return tbe_kept_add(u, at, place);
     return u->kept.rows + (int64_t)(copy & ((1u << TBE_COPY_BITS) - 1)) * u->kept.stride;
