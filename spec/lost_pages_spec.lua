@@ -7,16 +7,12 @@ local shell = require "spec.support.shell"
 local serving = require "spec.support.serving"
 
 describe("pages of a model file that cannot be read", function()
-  local cc = shell.has "cc" and "cc" or shell.has "gcc" and "gcc"
-  if shell.sanitizer ~= "" then return pending "the sanitizers have a mmap of their own" end
-  if not cc then return pending "no C compiler was found" end
   local folder, clean = shell.temporary()
-  local lost = folder .. "/lost_pages.so"
-  setup(function()
-    local out, status = shell.run(("%s -shared -fPIC -o %s spec/support/lost_pages.c"):format(cc, lost))
-    assert.equal(0, status, out)
-  end)
+  local compile, why = shell.preloaded(folder, "lost_pages")
   teardown(clean)
+  if not compile then return pending(why) end
+  local lost
+  setup(function() lost = compile() end)
 
   it("never are zeros in what a follower answers, and it comes to the newest step by itself", function()
     local env, refused = shell.luajit_env(), 0

@@ -5,16 +5,12 @@
 local shell = require "spec.support.shell"
 
 describe("a call on files that fails", function()
-  local cc = shell.has "cc" and "cc" or shell.has "gcc" and "gcc"
-  if shell.sanitizer ~= "" then return pending "the sanitizers have calls of their own" end
-  if not cc then return pending "no C compiler was found" end
   local folder, clean = shell.temporary()
-  local library = folder .. "/io_faults.so"
-  setup(function()
-    local out, status = shell.run(("%s -shared -fPIC -o %s spec/support/io_faults.c -ldl"):format(cc, library))
-    assert.equal(0, status, out)
-  end)
+  local compile, why = shell.preloaded(folder, "io_faults")
   teardown(clean)
+  if not compile then return pending(why) end
+  local library
+  setup(function() library = compile() end)
 
   for _, what in ipairs { "increments", "keep", "replace" } do
     it("leaves the old checkpoint or the new one: " .. what, function()

@@ -21,6 +21,20 @@ end
 
 function M.has(program) return os.execute(("command -v %s >/dev/null 2>&1"):format(program)) == 0 end
 
+--- A function that compiles spec/support/NAME.c in `folder`, to be loaded before the C library (LD_PRELOAD), and
+--- returns the library's path; or nil, and why not: for `pending`.
+function M.preloaded(folder, name)
+  if M.sanitizer ~= "" then return nil, "the sanitizers have calls of their own" end
+  local cc = M.has "cc" and "cc" or M.has "gcc" and "gcc"
+  if not cc then return nil, "no C compiler was found" end
+  return function()
+    local path = ("%s/%s.so"):format(folder, name)
+    local out, status = M.run(("%s -shared -fPIC -o %s spec/support/%s.c -ldl"):format(cc, path, name))
+    assert(status == 0, out)
+    return path
+  end
+end
+
 --- The command of a browser that needs no screen; or nil, and why there is none: for `pending`.
 function M.browser()
   for _, name in ipairs { "chromium", "chromium-browser", "google-chrome" } do

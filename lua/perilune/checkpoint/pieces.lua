@@ -16,6 +16,8 @@ local M = {}
 --- A list of numbers as a text, for comparing.
 function M.numbers_text(list) return table.concat(list, ",") end
 
+local function element_bytes(dtype) return tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) end
+
 --- A piece, as a save keeps it, which has one for each shard of 100,000 tables: { name =, bytes =, and what has its
 --- elements: tensor =, or of = a ShardedTensor and k = which of its shards on this rank }; alone (true): no other rank
 --- could write it, else replica = "equal" (all ranks have the same), "first" (that of the first rank counts) or nil. Of
@@ -24,7 +26,7 @@ function M.numbers_text(list) return table.concat(list, ",") end
 --- (maps.lua). M.whole adds the rest.
 function M.piece(name, dtype, shape, m, p)
   p.name, p.dtype, p.shape, p.offset, p.size, p.columns = name, dtype, shape, m.shard_offsets, m.shard_sizes, m.columns
-  p.bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) * util.product(p.size)
+  p.bytes = p.bytes or element_bytes(dtype) * util.product(p.size) -- of an increment those of the rows that are there
   return p
 end
 
@@ -43,7 +45,6 @@ function M.whole(p)
     x.shard, x.device = own[p.k], p.of._device
     M.piece(p.name, p.of:dtype(), p.of:size(), x.shard.metadata, x)
   end
-  x.bytes = p.bytes -- of an increment those of the rows that are there
   return x
 end
 
@@ -77,7 +78,7 @@ local function add_shards(list, name, t, group)
   if not whole then return false end
   local together, done = t._group and (not group or t._group:size() == group:size()), {}
   local here = together and "rank:" .. t._group:rank()
-  local size = tonumber(C.peri_dtype_size(C.peri_dtype_parse(t:dtype())))
+  local size = element_bytes(t:dtype())
   for k, shard in ipairs(own) do
     local key = first and key_of(shard.metadata) or 1
     local alone = together or not group
@@ -98,7 +99,7 @@ local function add_pieces(list, name, t, checked, group)
     t = t:gather()
   end
   list[#list + 1] = { name = name, tensor = t, replica = checked and "equal" or "first", alone = not group or nil,
-    bytes = t:numel() * tonumber(C.peri_dtype_size(C.peri_dtype_parse(t:dtype()))) }
+    bytes = t:numel() * element_bytes(t:dtype()) }
 end
 
 --- What is said of a model: its plan, if it is sharded, and the XXH3-64 of its tensors' names, dtypes and shapes, which

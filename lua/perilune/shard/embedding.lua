@@ -360,7 +360,7 @@ function ShardedEmbeddingModule:copy_from(collection)
       params)
     if rate ~= given.learning_rate then self:set_learning_rate(rate) end
   end
-  pieces.copy(others, collection)
+  pieces.copy(others, collection, collection:_trains_itself())
 end
 
 function ShardedEmbeddingModule:changes()

@@ -123,8 +123,7 @@ function ShardedEmbeddingBag:try_copy_from(module) end -- luacheck: ignore 212
 --- Take this rank's rows of an nn.EmbeddingBag.
 function ShardedEmbeddingBag:copy_from(module)
   local weight = module.weight:detach()
-  pieces.copy(self:local_shards(), { _trains_itself = function() return false end,
-    table_rows = function(_, _, _, row, n) return weight:slice(1, row, row + n) end })
+  pieces.copy(self:local_shards(), { table_rows = function(_, _, _, row, n) return weight:slice(1, row, row + n) end })
 end
 
 -- -- its sharder ------------------------------------------------------------------------------------------------------

@@ -167,11 +167,11 @@ function M.starts(s, collection, t)
   return true
 end
 
---- Copy the parts that pieces have of the weights and optimizer states of an unsharded collection that has memory.
---- Tables that got their optimizer from the sharder, or have one of their own, have weights only.
-function M.copy(list, collection)
+--- Copy the parts that pieces have of an unsharded collection that has memory: weights and, if it has `states` of
+--- optimizers, these. (It has none where the sharder gave the optimizer, or tables have their own.)
+function M.copy(list, collection, states)
   for _, s in ipairs(list) do
-    for _, name in ipairs(collection:_trains_itself() and s.names() or { "weight" }) do
+    for _, name in ipairs(states and s.names() or { "weight" }) do
       local geometry = s.geometry(name)
       local copy = (geometry == "full" or geometry == "row") and copy_rows or copy_whole
       copy(collection, s, name)
