@@ -215,6 +215,13 @@ describe("a Saver", function()
     assert.equal(old .. "save-000008-step-5\n", names(path))
     run({ keep = 1, resume = path .. "/save-000002-step-6" }, 8, 9)
     assert.equal("save-000002-step-6\nsave-000008-step-5\nsave-000010-step-9\n", names(path))
+    -- However that is spelled.
+    shell.run(("ln -s save-000010-step-9 %s/best"):format(path))
+    run({ keep = 1, resume = path .. "/best" }, 10, 11)
+    assert.equal("best\nsave-000008-step-5\nsave-000010-step-9\nsave-000012-step-11\n", names(path))
+    run({ keep = 1, resume = path .. "/save-000012-step-11/" }, 12, 13)
+    assert.equal("best\nsave-000008-step-5\nsave-000012-step-11\nsave-000014-step-13\n",
+      names(path))
   end)
 
   it("takes the one before where the newest is damaged, and says so", function()

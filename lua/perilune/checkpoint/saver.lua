@@ -89,7 +89,8 @@ function Saver:init(args)
   local world = P.state.world -- a part of the ranks does not stop alone
   self._stops = not world or world.world_size == (self.group and self.group:size() or 1)
   self.at = 0 -- the newest step that it was told
-  self.number, self.last_step, self.from = 0, false, false -- of the last save; the path of what the run went on from
+  -- of the last save; the digest of what the run went on from
+  self.number, self.last_step, self.from = 0, false, false
   -- path of what the next increment is one of; how many there are since the full checkpoint
   self.parent, self.increments = false, 0
   self._saved_at = C.peri_time_ns()
@@ -172,10 +173,11 @@ Saver.list = names.list
 
 local function say(format, ...) io.stderr:write("perilune: ", format:format(...), "\n") end
 
+local identity = P.struct "peri_checkpoint_info"
+
 --- The entries, each with the digests of what it is (`is`: its own, and of what it stands for) and of what it is an
 --- increment of (`of`).
 local function with_digests(list)
-  local identity = P.struct "peri_checkpoint_info"
   for _, entry in ipairs(list) do
     local known = C.peri_checkpoint_identify(entry.path, identity) >= 0
     entry.is = known and { ffi.string(identity.digest), ffi.string(identity.same_as) } or {}
@@ -210,8 +212,8 @@ local function remove_old(self)
   for _, entry in ipairs(list) do
     local others = first_of(self, entry.path) ~= self.first
     own = own + (others and 0 or 1)
-    local kept = others or own <= self.keep or entry.path == self.from or entry.path == self.parent
-      or self.keep_every and entry.step % self.keep_every == 0
+    local kept = others or own <= self.keep or entry.is[1] == self.from or entry.is[2] == self.from
+      or entry.path == self.parent or self.keep_every and entry.step % self.keep_every == 0
     while kept and entry and not entry.kept do
       entry.kept = true
       entry = entry.of ~= "" and by_digest[entry.of]
@@ -269,7 +271,12 @@ function Saver:resume()
       if not own then P.fail(("Saver:resume: '%s' was not saved by a Saver, so it does not say its step; "
         .. "checkpoint.load takes it"):format(
         entry.path)) end
-      self.last_step, self.from, self.at = own.step, entry.path, own.step
+      -- By its digest: the path may be a link to it, or spelled otherwise than the folder's.
+      self.from = on_first(self, "Saver:resume", function()
+        check(C.peri_checkpoint_identify(entry.path, identity))
+        return ffi.string(identity.digest)
+      end)
+      self.last_step, self.at = own.step, own.step
       self.number, self.first = auto and list[1].number or self.number, is_within(self, entry.path) and own.first
         or false
       self:_go_on_from(entry.path)
