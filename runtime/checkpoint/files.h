@@ -39,6 +39,8 @@ peri_status peri__file_await(const char *folder, const char *name, int64_t bytes
 peri_status peri__file_load(int folder, const char *path, const char *name, int64_t most, char **out, int64_t *bytes);
 /** Whether @path is the folder that is open as @fd, and not a link to it. */
 bool peri__same_folder(const char *path, int fd);
+/** Whether a checkpoint may have the path @path, which is an error if not. */
+peri_status peri__checkpoint_name(const char *path);
 /** The name of a save's folder for checkpoint @path, ".NAME.saving-0123456789abcdef" beside it with digits drawn anew,
  *  in @out of PATH_MAX bytes. What has such a name and is not locked is swept by later saves. */
 peri_status peri__saving_name(const char *path, char *out);

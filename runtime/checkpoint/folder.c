@@ -109,17 +109,27 @@ static void sweep(const char *parent)
     if (d) closedir(d);
 }
 
+/** Whether a folder's list of checkpoints may have @name. Saves that go on have names with '.' in front, and each line
+ *  of the list is a name. */
+static bool is_listed(const char *name) { return *name != '.' && !strchr(name, '\n'); }
+
+/** Under a name that is not listed nobody would find what a checkpoint is an increment of. */
+peri_status peri__checkpoint_name(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (*name && is_listed(name) && strlen(name) <= 200 && strlen(path) <= PATH_MAX - 64) return PERI_OK;
+    return peri__fail(PERI_EINVAL,
+                      "checkpoint: '%.200s' is no name for a checkpoint: it ends with a name of 1 to 200 bytes, no "
+                      "'.' in front, no line feed in it",
+                      path);
+}
+
 peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder **out)
 {
     char parent[PATH_MAX], fresh[PATH_MAX];
     PERI_NEED(path);
     PERI_NEED(out);
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strlen(path) > PATH_MAX - 64 ||
-        strlen(name) > 200)
-        return peri__fail(PERI_EINVAL,
-                          "checkpoint: '%.200s' is no name for a checkpoint: it ends with a name of 1 to 200 bytes",
-                          path);
+    PERI_TRY(peri__checkpoint_name(path));
     peri__parent_of(path, parent);
     const int unmade = peri__make_folders(parent, true);
     sweep(parent);
@@ -243,7 +253,7 @@ static bool is_checkpoint(const char *folder, const char *name)
 {
     char path[PATH_MAX];
     struct stat s;
-    if (*name == '.' || strchr(name, '\n') ||
+    if (!is_listed(name) ||
         snprintf(path, sizeof path, "%s/%s/%s", folder, name, PERI__MANIFEST) >= (int)sizeof path)
         return false;
     return stat(path, &s) == 0 || (errno != ENOENT && errno != ENOTDIR && errno != EACCES && errno != ELOOP);

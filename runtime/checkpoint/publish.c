@@ -82,12 +82,13 @@ static peri_status only_its_own(const char *path)
     return status;
 }
 
-/** Whether the checkpoint at @path may be replaced: it must be one, since what it replaces is removed. */
+/** Whether a checkpoint may get the path @path; one that is there must be one, since it is removed. */
 static peri_status replaceable(const char *path, bool replace, const peri_checkpoint_config *config)
 {
     char manifest[PATH_MAX], child[PATH_MAX];
     peri_checkpoint_info old = {.size = sizeof old};
     struct stat s;
+    PERI_TRY(peri__checkpoint_name(path));
     if (lstat(path, &s) != 0) return PERI_OK;
     if (!replace)
         return peri__fail(PERI_EINVAL,
@@ -281,8 +282,6 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     PERI_NEED(parts);
     PERI_NEED(digest);
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: %d parts, allowed: 1 or more", n);
-    if (!*path || strlen(path) >= PATH_MAX)
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: a path of %zu bytes", strlen(path));
     if (!config) config = &nothing;
     PERI_TAKE(peri_checkpoint_config, config);
     if (config->values) PERI_TRY(check_values(config->values));

@@ -295,6 +295,20 @@ describe("an increment", function()
     same(want, state(q))
   end)
 
+  it("finds its parents under every name that a checkpoint may have", function()
+    for i, name in ipairs { "a b", "q'\"q", "-d", "ta\tb", "\255\254", "%s" } do
+      save(name, p, { increments = true, values = i }) -- each another one
+      save(name .. "+", p, { increment_of = folder .. "/" .. name })
+      load(name .. "+", p)
+      assert.error(function() peri.checkpoint.remove(folder .. "/" .. name) end)
+    end
+    for _, name in ipairs { ".hidden", "line\nfeed", "..", ("x"):rep(201) } do
+      for _, async in ipairs { false, true } do
+        assert.error_matches(function() save(name, p, { async = async }) end, "is no name for a checkpoint.*no line feed")
+      end
+    end
+  end)
+
   it("of what is not marked is refused with what to do", function()
     save("plain", build())
     assert.error_matches(function() save("more", p, { increment_of = folder .. "/plain" }) end,

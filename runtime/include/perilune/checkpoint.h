@@ -80,7 +80,8 @@ typedef struct peri_checkpoint_place {
 /** A folder in which a save collects its files until they are a checkpoint. */
 typedef struct peri_checkpoint_folder peri_checkpoint_folder;
 
-/** Make one beside @path, the checkpoint that is to be; folders above that are missing are made. It is locked as long
+/** Make one beside @path, the checkpoint that is to be; folders above that are missing are made. The last part of @path
+ *  has 1 to 200 bytes, no '.' in front and no line feed in it. The folder is locked as long
  *  as the handle lives; what saves of dead processes left there is removed. On one rank, which tells the others its
  *  path. @out new. */
 PERI_API peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder **out);
