@@ -232,6 +232,9 @@ describe("the launcher", function()
     assert.equal("print\n", completes("perilune schedule pr", 2))
     assert.equal("ls\n", completes("perilune checkpoint l", 2))
     assert.matches("%-%-times", completes("perilune schedule --t", 2))
+    assert.equal("l1cache l2cache l3cache\n", completes("perilune run --bind l", 3))
+    assert.equal("dgx_h100_80gb\n", completes("perilune plan --topology dgx_h", 3))
+    assert.equal("sparse_dist sparse_dist_lite\n", completes("perilune plan --simulate sp", 3))
     assert.matches("^#compdef perilune", (run "completion zsh"))
   end)
 
@@ -239,6 +242,9 @@ describe("the launcher", function()
     if not shell.has "zsh" then return pending "zsh was not found" end
     assert.equal("_perilune\n", (shell.run(("PATH=%s:$PATH zsh -fc 'autoload -U compinit; compinit -u -D; "
       .. "eval \"$(perilune completion zsh)\"; echo $_comps[perilune]'"):format(shell.build))))
+    local script = run "completion zsh"
+    assert.matches("%-%-bind%[[^\n]*: :%(none hwthread core [^\n]* cpu%-list%)\"\n", script)
+    assert.matches("%-%-topology%[[^\n]*: :{compadd [^\n]* dgx_h100_80gb [^\n]*; _files}\"\n", script)
   end)
 
   it("compares the logs of runs", function()

@@ -411,6 +411,22 @@ static void remove_abandoned(const char *place)
     if (folder) closedir(folder);
 }
 
+/** Bytes that this user may still write to the file system of a folder; -1: the folder is not there. */
+static double room_of(const char *place)
+{
+    struct statvfs s;
+    return statvfs(place, &s) == 0 ? (double)s.f_bavail * (double)s.f_frsize : -1;
+}
+
+/** room(place): room_of; nil: the folder is not there. */
+static int room(lua_State *L)
+{
+    const double bytes = room_of(luaL_checkstring(L, 1));
+    if (bytes < 0) return 0;
+    lua_pushnumber(L, bytes);
+    return 1;
+}
+
 /** folder(mib): a new folder for files of this job: in shared memory if that has so much room, else among temporary
  *  files. Only this user can enter it. Its name, or nil: it cannot be made. */
 static int make_folder(lua_State *L)
@@ -420,9 +436,7 @@ static int make_folder(lua_State *L)
     char path[4096];
     remove_abandoned(places[0]); /* other places may be shared by machines, which need not see each other's locks */
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        struct statvfs room;
-        bool enough = statvfs(places[i], &room) == 0 &&
-                      (double)room.f_bavail * (double)room.f_frsize >= luaL_checknumber(L, 1) * 0x1p20;
+        const bool enough = room_of(places[i]) >= luaL_checknumber(L, 1) * 0x1p20;
         if (i == 0 && !enough) continue;
         if (snprintf(path, sizeof path, "%s/" FOLDER "XXXXXX", places[i]) >= (int)sizeof path || !mkdtemp(path))
             continue;
@@ -471,7 +485,7 @@ static int remove_folder(lua_State *L)
 void peri__job_register(lua_State *L)
 {
     static const luaL_Reg functions[] = {{"folder", make_folder}, {"remove", remove_folder}, {"sought", sought},
-                                         {"loopback", loopback},
+                                         {"loopback", loopback}, {"room", room},
                                          {"files", files}, {"start", start}, {"next", next}, {"signal", send_signal},
                                          {"children", children}, {"sweep", sweep}, {"started", started}, {NULL, NULL}};
     luaL_register(L, NULL, functions);

@@ -93,12 +93,11 @@ check("huge pages", function()
   return ok("%s", mode or "unknown")
 end)
 
-check("shared memory", function()
-  local room = tonumber((line_of "df -Pk /dev/shm | tail -n 1" or ""):match "%S+%s+(%d+)")
+check("shared memory", function(_, launcher)
+  local room = launcher.room "/dev/shm"
   if not room then
     return note("/dev/shm is not there", "ranks of one machine meet there: mount a tmpfs at /dev/shm")
   end
-  room = room * 1024
   if room < 2 ^ 28 then
     return note("/dev/shm has " .. amount(room),
       "ranks of one machine exchange through it; in a container: docker run --shm-size=2g")

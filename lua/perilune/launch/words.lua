@@ -40,10 +40,28 @@ function M.names()
   return table.concat(list, "\n")
 end
 
---- The script of a shell, of the command line's parser.
+--- Words for the values of options that are not argparse's choices: some take a file as well, or more behind the word.
+local function values()
+  return {
+    ["--bind"] = require("perilune.launch.openmpi").bindings,
+    ["--topology"] = require("perilune.plan").Topology.presets,
+    ["--simulate"] = require("perilune.pipeline.schedules").names,
+    ["--resume"] = { "auto", "no" },
+    ["--stop-on"] = { "SIGUSR1", "SIGUSR2" },
+  }
+end
+
+--- The script of a shell, of the command line's parser, which is not used afterwards.
 function M.script(parser, shell)
+  local words = values()
+  for _, command in ipairs(parser._commands) do
+    for _, option in ipairs(command._options) do option._choices = option._choices or words[option._name] end
+  end
   if shell == "zsh" then
     local text = parser:get_zsh_complete()
+    for _, name in ipairs { "--topology", "--simulate", "--resume" } do -- bash adds files by itself where no word fits
+      text = text:gsub('("' .. name:gsub("%-", "%%-") .. '%[[^\n]*: :)%(([^()]*)%)"', '%1{compadd %2; _files}"')
+    end
     -- the argument of help is a name of the reference
     text = text:gsub('(help%)\n.-)"[^"\n]*:_files"', '%1":name:($(perilune help --names))"', 1)
     return (text:gsub("_perilune%s*$", function() return ZSH end))
