@@ -33,6 +33,77 @@ describe("the JIT harness", function()
   end)
 end)
 
+describe("tensor functions", function()
+  local calls = require "spec.support.calls"
+
+  it("are all called in spec/support/calls.lua", function()
+    local names, missing = peri.util.copy(peri.ffi.methods_of(peri.ones { 1 })), {}
+    for _, part in ipairs(getmetatable(peri.nn.functional).__names()) do
+      for name in pairs(part) do names[name] = true end
+    end
+    for name in pairs(peri.nn.functional) do names[name] = true end
+    names.activations, names.reductions, names.pin_memory = nil, nil, nil -- lists of names; what CUDA alone has
+    for name in peri.util.ordered(names) do
+      if name:match "^%l" and not calls[name] then missing[#missing + 1] = name end
+    end
+    assert.same({}, missing)
+  end)
+
+  --- Where a trace begins is a matter of chance, and from some places on it gets too long. What does not compile, does
+  --- not at any time. A trace cannot begin in a function that calls a C function that returns a bool (is_leaf and the
+  --- like); one that begins outside has it.
+  local function compiles(name, f)
+    local ok, err
+    for _ = 1, 4 do
+      ok, err = pcall(support.assert_compiles, name, f, name:match "^is_" and "unsupported C function type")
+      if ok then return end
+    end
+    error(err, 0)
+  end
+
+  it("compile, with and without a gradient", function()
+    if not jit.status() then return pending(support.OFF) end
+    local plain = peri.Tensor.uniform({ 4, 4 }, 0.1, 0.9, 1, 0)
+    for name, f in peri.util.ordered(calls) do
+      for kind, x in pairs { plain = plain, recorded = plain:clone():requires_grad() } do
+        compiles(name .. ", " .. kind, function() peri.scope(f, x) end)
+      end
+    end
+    local ok = pcall(compiles, "a closure", function(i) return function() return i end end)
+    assert.is_false(ok)
+  end)
+end)
+
+describe("calls of a training loop", function()
+  local nn = peri.nn
+  local x, labels = peri.Tensor.uniform({ 4 }, 0.1, 0.9, 1, 0), peri.tensor { 0, 1, 1, 0 }
+  local sequence = peri.Tensor.uniform({ 2, 3, 8 }, -1, 1, 1, 0)
+  local lengths, values = peri.tensor({ 1, 0, 2, 1 }, "i64"), peri.tensor({ 7, 8, 9, 7 }, "i64")
+  local layer, attention = nn.Linear { in_features = 4, out_features = 2 },
+    nn.MultiheadAttention { embed_dim = 8, num_heads = 2, batch_first = true }
+  local optimizer = nn.optim.Adam { params = layer:parameters(), lr = 0.1 }
+  local scheduler = nn.optim.StepLR { optimizer = optimizer, step_size = 10 }
+  local metric = nn.metrics.NEMetric {}
+  for name, f in pairs {
+    ["a step"] = function()
+      optimizer:zero_grad()
+      layer(x):sum():backward()
+      optimizer:step()
+      scheduler:step()
+    end,
+    ["a metric"] = function() metric:update(x, labels) end,
+    ["attention"] = function() attention(sequence, sequence, sequence) end,
+    ["a KeyedJaggedTensor of new names"] = function()
+      peri.KeyedJaggedTensor { keys = { "a", "b" }, lengths = lengths, values = values }
+    end,
+  } do
+    it("compile: " .. name, function()
+      f() -- the first call loads parts of the library
+      support.assert_compiles(name, function() peri.scope(f) end)
+    end)
+  end
+end)
+
 for _, device in ipairs { "cpu", "opaque" } do
   describe("compiled on " .. device, function()
     local a = peri.Tensor.uniform({ 4, 6 }, -1, 1, 1, 0, "f32", device)

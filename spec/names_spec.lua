@@ -121,13 +121,3 @@ describe("docs/parity.md", function()
 
   it("is what `make parity` makes", function() assert.equal((page.make()), shell.read "docs/parity.md") end)
 end)
-
-it("the bench of calls has a row for each tensor function", function()
-  local text = shell.read "tests/bench/calls.lua"
-  for name, f in peri.util.ordered(peri.nn.functional) do
-    if type(f) == "function" and name:sub(1, 1) ~= "_" then
-      assert.truthy(text:find("F%." .. name .. "%f[^%w_]") or text:find(('"%s"'):format(name), 1, true)
-        or text:find(("%%f[%%w_]%s = function"):format(name)), name)
-    end
-  end
-end)

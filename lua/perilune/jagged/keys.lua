@@ -39,8 +39,7 @@ local function unchanged(entry, names)
 end
 
 local function remember(names)
-  -- lives as long as the Lua list, not as long as a scope
-  local handle = P.lasting(function() return (wrap(new(names))) end)
+  local handle = P.lasting(wrap, new(names)) -- lives as long as the Lua list, not as long as a scope
   local entry = { n = #names, handle = handle }
   for i = 1, #names do entry[i] = names[i] end
   seen[names] = entry

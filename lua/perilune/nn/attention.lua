@@ -49,23 +49,25 @@ local function masked(scores, mask)
   return mask:dtype() == "bool" and scores:masked_fill(mask, -math.huge) or scores + mask
 end
 
-local function check_inputs(self, query, key, value)
-  for name, x in util.ordered { query = query, key = key, value = value } do
-    if x:dim() ~= 3 or x:size(3) ~= self.embed_dim then
-      P.fail(("MultiheadAttention: %s is %s, wanted three dimensions, the last one %d"):format(name, Tensor._text(x),
-        self.embed_dim))
-    end
+local function check_input(self, name, x)
+  if x:dim() ~= 3 or x:size(3) ~= self.embed_dim then
+    P.fail(("MultiheadAttention: %s is %s, wanted three dimensions, the last one %d"):format(name, Tensor._text(x),
+      self.embed_dim))
   end
 end
+
+local forward_options = { key_padding_mask = util.optional, attn_mask = util.optional, average_attn_weights = true }
+local no_options = util.named("MultiheadAttention:forward", {}, forward_options)
 
 --- query [L, B, E], key and value [S, B, E]; with batch_first [B, L, E] and [B, S, E]. options: key_padding_mask [B, S]
 --- and attn_mask [L, S] or [B * heads, L, S]: bool (true is left out) or numbers that are added to the scores;
 --- average_attn_weights (true). Returns the result, of query's shape, and the weights [B, L, S], or [B, heads, L, S]
 --- where they are not averaged.
 function MultiheadAttention:forward(query, key, value, options)
-  local o = util.named("MultiheadAttention:forward", options or {},
-    { key_padding_mask = util.optional, attn_mask = util.optional, average_attn_weights = true })
-  check_inputs(self, query, key, value)
+  local o = options and util.named("MultiheadAttention:forward", options, forward_options) or no_options
+  check_input(self, "query", query)
+  check_input(self, "key", key)
+  check_input(self, "value", value)
   if not self.batch_first then query, key, value = query:transpose(1, 2), key:transpose(1, 2), value:transpose(1, 2) end
   local b, l, s, h = query:size(1), query:size(2), key:size(2), self.num_heads
   local q, k, v = heads_of(self, query, 0), heads_of(self, key, 1), heads_of(self, value, 2)

@@ -23,7 +23,13 @@ end
 
 --- The sizes of a tensor other than 1, as text; nil: it is a list.
 local function layout(x)
-  return Tensor.is(x) and table.concat(x:shape(), ", "):gsub("%f[%d]1%f[%D],? ?", ""):gsub(", $", "") or nil
+  if not Tensor.is(x) then return nil end
+  local text = ""
+  for i = 1, x:dim() do
+    local size = x:size(i)
+    if size ~= 1 then text = text == "" and tostring(size) or text .. ", " .. tostring(size) end
+  end
+  return text
 end
 M.layout = layout
 

@@ -34,14 +34,22 @@ local function base_of(self, i)
   return self._base_lrs[i]
 end
 
---- Let all rates be f(rate now, first rate), and momenta its second result, where it has one.
-local function set_rates(self, f)
+--- The rate of step n beside the first one and, where the class has one, the momentum. changed: from the rate now.
+local function rate_of(self, n, changed, now, base)
+  if changed then return self._change(self.options, n, now, base) end
+  return self:rate(n, base)
+end
+
+--- Let rates, and momenta where the class has them, be those of step n.
+local function set_rates(self, n, changed)
   local momentum
   if self._groups then
-    for i, group in ipairs(self._groups) do group.lr, momentum = f(group.lr, base_of(self, i)) end
+    for i, group in ipairs(self._groups) do
+      group.lr, momentum = rate_of(self, n, changed, group.lr, base_of(self, i))
+    end
   else
     local lr
-    lr, momentum = f(self.optimizer:lr(), self.base_lr)
+    lr, momentum = rate_of(self, n, changed, self.optimizer:lr(), self.base_lr)
     self.optimizer:set_lr(lr)
   end
   if momentum then self.optimizer:set_momentum(momentum) end
@@ -55,13 +63,13 @@ function LRScheduler:step()
   local n = self.last_epoch + 1
   if not self._change then return self:seek(n) end
   self.last_epoch = n
-  set_rates(self, function(lr, base) return self._change(self.options, n, lr, base) end)
+  set_rates(self, n, true)
 end
 
 --- Continue as after n steps: the rates are those of step n, whatever was set by hand.
 function LRScheduler:seek(n)
   self.last_epoch = util.integer(self.class_name, "the number of steps", n, 0)
-  set_rates(self, function(_, base) return self:rate(n, base) end)
+  set_rates(self, n, false)
 end
 function LRScheduler:get_last_lr() return self.optimizer:lr() end
 --- The rate of step t (from 0), and the momentum, where it is cycled.

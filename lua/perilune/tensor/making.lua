@@ -61,12 +61,17 @@ local WORD = 2 ^ -24 -- what peri.rand's numbers are multiples of
 
 --- f64 numbers from 0 to below 1 (of three words: to 1) of `words` of peri.rand's, one behind the other: for what is to
 --- choose among more than 2^24, or by less than that.
+local finer = formula("rand", 2, 1, function(f, u, word, scale) return f.add(u, f.affine(word, scale, 0)) end)
 local function fine(shape, device, words)
   local u = Tensor.rand(shape, "f32", device):to "f64" -- those of f64 are the same numbers, and take longer
-  for k = 1, words - 1 do u = F.add(u, F.affine(Tensor.rand(shape, "f32", device):to "f64", WORD ^ k, 0)) end
+  for k = 1, words - 1 do u = finer(NONE, nil, false, u, Tensor.rand(shape, "f32", device), WORD ^ k) end
   return u
 end
 
+-- The product may be rounded up to `range`.
+local place_in = formula("randint", 1, 2, function(f, u, range, most)
+  return f.clamp(f.floor(f.affine(u, range, 0)), 0, most)
+end)
 local MANY = 2 ^ 32 -- numbers from which on 48 bits favour some of them by more than 2^-16
 
 --- Whole numbers, each of low .. high - 1 as likely as the others; i64 if no dtype is given.
@@ -75,8 +80,9 @@ function Tensor.randint(low, high, shape, dtype, device)
   if not (range >= 1 and range <= 2 ^ 53) then
     P.fail(("randint: from %s to below %s, wanted 1 to 2^53 numbers"):format(tostring(low), tostring(high)))
   end
-  local places = F.floor(F.affine(fine(shape, device, range > MANY and 3 or 2), range, 0)):to "i64"
-  return (F.add(F.clamp(places, 0, range - 1), low):to(dtype or "i64")) -- the product may be rounded up to range
+  local places = place_in(NONE, nil, false, fine(shape, device, range > MANY and 3 or 2), range, range - 1):to "i64"
+  if low ~= 0 then places = F.add(places, low) end
+  return (places:to(dtype or "i64"))
 end
 
 --- The numbers 0 .. n - 1 in an order by chance, all orders alike: i64.
