@@ -353,6 +353,47 @@ describe("a follower", function()
     assert.is_nil((peri.checkpoint.follow(folder .. "/missing", { model = other }):poll()))
   end)
 
+  it("with tables of f16 refuses an increment that f16 cannot hold, and has what was there before", function()
+    local of, NAME = folder .. "/narrow", "embedding_bags.t.weight"
+    local function bags(data_type, cached)
+      return peri.EmbeddingBagCollection { seed = 5, tables = { peri.EmbeddingBagConfig { name = "t",
+        num_embeddings = 50, embedding_dim = 4, feature_names = { "f" }, data_type = data_type } },
+        fused_params = { optimizer = "sgd", learning_rate = 1,
+          cache_params = cached and { load_factor = 0.5 } or nil } }
+    end
+    local trained = bags "FP32"
+    local saver = peri.checkpoint.Saver { folder = of, parts = { model = trained }, every = 1, full_every = 1e9 }
+    local function step(i, down) -- row 7 goes down by as much
+      local batch = peri.KeyedJaggedTensor { keys = { "f" }, values = { 7 }, lengths = { 1 } }
+      local loss = trained(batch):values():sum() * down
+      loss:backward()
+      saver:step(i)
+    end
+    local function numbers(model) return peri.shard.gather_state_dict(model:state_dict())[NAME]:to_list() end
+    for _, cached in ipairs { false, true } do
+      local model = bags("FP16", cached)
+      local follower = peri.checkpoint.follow(of, { model = model }, { group = false, only = { "model/" } })
+      if not cached then
+        step(1, 2)
+        assert.truthy(follower:poll())
+        step(2, 60000)
+        assert.truthy(follower:poll())
+        local before = numbers(model)
+        step(3, 60000)
+        local path, why = follower:poll()
+        assert.is_nil(path)
+        assert.matches("has %-12000%d%.%d+ at row 7, column 0, which f16 cannot hold; allowed: %-65504..65504", why)
+        assert.same(before, numbers(model))
+        assert.equal(2, follower.step)
+      else
+        assert.error_matches(function() follower:poll() end,
+          "'" .. NAME .. "' has %-12000%d%.%d+ at row 7, column 0, which f16")
+      end
+      follower:close()
+    end
+    saver:close()
+  end)
+
   it("is another process while one trains: each state that it has is one that was saved", function()
     if shell.no_launcher() then return end
     local of = folder .. "/live"

@@ -165,6 +165,21 @@ describe("a keyed optimizer", function()
       "params%['w'%] is 3, wanted a tensor")
   end)
 
+  for way, make in peri.util.ordered(ways) do
+    it(way .. ": checks and assigns whole maps of names", function()
+      local optimizer = make(params "")
+      for kind, value in peri.util.ordered { ["nil"] = false, ["3"] = 3, ["'x'"] = "x", ["true"] = true } do
+        for _, method in ipairs { "check_state", "assign_state" } do
+          assert.error_matches(function() optimizer[method](optimizer, value or nil) end,
+            ("^[%%w]+:%s: map is %s, wanted a table"):format(method, kind))
+        end
+      end
+      assert.error_matches(function() optimizer:check_state({}, {}) end, "check_state: prefix is a table")
+      assert.same({}, optimizer:check_state {})
+      assert.error_matches(function() optimizer:assign_state {} end, "assign_state: state '[^']+' is missing")
+    end)
+  end
+
   it("may be one's own", function()
     local p = params ""
     local Own = peri.util.class("Own", optim.KeyedOptimizer)

@@ -150,8 +150,8 @@ return {
       "init_mlp_weights_xavier_uniform extract_module_or_tensor_callable " .. "get_module_output_dimension "
       .. "check_module_output_dimension construct_modulelist_from_single_module convert_list_of_modules_to_modulelist",
       "modules are functions that make modules, where several are wanted"),
-    elsewhere("peri.shard.utils.init_parameters", "spec/shard/utils_spec.lua: init_parameters",
-      "reset_module_states_post_sharding"),
+    elsewhere("peri.jagged.KTRegroupAsDict", "spec/jagged/jt_spec.lua: other keys or columns",
+      "reset_module_states_post_sharding", "what it kept of other KeyedTensors is an error, not used"),
     missing("a state of a probing map without its buckets", "make_hash_zch_buckets_non_persistent"),
     missing(pools, "deterministic_dedup") },
   { "torchrec.sparse.jagged_tensor",

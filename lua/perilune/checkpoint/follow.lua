@@ -18,6 +18,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local Tensor = require "perilune.tensor"
+local narrow = require "perilune.tensor.narrow"
 local changes = require "perilune.embed.changes"
 local load = require "perilune.checkpoint.load"
 local parts_of = require "perilune.checkpoint.parts"
@@ -34,8 +35,13 @@ local BLOCK_BYTES = 8 * 2 ^ 20 -- of rows that are read and written at once
 -- -- rows that changed ------------------------------------------------------------------------------------------------
 
 --- Write rows of a piece, as wide as it, into a table, whose shard `m` says which part of the whole it is. rows:
---- counted in the shard.
-local function write_rows(source, m, piece, rows, values)
+--- counted in the shard; dtype: of the table.
+local function write_rows(source, m, piece, rows, values, dtype)
+  local why = narrow.may_lose(dtype, values:dtype()) and narrow.refusal(values, dtype, function(i)
+    return tonumber(rows:item(i)) + m.shard_offsets[1]
+  end, piece.offset[2] or 0)
+  if why then P.fail(why) end
+  if values:dtype() ~= dtype then values = values:to(dtype) end
   local left, width = m.shard_offsets[2], m.shard_sizes[2]
   if left and (left ~= piece.offset[2] or width ~= piece.size[2]) then
     local from, to = math.max(left, piece.offset[2]), math.min(left + width, piece.offset[2] + piece.size[2])
@@ -61,7 +67,7 @@ local function meets(m, piece)
 end
 
 --- What an increment has of one piece of tensor `name`, into a table.
-local function lay(level, name, index, piece, source, m)
+local function lay(level, name, index, piece, source, m, dtype)
   if not meets(m, piece) then return end
   local low = math.max(piece.offset[1], m.shard_offsets[1])
   local high = math.min(piece.offset[1] + piece.size[1], m.shard_offsets[1] + m.shard_sizes[1])
@@ -72,11 +78,15 @@ local function lay(level, name, index, piece, source, m)
   for at = from, past - 1, step do
     local n = math.min(step, past - at)
     P.scope(function()
-      if piece.rows then return write_rows(source, m, piece, level:_piece_rows(name, index, at, n, first)) end
+      if piece.rows then
+        local rows, values = level:_piece_rows(name, index, at, n, first)
+        return write_rows(source, m, piece, rows, values, dtype)
+      end
       local offset, size = util.copy(piece.offset), util.copy(piece.size)
       offset[1], size[1] = at, n
       local region = { offset = offset, size = size, columns = piece.columns }
-      write_rows(source, m, piece, Tensor.arange(at - first, at - first + n, 1, "i64", "cpu"), level:read(name, region))
+      local rows = Tensor.arange(at - first, at - first + n, 1, "i64", "cpu")
+      write_rows(source, m, piece, rows, level:read(name, region), dtype)
     end)
   end
 end
@@ -101,17 +111,17 @@ end
 --- newest first.
 local function patches(levels)
   return function(name)
-    return function(shard)
-      local source, list = changes.source(shard.tensor, shard), {}
+    return function(shard, dtype)
+      local source, list, m = changes.source(shard.tensor, shard), {}, shard.metadata
       if not source then return false end
       for i = #levels, 1, -1 do
         local t = levels[i]:has(name) and levels[i]:tensor(name)
-        local chosen = t and pieces_for(t, shard.metadata.columns)
+        local chosen = t and pieces_for(t, m.columns)
         if not chosen then return false end
         list[#list + 1] = { level = levels[i], pieces = t.pieces, chosen = chosen }
       end
       for _, x in ipairs(list) do
-        for _, index in ipairs(x.chosen) do lay(x.level, name, index, x.pieces[index], source, shard.metadata) end
+        for _, index in ipairs(x.chosen) do lay(x.level, name, index, x.pieces[index], source, m, dtype) end
       end
       return true
     end

@@ -9,7 +9,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local keyed = require "perilune.nn.keyed"
 local param_groups = require "perilune.nn.groups"
-local number_of = require("perilune.nn.spread").number_of
+local spread = require "perilune.nn.spread"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 
 local M = {}
@@ -80,7 +80,9 @@ local function steps_of(self, map)
   local steps, first
   for i, parameter in ipairs(self.names) do
     local source = map[parameter .. ".step"]
-    local n = (Tensor.is(source) or ShardedTensor.is(source)) and number_of(source)
+    local of_steps = Tensor.is(source) or ShardedTensor.is(source)
+    local n, why = of_steps and spread.number_of(source), of_steps and spread.steps_refusal(source)
+    if why then return steps, ("state '%s.step' %s"):format(parameter, why) end
     if n and steps and n ~= steps then
       return steps, ("table '%s' was updated %d times and table '%s' %d times; those of one module are updated "
         .. "together"):format(
@@ -93,8 +95,8 @@ end
 
 function FusedOptimizer:state_groups() return { self._a.group } end
 function FusedOptimizer:check_state(map, prefix)
-  local wrong, _, why = keyed.KeyedOptimizer.check_state(self, map, prefix), steps_of(self, map)
-  wrong[#wrong + 1] = why
+  local wrong = keyed.KeyedOptimizer.check_state(self, map, prefix)
+  if #wrong == 0 then wrong[1] = select(2, steps_of(self, map)) end
   return wrong
 end
 function FusedOptimizer:assign_state(map)
@@ -102,5 +104,6 @@ function FusedOptimizer:assign_state(map)
   local steps = steps_of(self, map)
   if steps then self._a.set_iteration(steps) end
 end
+keyed.check_maps(FusedOptimizer)
 
 return M

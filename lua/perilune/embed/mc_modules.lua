@@ -415,6 +415,8 @@ function MCHManagedCollisionModule:_reserved() return self._buckets end
 
 -- For mc_hash.lua.
 M.arguments, M.setup, M.refuse = common, setup, refuse
+signature.check("ManagedCollisionModule:", ManagedCollisionModule,
+  { try_state = "self: table, map: table, path: string" })
 signature.check("mc_modules.", M, { setup = "self: table, a: table, buckets: count?",
   refuse = "func: string, a: table, reasons: table" })
 

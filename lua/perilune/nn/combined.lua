@@ -179,6 +179,7 @@ function CombinedOptimizer:check_state(map, prefix)
   return wrong
 end
 
+keyed.check_maps(CombinedOptimizer)
 signature.check("OptimizerWrapper:", OptimizerWrapper, { init = "self: table, optimizer: optimizer" })
 
 return M

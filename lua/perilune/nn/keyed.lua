@@ -110,13 +110,28 @@ function KeyedOptimizer:check_state(map, prefix)
   return wrong
 end
 
+--- What a map, which assign_state takes as a whole, has for the entry `s` of named_state.
+function M.given(map, s)
+  local source = map[s.name]
+  if source == nil then P.fail(("assign_state: state '%s' is missing"):format(s.name)) end
+  return source
+end
+
 --- Take over a whole map that check_state has nothing against. Entries of named_state may have `load`, a
 --- function(source), in place of a copy.
 function KeyedOptimizer:assign_state(map)
   for _, s in ipairs(self:named_state()) do
-    if s.load then s.load(map[s.name]) else sharded.assign(s.tensor, map[s.name]) end
+    local source = M.given(map, s)
+    if s.load then s.load(source) else sharded.assign(s.tensor, source) end
   end
 end
+
+--- Have what check_state and assign_state of a class of optimizers are given checked.
+function M.check_maps(class)
+  signature.check(class.class_name .. ":", class, { check_state = "self: table, map: table, prefix: string?",
+    assign_state = "self: table, map: table" })
+end
+M.check_maps(KeyedOptimizer)
 
 function KeyedOptimizer:lr()
   return self.param_groups[1] and self.param_groups[1].lr

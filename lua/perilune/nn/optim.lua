@@ -249,10 +249,13 @@ local function refusal(s, source)
     if not Tensor.is(source) and not StoredTensor.is(source) then
       return ("is %s, wanted a tensor"):format(errors.kind(source))
     end
-    return source:numel() ~= n
-      and ("has %d elements here, and %d %s"):format(n, source:numel(), of_ranks.origin(source)) or nil
+    if source:numel() ~= n then
+      return ("has %d elements here, and %d %s"):format(n, source:numel(), of_ranks.origin(source))
+    end
+    if s.key == "step" then return spread.steps_refusal(source) end
+    return of_ranks.refusal(s.tensor, Tensor.is(source) and source:reshape(s.tensor:shape()) or source)
   end
-  return of_ranks.refusal(s.tensor, source)
+  return of_ranks.refusal(s.tensor, source) or s.key == "step" and spread.steps_refusal(source) or nil
 end
 
 function Optimizer:check_state(map, prefix)
@@ -266,7 +269,7 @@ end
 
 function Optimizer:assign_state(map)
   for _, s in ipairs(self:named_state()) do
-    local source = map[s.name]
+    local source = keyed.given(map, s)
     if s.key == "step" then
       for _, i in ipairs(s.params) do
         check(C.peri_optim_steps_set(optim_ptr(self._ref), i - 1, spread.number_of(source)))
@@ -306,6 +309,7 @@ define("RMSprop", C.PERI_OPTIM_RMSPROP,
 define("RowWiseAdagrad", C.PERI_OPTIM_ROWWISE_ADAGRAD,
   { lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_accumulator_value = 0, eps = 1e-10, maximize = false })
 
+keyed.check_maps(Optimizer)
 signature.check("optimizer:", Optimizer, { _rebind = "self: table, params: list",
   _rebind_refusal = "self: table, params: list",
   restart_rows = "self: table, i: count, first: count, n: count",

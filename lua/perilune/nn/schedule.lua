@@ -438,8 +438,9 @@ function WarmupOptimizer:check_state(map, prefix)
   local list = Tensor.is(own) and own:numel() == 2 and own:to_list()
   if not list then
     wrong[#wrong + 1] = ("state '__warmup' is %s, wanted two numbers: steps, stage"):format(errors.kind(own))
-  elseif not (list[1] >= 0 and self.stages[list[2] + 1] and list[1] <= self.stages[list[2] + 1].max_iters) then
-    wrong[#wrong + 1] = ("state '__warmup' is of step %d in stage %d; these are other stages"):format(list[1], list[2])
+  elseif not (list[1] >= 0 and list[1] % 1 == 0
+    and self.stages[list[2] + 1] and list[1] <= self.stages[list[2] + 1].max_iters) then
+    wrong[#wrong + 1] = ("state '__warmup' is of step %g in stage %g; these are other stages"):format(list[1], list[2])
   end
   return wrong
 end
@@ -450,5 +451,6 @@ function WarmupOptimizer:assign_state(map)
   self.base_lr = map["__warmup.lr"] and map["__warmup.lr"]:item() or self.base_lr
   self:_apply()
 end
+require("perilune.nn.keyed").check_maps(WarmupOptimizer)
 
 return M

@@ -98,6 +98,13 @@ function M.number_of(source)
   return shard and shard.tensor:item()
 end
 
+--- Why the number of a source's state "step" is no number of steps, in words; nil: it is one, or not on this rank.
+function M.steps_refusal(source)
+  local n = M.number_of(source)
+  if not n or tonumber(n) >= 0 and tonumber(n) < 2 ^ 53 and tonumber(n) % 1 == 0 then return nil end
+  return ("is %s, wanted a number of steps: a whole number, 0..2^53 - 1"):format(tostring(n))
+end
+
 signature.check("", M, { select = "params: list, which: chooser" })
 
 return M

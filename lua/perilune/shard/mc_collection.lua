@@ -463,7 +463,7 @@ end
 
 signature.kind("collision_collection", "a ManagedCollisionCollection", ManagedCollisionCollection.is)
 signature.check("ShardedManagedCollisionCollection:", Sharded, { forward = "self: table, features: KeyedJaggedTensor",
-  copy_from = "self: table, mcc: collision_collection" })
+  copy_from = "self: table, mcc: collision_collection", try_state = "self: table, map: table, path: string" })
 signature.check("ManagedCollisionCollectionSharder:", Sharder, {
   shard = "self: Sharder, module: collision_collection, plan: table, env: env_of_group, device: any",
   shardable_parameters = "self: Sharder, module: collision_collection" })

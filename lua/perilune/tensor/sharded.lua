@@ -17,6 +17,7 @@ local Tensor = require "perilune.tensor"
 local signature = require "perilune.signature"
 local StoredTensor = require "perilune.tensor.stored"
 local row_format = require "perilune.tensor.row_format"
+local narrow = require "perilune.tensor.narrow"
 
 local M = {}
 local COPY_ROWS = 65536
@@ -106,9 +107,76 @@ local function is_sharded(x) return ShardedTensor.is(x) end
 local function origin(source) return StoredTensor.is(source) and "in the checkpoint" or "in the state that is given" end
 M.origin = origin
 
---- What keeps `source` (a Tensor, ShardedTensor or StoredTensor) from being copied into `target` (one of the former
---- two), in words; nil: nothing.
-function M.refusal(target, source)
+--- The part of a whole tensor at a piece's place, `n` rows of it from `row` on.
+local function part(whole, m, row, n)
+  local from = m.shard_offsets[1] + row
+  whole = whole:slice(1, from, from + n)
+  if m.shard_sizes[2] then whole = whole:slice(2, m.shard_offsets[2], m.shard_offsets[2] + m.shard_sizes[2]) end
+  return whole
+end
+
+--- Call f(row, n) for blocks of a piece's rows; once for one without elements' worth of rows.
+local function by_rows(m, f)
+  local rows = m.shard_sizes[1]
+  for row = 0, rows - 1, COPY_ROWS do f(row, math.min(COPY_ROWS, rows - row)) end
+end
+
+--- Some rows of a piece: a view, or a copy of what is in a file.
+local function rows_of(self, shard, row, n)
+  if shard.tensor then return shard.tensor:slice(1, row, row + n) end
+  local shape = util.copy(shard.metadata.shard_sizes)
+  shape[1] = n
+  local rows = Tensor.empty(shape, self._dtype, self._device)
+  shard.read(row, rows)
+  return rows
+end
+
+--- What is stored, n rows from `row` on of what a piece gets.
+local function stored_rows(source, m, row, n)
+  local offset, shape = util.copy(m.shard_offsets), util.copy(m.shard_sizes)
+  offset[1], shape[1] = offset[1] + row, n
+  local rows = Tensor.empty(shape, source:dtype(), "cpu")
+  source:read(offset, rows, m.columns and { m.columns[1], m.columns[2] } or nil)
+  return rows
+end
+
+--- What one piece gets from a source: a function(row, n) of n rows from `row` of the piece on, as the source has them.
+local function given_rows(source, m, own)
+  return function(row, n)
+    if StoredTensor.is(source) then return stored_rows(source, m, row, n) end
+    return Tensor.is(source) and part(source, m, row, n) or rows_of(source, own, row, n)
+  end
+end
+
+--- Why a number that this rank gets from `source` does not fit the dtype of `target`, in words; nil: all do. What is
+--- stored is read for it, once for a place.
+local function loss(target, source)
+  local dtype, own, why = target:dtype(), is_sharded(source) and source._local_shards or {}, nil
+  if not narrow.may_lose(dtype, source:dtype()) then return nil end
+  local shape = target:shape()
+  if #shape == 0 then
+    return narrow.refusal(StoredTensor.is(source) and source:tensor "cpu" or source, dtype)
+  end
+  local pieces = is_sharded(target) and util.map(target._local_shards, function(s) return s.metadata end)
+    or { { shard_offsets = util.map(shape, function() return 0 end), shard_sizes = shape } }
+  for i, m in ipairs(pieces) do
+    local rows, key = given_rows(source, m, own[i]), ("%s %s %s"):format(dtype, text_of(m.shard_offsets),
+      text_of(m.shard_sizes))
+    if not (StoredTensor.is(source) and source.fits[key]) then
+      by_rows(m, function(row, n)
+        why = why or P.scope(function()
+          return narrow.refusal(rows(row, n), dtype, function(r) return m.shard_offsets[1] + row + r end,
+            m.shard_offsets[2] or 0)
+        end)
+      end)
+      if why then return why end
+      if StoredTensor.is(source) then source.fits[key] = true end
+    end
+  end
+end
+
+--- Why `source` is not of the kind, the shape and the place of `target`, in words; nil: it is.
+local function misfit(target, source)
   if not Tensor.is(source) and not is_sharded(source) and not StoredTensor.is(source) then
     return ("is %s, wanted a tensor or a ShardedTensor"):format(errors.kind(source))
   end
@@ -131,6 +199,21 @@ function M.refusal(target, source)
         .. "makes it whole"):format(i, piece(a), piece(b), origin(source))
     end
   end
+end
+
+--- What keeps `source` (a Tensor, ShardedTensor or StoredTensor) from being copied into `target` (one of the former
+--- two), in words; nil: nothing. Numbers that the dtype of `target` cannot hold keep it; what brings only changed rows
+--- looks at these when it writes them.
+function M.refusal(target, source)
+  local why = misfit(target, source)
+  if why or StoredTensor.is(source) and source:patches() then return why end
+  return loss(target, source)
+end
+
+--- An error if what is read whole, because its changes alone could not be had, has numbers that do not fit.
+local function check_whole(target, source)
+  local why = source:patches() and loss(target, source)
+  if why then P.fail(why) end
 end
 
 --- The checksum of n rows from `row` on (nil: of all) of a Tensor or StoredTensor.
@@ -170,35 +253,12 @@ function M.equal(a, b)
   return true
 end
 
---- The part of a whole tensor at a piece's place, `n` rows of it from `row` on.
-local function part(whole, m, row, n)
-  local from = m.shard_offsets[1] + row
-  whole = whole:slice(1, from, from + n)
-  if m.shard_sizes[2] then whole = whole:slice(2, m.shard_offsets[2], m.shard_offsets[2] + m.shard_sizes[2]) end
-  return whole
-end
-
---- Call f(row, n) for blocks of a piece's rows; once for one without elements' worth of rows.
-local function by_rows(m, f)
-  local rows = m.shard_sizes[1]
-  for row = 0, rows - 1, COPY_ROWS do f(row, math.min(COPY_ROWS, rows - row)) end
-end
-
---- Some rows of a piece: a view, or a copy of what is in a file.
-local function rows_of(self, shard, row, n)
-  if shard.tensor then return shard.tensor:slice(1, row, row + n) end
-  local shape = util.copy(shard.metadata.shard_sizes)
-  shape[1] = n
-  local rows = Tensor.empty(shape, self._dtype, self._device)
-  shard.read(row, rows)
-  return rows
-end
-
 --- Copy a piece from what is stored: a tensor at once, so that what is read can be compared with a checksum, and rows
 --- that are in a file block by block.
 local function from_stored(self, shard, source)
   local m = shard.metadata
-  if source:patch(shard) or shard.take and shard.take(source) then return end
+  if source:patch(shard, self._dtype) or shard.take and shard.take(source) then return end
+  check_whole(self, source)
   local columns = m.columns and { m.columns[1], m.columns[2] } or nil
   local live = shard.tensor
   if live and same(live:shape(), m.shard_sizes) then return source:read(m.shard_offsets, live, columns) end
@@ -218,7 +278,7 @@ end
 --- Read all shards that are tensors at once, where the source can. Returns whether it was done.
 local function all_from_stored(self, own, source)
   local regions, tensors, several = {}, {}, source._read_several
-  if not several or source._patch or source:dtype() ~= self._dtype or #own < 2 then return false end
+  if not several or source:patches() or source:dtype() ~= self._dtype or #own < 2 then return false end
   for i, shard in ipairs(own) do
     local m, live = shard.metadata, shard.tensor
     if not live or m.columns or not same(live:shape(), m.shard_sizes) then return false end
@@ -233,24 +293,19 @@ function M.assign(target, source)
   local stored = StoredTensor.is(source)
   if Tensor.is(target) then
     local zeros = util.map(target:shape(), function() return 0 end)
-    if stored and source:patch { tensor = target,
-      metadata = { shard_offsets = zeros, shard_sizes = target:shape() } } then return end
-    if stored then source:read(zeros, target:detach(), nil, true)
-    else target:copy(source) end
-    return
+    if not stored then return target:copy(source) end
+    local shard = { tensor = target, metadata = { shard_offsets = zeros, shard_sizes = target:shape() } }
+    if source:patch(shard, target:dtype()) then return end
+    check_whole(target, source)
+    return source:read(zeros, target:detach(), nil, true)
   end
   if is_sharded(source) and source._settle then source._settle() end
-  local own, theirs = target._local_shards, is_sharded(source) and source._local_shards
+  local own, theirs = target._local_shards, is_sharded(source) and source._local_shards or {}
   if stored and all_from_stored(target, own, source) then return end
   for i, shard in ipairs(own) do
+    local rows = given_rows(source, shard.metadata, theirs[i])
     if stored then from_stored(target, shard, source)
-    else
-      by_rows(shard.metadata, function(row, n)
-        local rows = Tensor.is(source) and part(source, shard.metadata, row, n)
-          or rows_of(source, theirs[i], row, n)
-        shard.write(row, rows)
-      end)
-    end
+    else by_rows(shard.metadata, function(row, n) shard.write(row, rows(row, n)) end) end
   end
 end
 

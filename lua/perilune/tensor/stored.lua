@@ -11,17 +11,19 @@ local arguments = { size = util.required.list, dtype = util.required.string, rea
 
 --- size: of the whole; dtype; read = function(region, tensor), which fills `tensor`, of that dtype, with a rectangle: {
 --- offset = list, size = list, columns = { first, number } or nil }. columns: where the numbers are of rows of a table,
---- those of these columns are wanted. patch (or nil) = function(shard), which brings a shard of the place that the
---- tensor is loaded into up to date by itself, where it knows what differs, and returns whether it has; shards are as
---- in tensor/sharded.lua. read_several (or nil) = function(regions, tensors), which fills tensors with as many
---- rectangles at once. verify (or nil) = function(first, rows): an error if what these rows lie in is damaged. by_row
---- (or nil): of a state of a map of raw ids, a StoredTensor that has it in the order of rows. ends (or nil) =
---- function(row), the end of the rows from `row` on that are best read before others (it is made some rows at a time).
+--- those of these columns are wanted. patch (or nil) = function(shard, dtype), which brings a shard (of that dtype) of
+--- the place that the tensor is loaded into up to date by itself, where it knows what differs, and returns whether it
+--- has; shards are as in tensor/sharded.lua. read_several (or nil) = function(regions, tensors), which fills tensors
+--- with as many rectangles at once. verify (or nil) = function(first, rows): an error if what these rows lie in is
+--- damaged. by_row (or nil): of a state of a map of raw ids, a StoredTensor that has it in the order of rows. ends (or
+--- nil) = function(row), the end of the rows from `row` on that are best read before others (it is made some rows at a
+--- time).
 function StoredTensor:init(args)
   local a = util.named("StoredTensor", args, arguments)
   self._size, self._dtype, self._read, self._patch = a.size, a.dtype, a.read, a.patch or false
   self._read_several, self._verify, self._by_row = a.read_several or false, a.verify or false, a.by_row or false
   self._ends = a.ends or false
+  self.fits = {} -- places whose numbers tensor/sharded.lua has found to fit a dtype: "f16 [0, 0] [40, 8]" -> true
 end
 
 function StoredTensor:size(d)
@@ -46,8 +48,11 @@ function StoredTensor:read(offset, tensor, columns, alike)
   same:release()
 end
 
---- Bring a shard up to date without reading all of it; false: that is not possible, and nothing was changed.
-function StoredTensor:patch(shard) return self._patch and self._patch(shard) or false end
+--- Bring a shard, whose numbers are `dtype`, up to date without reading all of it; false: that is not possible, and
+--- nothing was changed. An error if numbers do not fit.
+function StoredTensor:patch(shard, dtype) return self._patch and self._patch(shard, dtype) or false end
+--- Whether it may bring shards up to date by itself.
+function StoredTensor:patches() return self._patch ~= false end
 
 --- An error if what rows [first, first + rows) lie in is damaged: of who reads it in parts, which are compared with no
 --- checksum.
