@@ -364,8 +364,8 @@ describe("a follower", function()
     local trained = bags "FP32"
     local saver = peri.checkpoint.Saver { folder = of, parts = { model = trained }, every = 1, full_every = 1e9 }
     local function step(i, down) -- row 7 goes down by as much
-      local batch = peri.KeyedJaggedTensor { keys = { "f" }, values = { 7 }, lengths = { 1 } }
-      local loss = trained(batch):values():sum() * down
+      local ids = peri.KeyedJaggedTensor { keys = { "f" }, values = { 7 }, lengths = { 1 } }
+      local loss = trained(ids):values():sum() * down
       loss:backward()
       saver:step(i)
     end
