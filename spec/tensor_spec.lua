@@ -159,6 +159,17 @@ describe("tensors outside scopes", function()
     end))
   end)
 
+  it("force few collections while they are held, however often as many are held again", function()
+    local n = forced(function()
+      for _ = 1, 20 do
+        local held = {}
+        for i = 1, 640 do held[i] = peri.zeros { 2 ^ 16 } end -- 160 MiB at the same time
+        for i = 1, 640 do held[i]:release() end
+      end
+    end)
+    assert.is_true(n <= 12, tostring(n)) -- two at a time
+  end)
+
   it("are collected when they are not, before they fill the memory", function()
     collectgarbage()
     collectgarbage()

@@ -44,19 +44,22 @@ end
 
 -- -- handles ----------------------------------------------------------------------------------------------------------
 
-local PRESSURE = 128 * 1024 * 1024 -- off-heap bytes that came since there were fewest, before a collection is forced
-local made, least = 0, math.huge
+local PRESSURE = 128 * 1024 * 1024 -- bytes of garbage outside Lua's heap after which a collection is forced
+local made, least, in_use = 0, math.huge, 0
 
---- Collect what the collector cannot see the size of. What was released since does not count: a step that releases what
---- it makes never waits for a collection, however much that is.
+--- Collect what the collector cannot see the size of. `least` is the fewest bytes that were live since the last
+--- collection: a step that releases what it makes never waits for a collection, however much that is. `in_use` is by
+--- how much memory had grown beyond that when the last collection ended, which could not release it: a step that holds
+--- as much again at the same time would force a collection each time, in vain.
 local function relieve()
   if state.capturing then return end -- what is collected could ask the device something
   local live = tonumber(C.peri_mem_live())
   least = math.min(least, live)
-  if live - least > PRESSURE then
+  if live - least > in_use + PRESSURE then
     collectgarbage()
     collectgarbage()
-    least = tonumber(C.peri_mem_live())
+    live = tonumber(C.peri_mem_live())
+    in_use, least = math.max(0, live - least), live
   end
 end
 
