@@ -142,7 +142,8 @@ end
 
 --- Rows of one pass, a dropped last batch included.
 function Loader:count()
-  return math.min(self.source:count(), math.ceil(self.limit / self.batch_size) * self.batch_size)
+  local n = math.min(self.source:count(), math.ceil(self.limit / self.batch_size) * self.batch_size)
+  return self.drop_last and n - n % self.batch_size or n
 end
 
 -- Fill the host batch, or (skip) leave the batch out; returns its rows over all ranks, 0 at the end of the pass.

@@ -16,6 +16,7 @@ local lua_states = require "perilune.lua_states"
 local serial = require "perilune.serial"
 local position = require "perilune.data.position"
 local parcels = require "perilune.data.parcels"
+local signature = require "perilune.signature"
 local streams = require "perilune.tensor.stream"
 local C, check = P.C, P.check
 
@@ -57,6 +58,7 @@ function Workers._check(name, a, least)
   if not (type(a.timeout) == "number" and a.timeout > 0 and a.timeout < 2 ^ 40) then
     P.fail(("%s: timeout is %s, allowed: seconds above 0"):format(name, tostring(a.timeout)))
   end
+  if a.pin_memory ~= nil then signature.value(name, "pin_memory", a.pin_memory, "boolean") end
 end
 
 --- name: for messages; source: { code or module (of a function(arguments, shared) that returns an iterator), arguments
@@ -94,6 +96,7 @@ function Workers:given() return self._job.start + self.taken end
 
 --- Go on with batch n, which new threads make: what was made ahead is given up.
 function Workers:go_to(n)
+  signature.value(self.name .. ":go_to", "n", n, "count")
   self:_give_up()
   self._job.start = n
   self:_begin()

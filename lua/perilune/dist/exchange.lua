@@ -218,6 +218,9 @@ M.SparseFeatures = SparseFeatures
 local both_kinds = { id_list_features = true, id_score_list_features = true }
 function SparseFeatures:init(args)
   A.check("SparseFeatures", args, both_kinds)
+  for name in util.ordered(both_kinds) do
+    if args[name] then signature.value("SparseFeatures", name, args[name], "KeyedJaggedTensor") end
+  end
   self.id_list_features, self.id_score_list_features = args.id_list_features or false, args.id_score_list_features
     or false
 end
@@ -404,6 +407,7 @@ local SequenceEmbeddingsAwaitable = awaitable.lazy_class("SequenceEmbeddingsAwai
 M.SequenceEmbeddingsAwaitable = SequenceEmbeddingsAwaitable
 function SequenceEmbeddingsAwaitable:init(tensor_awaitable, permutation)
   awaitable.LazyAwaitable.init(self, tensor_awaitable)
+  if permutation then signature.value("SequenceEmbeddingsAwaitable", "permutation", permutation, "tensor") end
   rawset(self, "_permutation", permutation)
 end
 function SequenceEmbeddingsAwaitable:_wait_impl()

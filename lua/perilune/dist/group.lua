@@ -141,7 +141,7 @@ function Group:release() self._ref:release() end
 -- -- groups of some ranks ---------------------------------------------------------------------------------------------
 
 local function made()
-  if group_out[0] ~= nil then return Group(group_out[0]) end
+  return group_out[0] ~= nil and Group(group_out[0]) or nil
 end
 
 --- A group of the given ranks (a list of numbers from 0); nil on ranks outside. Collective over the members.
@@ -283,9 +283,9 @@ end
 --- is, for messages, and the same on all ranks: where two that differ meet, that is an error on all. Collective; waits.
 function Group:all_gather_object(value, func)
   local n = self:size()
-  if n == 1 then return { value } end
   func = func or "Group:all_gather_object"
   local bytes = serial.encode({ func, value }, func)
+  if n == 1 then return { serial.decode(bytes, func)[2] } end
   local lengths = self:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu")):wait():to_list()
   local buffer, total = self:all_gather_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths):wait():read()
   local all, list, at = ffi.string(buffer, total), {}, 1

@@ -95,7 +95,9 @@ end
 --- nobody has named a transport for it, the one of GPUs is chosen now, if each rank has a GPU of its own. Collective.
 function M.use_device(device)
   local world = state.world
-  if world then check(C.peri_comm_use_device(world:ptr(), device or state.device)) end
+  if not world then return end
+  if device ~= nil then P.device(device) end -- one that there is not is an error
+  check(C.peri_comm_use_device(world:ptr(), device or state.device))
 end
 
 --- The world's group; an error before init.

@@ -117,6 +117,7 @@ local function options_of(func, args, group)
     if codecs.forward then options.forward = codecs.forward.ptr end
     if codecs.backward then options.backward = codecs.backward.ptr end
   end
+  if division ~= nil then signature.value(func, "gradient_division", division, "boolean") end
   if division == nil then division = group._gradient_division end
   if division == nil and state.gradient_division ~= "unsaid" then division = state.gradient_division end
   options.division = division == nil and C.PERI_DIVISION_DEFAULT or division and C.PERI_DIVISION_ON

@@ -209,8 +209,8 @@ signature.check_each("JaggedTensor:", methods, { "values", "weights_or_none", "w
   "validate", "longest", "offset_list", "to_dense", "to_dense_weights", "size_in_bytes", "device", "share" },
     "self: JaggedTensor")
 signature.check("JaggedTensor:", methods, {
-  to_padded_dense = "self: JaggedTensor, desired_length: integer?, padding_value: number?",
-  to_padded_dense_weights = "self: JaggedTensor, desired_length: integer?, padding_value: number?",
+  to_padded_dense = "self: JaggedTensor, desired_length: count?, padding_value: number?",
+  to_padded_dense_weights = "self: JaggedTensor, desired_length: count?, padding_value: number?",
   to = "self: JaggedTensor, device: device?, non_blocking: boolean?",
   pin_memory = "self: JaggedTensor, device: device?", copy_ = "self: JaggedTensor, src: JaggedTensor",
   equal = "self: JaggedTensor, other: JaggedTensor", with_weights = "self: JaggedTensor, weights: tensor",

@@ -293,6 +293,12 @@ function M.from_lists(a)
   local func = "KeyedJaggedTensor.from_lists"
   signature.value(func, "the argument", a, "table")
   local n = #signature.value(func, "keys", a.keys, "list")
+  for name in pairs(a) do
+    if type(name) ~= "number" and name ~= "keys" and name ~= "weights" and name ~= "device" then
+      P.fail(("%s: no argument '%s'; allowed: keys, a list of bags for each key, weights, device"):format(func,
+        tostring(name)))
+    end
+  end
   if a.weights ~= nil then signature.value(func, "weights", a.weights, "list") end
   if #a ~= n then P.fail(("%s: bags of %d keys for %d keys"):format(func, #a, n)) end
   local values, lengths, strides, weights, equal = {}, {}, {}, a.weights and {}, true

@@ -140,6 +140,16 @@ local function run(self, x, h, c, suffix, backwards)
   return F.stack(steps, time), h, c
 end
 
+--- The first states that are given have a matrix for each layer and direction.
+local function check_first(self, what, t, x)
+  local states, batch = self.num_layers * self.directions, x:size(self.batch_first and 1 or 2)
+  if not t or t:dim() == 3 and t:size(1) == states and t:size(2) == batch and t:size(3) == self.hidden_size then
+    return
+  end
+  P.fail(("%s: %s is %s, wanted [%d, %d, %d]: layers times directions, samples, hidden_size"):format(self.class_name,
+    what, Tensor._text(t), states, batch, self.hidden_size))
+end
+
 --- x, and the first states of all layers and directions -> the states at all steps, the last states.
 function Recurrent:_forward(x, h0, c0)
   local name = self.class_name
@@ -150,6 +160,8 @@ function Recurrent:_forward(x, h0, c0)
     P.fail(("%s: a sequence without steps, wanted at least one"):format(name))
   end
   local last, cells, d = {}, {}, self.directions
+  check_first(self, "h0", h0, x)
+  check_first(self, "c0", c0, x)
   for layer = 0, self.num_layers - 1 do
     local outs = {}
     for direction = 1, d do

@@ -11,6 +11,14 @@ local state = P.state
 
 local M = {}
 
+--- Numbers by chance are for floats: integers would lose what is behind the point.
+local function check_floats(func, t)
+  local dtype = t:dtype()
+  if dtype ~= "f32" and dtype ~= "f64" and dtype ~= "f16" and dtype ~= "bf16" then
+    P.fail(("%s: t is %s, wanted a tensor of f32, f64, f16 or bf16"):format(func, Tensor._text(t)))
+  end
+end
+
 local function filled(t, values)
   t:detach():copy(values)
   return t
@@ -22,8 +30,9 @@ local function draw(t, generator, a, b)
   return generator(t:shape(), a, b, state.seed, parameter._next_stream(), dtype, t:device())
 end
 
---- Run f(t, a, b, c, d) in a scope, without recording, and return the tensor.
-local function within(f, t, a, b, c, d)
+--- Run f(t, a, b, c, d) in a scope, without recording, and return the tensor. func: the name for messages.
+local function within(func, f, t, a, b, c, d)
+  check_floats(func, t)
   P.scope(P.no_grad, f, t, a, b, c, d)
   return t
 end
@@ -32,9 +41,9 @@ local function uniform(t, low, high) filled(t, draw(t, Tensor.uniform, low, high
 local function normal(t, mean, deviation) filled(t, draw(t, Tensor.normal, mean, deviation)) end
 
 --- Uniform in [a, b): 0 and 1.
-function M.uniform_(t, a, b) return within(uniform, t, a or 0, b or 1) end
+function M.uniform_(t, a, b) return within("uniform_", uniform, t, a or 0, b or 1) end
 --- Normal, of mean 0 and deviation 1.
-function M.normal_(t, mean, std) return within(normal, t, mean or 0, std or 1) end
+function M.normal_(t, mean, std) return within("normal_", normal, t, mean or 0, std or 1) end
 function M.constant_(t, value)
   t:detach():fill(value)
   return t
@@ -73,7 +82,7 @@ function M.trunc_normal_(t, mean, std, a, b)
   if not (std > 0 and a < b) then
     P.fail(("trunc_normal_: std is %g, from %g to %g; allowed: std > 0, a < b"):format(std, a, b))
   end
-  return within(truncated, t, mean, std, a, b)
+  return within("trunc_normal_", truncated, t, mean, std, a, b)
 end
 
 -- -- by the sizes of a layer ------------------------------------------------------------------------------------------
@@ -159,7 +168,7 @@ end
 --- if they are more than cols, its columns.
 function M.orthogonal_(t, gain)
   fans("orthogonal_", t)
-  return within(orthogonal, t, gain or 1)
+  return within("orthogonal_", orthogonal, t, gain or 1)
 end
 
 signature.check("", M, {

@@ -3,6 +3,7 @@
 -- Dense features are [B, D], sparse ones [B, F, D]. Names, arguments and formulas are TorchRec's.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
 local F = require "perilune.nn.functional"
 local Module = require "perilune.nn.module"
 local layers = require "perilune.nn.layers"
@@ -21,9 +22,15 @@ M.InteractionArch = InteractionArch
 function InteractionArch:init(args)
   self.num_sparse_features = util.named("InteractionArch", args,
     { num_sparse_features = util.required.number }).num_sparse_features
+  util.integer("InteractionArch", "num_sparse_features", self.num_sparse_features, 0)
 end
 function InteractionArch:forward(dense_features, sparse_features)
-  if self.num_sparse_features <= 0 then return dense_features end
+  local n = self.num_sparse_features
+  if n == 0 then return dense_features end
+  if Tensor.is(sparse_features) and sparse_features:dim() == 3 and sparse_features:size(2) ~= n then
+    P.fail(("InteractionArch: sparse_features is %s, wanted [B, %d, D]: num_sparse_features is %d"):format(
+      Tensor._text(sparse_features), n, n))
+  end
   return F.interaction(dense_features, sparse_features)
 end
 

@@ -89,6 +89,7 @@ end
 
 local function activation(name, f)
   local class = Module:extend(name)
+  function class:init(args) util.named(name, args or {}, {}) end -- luacheck: ignore 212
   function class:forward(x) return f(x) end
   M[name] = class
 end

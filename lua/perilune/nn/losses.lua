@@ -141,8 +141,8 @@ end,
 --- Called with queries, items and (optional) { log_q =, ids = }: functional.in_batch_softmax_loss. Negatives are those
 --- of this rank.
 define("InBatchSoftmaxLoss", {}, function(self, reduction, queries, items, more)
-  local o = { temperature = self.temperature, reduction = reduction, log_q = more and more.log_q, ids = more
-    and more.ids }
+  local a = util.named("InBatchSoftmaxLoss", more or {}, { log_q = util.optional, ids = util.optional })
+  local o = { temperature = self.temperature, reduction = reduction, log_q = a.log_q, ids = a.ids }
   return F.in_batch_softmax_loss(queries, items, o)
 end, { temperature = 1 }, "three")
 

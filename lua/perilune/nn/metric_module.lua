@@ -19,6 +19,7 @@ function ThroughputMetric:init(args)
     clock = seconds })
   util.integer("ThroughputMetric", "window_seconds", a.window_seconds, 1)
   util.integer("ThroughputMetric", "warmup_steps", a.warmup_steps, 1)
+  signature.value("ThroughputMetric", "clock", a.clock, "callable")
   self.options = a
   self:reset()
 end

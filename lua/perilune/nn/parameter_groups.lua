@@ -72,6 +72,17 @@ local function grouped_class(name, spec, single)
   function class:set(number, value)
     for _, o in ipairs(self.optimizers) do o.optimizer:set(number, value) end
   end
+  --- The states that the parameters of all groups have: a group may have options of its own (amsgrad).
+  function class:state_names()
+    local found, all = {}, {}
+    for _, o in ipairs(self.optimizers) do
+      for _, state in ipairs(o.optimizer:state_names()) do found[state] = (found[state] or 0) + 1 end
+    end
+    for _, state in ipairs(self.optimizers[1].optimizer:state_names()) do
+      if found[state] == #self.optimizers then all[#all + 1] = state end
+    end
+    return all
+  end
   function class:add_param_group(group)
     local o = { name = "", optimizer = optimizer_of(name, spec, self._common, single, group, "the group", #self.names) }
     self.optimizers[#self.optimizers + 1] = o

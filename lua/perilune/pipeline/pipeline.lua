@@ -164,6 +164,11 @@ local function set_hooks(self)
   end
 end
 
+function Pipeline:__tostring()
+  return ("%s (schedule '%s', %s taken)"):format(self.class_name, self.schedule.name,
+    util.number_of(self.steps, "step"))
+end
+
 --- Run this schedule from the next step on. What is in flight is trained first, by the steps that follow; then it
 --- begins.
 function Pipeline:set_schedule(schedule)

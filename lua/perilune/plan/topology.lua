@@ -257,9 +257,11 @@ function Topology:with_devices(change)
   return copy
 end
 
---- Bytes a millisecond of a rank in a collective ("all_to_all", "reduce_scatter", "all_gather", "all_reduce") of
---- `world_size` ranks of which `local_size` are on a host.
+local collectives = { "all_to_all", "reduce_scatter", "all_gather", "all_reduce" }
+
+--- Bytes a millisecond of a rank in a collective operation of `world_size` ranks of which `local_size` are on a host.
 function Topology:bandwidth(collective, world_size, local_size)
+  util.one_of("Topology:bandwidth", "collective", collective, collectives)
   if collective == "all_reduce" then return self.inter_host_bw * local_size end
   return world_size <= local_size and self.intra_host_bw or self.inter_host_bw
 end

@@ -62,6 +62,8 @@ function Tensor.autocast(options, f, ...)
     P.fail(("autocast: f is %s, wanted a function"):format(errors.kind(f)))
   end
   local device = signature.value("autocast", "device", a.device, "string")
+  -- "cuda" is a name on machines without GPUs, too: nothing is cast there, and scripts that name it run
+  if device ~= "" and device ~= "cuda" then P.device(device) end
   local enabled = signature.value("autocast", "enabled", a.enabled, "boolean")
   check(C.peri_autocast_new(device, P.dtype(a.dtype), enabled, out))
   local region = wrap(out[0])

@@ -1,0 +1,120 @@
+-- What the reference says is refused, or is so, of names all over the library: one law each.
+local peri = require "perilune"
+local nn = peri.nn
+
+local function refuses(words, f, ...)
+  local ok, err = pcall(f, ...)
+  assert.is_false(ok, "no error: " .. words)
+  local message = tostring(type(err) == "table" and err.message or err)
+  assert.is_truthy(message:find(words, 1, true), ("'%s' has not '%s'"):format(message, words))
+end
+
+describe("what the reference says", function()
+  setup(function() peri.init() end)
+
+  it("of first states of GRU and LSTM: a matrix for each layer and direction, of no other shape", function()
+    for _, n in ipairs { 1, 2 } do
+      local args = { input_size = 3, hidden_size = 4, num_layers = n, bidirectional = true }
+      local x, right = peri.zeros { 2, 5, 3 }, peri.zeros { 2 * n, 5, 4 }
+      assert.same({ 2, 5, 8 }, nn.GRU(args)(x, right):shape())
+      for _, shape in ipairs { { 2 * n + 1, 5, 4 }, { 2 * n, 1, 4 }, { 2 * n, 5, 3 }, { 5, 4 } } do
+        local wrong, wanted = peri.zeros(shape), ("wanted [%d, 5, 4]"):format(2 * n)
+        refuses(wanted, nn.GRU(args), x, wrong)
+        refuses(wanted, nn.LSTM(args), x, wrong, right)
+        refuses(wanted, nn.LSTM(args), x, right, wrong)
+      end
+    end
+  end)
+
+  it("of arguments that there are not, behind the first ones", function()
+    refuses("no argument 'logq'; allowed: ids, log_q", nn.InBatchSoftmaxLoss {}, peri.ones { 2, 2 }, peri.ones { 2, 2 },
+      { logq = peri.zeros { 2 } })
+    refuses("no argument 'weight'; allowed: keys", peri.KeyedJaggedTensor.from_lists,
+      { keys = { "f" }, { { 1 } }, weight = { { { 2 } } } })
+    for _, name in ipairs { "Identity", "ReLU", "Sigmoid", "Tanh", "SiLU", "GELU", "Softplus", "LogSigmoid" } do
+      refuses(name .. ": no argument 'inplace'", nn[name], { inplace = true })
+    end
+  end)
+
+  it("of ranges", function()
+    refuses("desired_length is -1, wanted a whole number 0", function()
+      peri.JaggedTensor({ values = { 1 }, lengths = { 1 } }):to_padded_dense(-1)
+    end)
+    refuses("leader_rank is 1, allowed: whole numbers 0..0", peri.dist.collective_utils.is_leader, peri.init(), 1)
+    refuses("collective is 'all', allowed: all_to_all", function()
+      peri.plan.Topology({ world_size = 2 }):bandwidth("all", 2, 2)
+    end)
+    refuses("wanted [B, 3, D]", nn.InteractionArch { num_sparse_features = 3 }, peri.ones { 1, 4 },
+      peri.ones { 1, 2, 4 })
+    refuses("num_sparse_features is -1", nn.InteractionArch, { num_sparse_features = -1 })
+    refuses("go_to: n is -1", function()
+      peri.pipeline.DataLoadingThread({ loader = function() return function() end end }):go_to(-1)
+    end)
+  end)
+
+  it("of kinds", function()
+    for _, dtype in ipairs { "i64", "i32", "bool" } do
+      local t = peri.zeros({ 2, 2 }, dtype)
+      for _, name in ipairs { "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_",
+        "kaiming_uniform_", "kaiming_normal_", "orthogonal_" } do
+        refuses("wanted a tensor of f32, f64, f16 or bf16", nn.init[name], t)
+      end
+    end
+    refuses("permutation is 5, wanted a tensor", peri.dist.exchange.SequenceEmbeddingsAwaitable,
+      peri.NoWait(peri.ones { 2, 2 }), 5)
+    refuses("id_list_features is 5, wanted a KeyedJaggedTensor", peri.dist.SparseFeatures, { id_list_features = 5 })
+    refuses("gradient_division is 5, wanted true or false", peri.dist.ops.all_gather_base_pooled,
+      { input = peri.ones { 1 }, gradient_division = 5 })
+    refuses("clock is 5, wanted a function", nn.metrics.ThroughputMetric, { clock = 5 })
+    refuses("pin_memory is 5, wanted true or false", peri.data.synthetic,
+      { num_rows = 1, batch_size = 1, pin_memory = 5 })
+    refuses("device 'gpu'", peri.autocast, { device = "gpu" }, function() end)
+    assert.equal("f32", peri.autocast({ device = "cuda" }, function() return peri.ones({ 1 }):mul(2) end):dtype())
+  end)
+
+  it("of one rank: a value goes through all_gather_object as it does through several, as a copy", function()
+    for n = 1, 2 do
+      peri.dist.sim.run(n, function(_, world)
+        local value = { 1, { a = "x" } }
+        local got = world:all_gather_object(value)
+        assert.same(value, got[n])
+        assert.is_false(rawequal(value, got[n]) or rawequal(value[2], got[n][2]))
+        refuses("is a function, allowed", world.all_gather_object, world, print)
+      end)
+    end
+  end)
+
+  it("of ranks outside of a group: nil, which is a value", function()
+    peri.dist.sim.run(2, function(rank, world)
+      assert.equal(1, select("#", world:new_group { 0 }))
+      if rank == 1 then assert.is_nil((world:new_group { 0 })) end
+    end)
+  end)
+
+  it("of counts: as many samples as a pass gives", function()
+    for _, drop_last in ipairs { false, true } do
+      for _, limit in ipairs { 30, 33, 1000 } do
+        local loader = peri.data.synthetic { num_rows = 100, batch_size = 32, sparse_features = 1, rows = 5,
+          drop_last = drop_last, limit = limit }
+        local n = 0
+        for batch in loader do n = n + batch.rows end
+        assert.equal(n, loader:count())
+      end
+    end
+  end)
+
+  it("of optimizers with groups: names of the states that all parameters have", function()
+    local function p() return peri.ones({ 2 }):requires_grad() end
+    local adam = nn.optim.Adam { params = { p() } }
+    assert.same({ "exp_avg", "exp_avg_sq" }, adam:state_names())
+    adam:add_param_group { params = { p() }, amsgrad = true }
+    assert.same({ "exp_avg", "exp_avg_sq" }, adam:state_names())
+    local all = nn.optim.Adam { params = { { params = { p() } }, { params = { p() } } }, amsgrad = true }
+    assert.same({ "exp_avg", "exp_avg_sq", "max_exp_avg_sq" }, all:state_names())
+  end)
+
+  it("of pipelines: they print themselves in a line", function()
+    local pipeline = peri.EvalPipelineSparseDist { model = nn.ReLU() }
+    assert.equal("EvalPipelineSparseDist (schedule 'eval_sparse_dist', 0 steps taken)", tostring(pipeline))
+  end)
+end)
