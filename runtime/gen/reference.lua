@@ -118,11 +118,18 @@ local function cell(text) return (text:gsub("|", "\\|")) end
 --- A type as a cell shows it: alternatives are set apart, so that a long list of them has places to break.
 local function type_cell(text) return cell((text:gsub("|", " | "))) end
 
-local function parameters(entry, types)
-  local args = arguments_of(entry, types)
-  return args and args.fields or entry.params, args
+--- What is told of the arguments, one by one: behind one that is a table of them those that it may have.
+function M.parameters(entry, types)
+  local args, out = arguments_of(entry, types), {}
+  if args then return args.fields, args end
+  for _, p in ipairs(entry.params) do
+    out[#out + 1] = p
+    for _, f in ipairs((types[p.type:match "^[^|]*%.args" or false] or { fields = {} }).fields) do
+      out[#out + 1] = setmetatable({ name = p.name .. "." .. f.name }, { __index = f })
+    end
+  end
+  return out
 end
-M.parameters = parameters
 
 -- -- pages ------------------------------------------------------------------------------------------------------------
 
@@ -156,7 +163,7 @@ local function render_entry(out, entry, types, classes)
   end
   out[#out + 1] = entry.description .. "\n"
   out[#out + 1] = bases(entry, classes)
-  local list_of = parameters(entry, types)
+  local list_of = M.parameters(entry, types)
   if #list_of > 0 then
     out[#out + 1] = "| argument | type | |\n|---|---|---|"
     for _, p in ipairs(list_of) do
@@ -449,7 +456,7 @@ function M.terminal(entry, types, teller)
   if entry.kind == "class" and entry.base then
     out[#out + 1] = ("\nIt has the methods of %s, too."):format(entry.base)
   end
-  local list_of = parameters(entry, types)
+  local list_of = M.parameters(entry, types)
   local fields = entry.kind == "class" and entry.class and entry.fields or {}
   for _, group in ipairs { { "Arguments", list_of }, { "Fields", fields } } do
     if #group[2] > 0 then out[#out + 1] = "\n" .. group[1] .. ":" end

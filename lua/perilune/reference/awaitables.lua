@@ -1,7 +1,9 @@
 -- awaitables.lua: Results on their way.
 --
--- Operations between ranks return at once. What they return stands for the result; `wait()` gives it. A lazy one waits
--- by itself as soon as it is used: its fields, methods and operators are those of the result.
+-- Operations between ranks return at once. What they return is an Awaitable, which stands for the result; `wait()`
+-- gives the result. A lazy Awaitable waits by itself as soon as a field, a method, a call, `tostring` or one of the
+-- operators `+ - * / % ^ ..` is used. Lua asks nobody about `==`, `<`, `<=`, `#`, `pairs` and `ipairs`: with these
+-- write `awaitable:wait()`, or `peri.dist.resolve(x)` where x may be either.
 ---@meta
 
 ---@class peri
@@ -48,7 +50,8 @@ function peri.Awaitable:test() end
 ---@return peri.Awaitable # Itself.
 function peri.Awaitable:and_then(f) end
 
----Stands for the result of an Awaitable: the first use of a field, method or operator waits.
+---Stands for the result of an Awaitable: the first use of a field, method or operator waits (not `==`, `<` and `#`: see
+---the top of the page).
 ---
 ---Errors: what is no Awaitable.
 ---
@@ -106,7 +109,7 @@ dist.ListAwaitable = {}
 ---```
 ---@class peri.dist.GetItemLazyAwaitable: peri.Awaitable
 ---@param parent peri.Awaitable The one whose result has elements.
----@param key any The element's key.
+---@param key any The element's key in the result, which is a table or an object; an element that is not there is nil.
 ---@overload fun(parent: peri.Awaitable, key: any): peri.dist.GetItemLazyAwaitable
 dist.GetItemLazyAwaitable = {}
 
@@ -152,7 +155,7 @@ ops.ExchangeAwaitable = {}
 ---@class peri.dist.jagged.RowsAwaitable: peri.Awaitable
 ---@param group peri.dist.Group The ranks.
 ---@param parts table[] `{ tensor, rows for each rank }` each.
----@param finish function Makes the result of the list of tensors that came.
+---@param finish function `finish(list)`: gets the tensors that came, one for each part, and returns the result.
 ---@overload fun(group: peri.dist.Group, parts: table[], finish: function): peri.dist.jagged.RowsAwaitable
 jagged.RowsAwaitable = {}
 
@@ -203,9 +206,9 @@ function exchange.KJTAllToAllTensorsAwaitable:splits() end
 ---@overload fun(tensor_awaitable: peri.Awaitable, callbacks?: function[]): peri.dist.exchange.PooledEmbeddingsAwaitable
 exchange.PooledEmbeddingsAwaitable = {}
 
----Stands for the rows that an exchange of sequence embeddings brings.
+---Stands for the rows that an exchange of sequence embeddings brings, in the order that a permutation says.
 ---
----Errors: what is no Awaitable.
+---Errors: what is no Awaitable, or no permutation; when it is waited for, a permutation that has not each row once.
 ---
 ---```lua
 ---local order = peri.tensor({ 1, 0 }, "i64")

@@ -1,7 +1,8 @@
 -- codecs.lua: Numbers on the wire.
 --
 -- A codec says how embeddings and their gradients travel between ranks: in f32, or in fewer bits. Plans and sharders
--- take a registry of them, by operation. Formats and error bounds are those of `perilune/codec.h`.
+-- take a registry of them, by operation. The formats, and how far numbers may be off, are described with
+-- [perilune/codec.h](c_codec.md).
 ---@meta
 
 ---@class peri.dist
@@ -27,16 +28,16 @@ local codec = {}
 dist.QuantizedCommCodec = {}
 
 ---@class peri.dist.QuantizedCommCodec.args
----@field comm_precision? string `FP32`, `FP16`, `BF16`, `FP8`, `INT8` or `MX4` (default: FP32).
+---@field comm_precision? string `FP32`, `FP16`, `BF16`, `FP8`, `INT8` or `MX4` (default: FP32). `FP8` without row_dim has no scale: larger numbers become 0.9375, unless exponent_bias says otherwise.
 ---@field loss_scale? number With FP16 and BF16: numbers are multiplied by it on the wire, against small ones that vanish (default: 1).
----@field row_dim? integer Numbers that share a scale, with FP8, INT8 and MX4; 0: that of the format (default: 0).
+---@field row_dim? integer How many numbers share a scale, with FP8, INT8 and MX4; 0: none with FP8, 32 with INT8 and MX4 (default: 0).
 ---@field is_fwd? boolean With FP8 in rows: 4 bits of exponent for activations, 5 for gradients (default: true).
 ---@field exponent_bits? integer With FP8, other numbers of bits; 0: as above (default: 0).
 ---@field exponent_bias? integer With FP8; 0: that of the format (default: 0).
 ---@field rounding_mode? string With MX4: `NEAREST`, `FLOOR`, `EVEN`, `STOCHASTIC`, `CEIL` (default: EVEN).
 ---@field seed? integer Of stochastic rounding (default: 0).
 
----The dtype of encoded messages.
+---The dtype of encoded messages: `f32`, `f16` or `bf16`, and `u8` with FP8, INT8 and MX4.
 ---@return string
 function dist.QuantizedCommCodec:quantized_dtype() end
 
@@ -45,7 +46,7 @@ function dist.QuantizedCommCodec:quantized_dtype() end
 ---@return integer
 function dist.QuantizedCommCodec:calc_quantized_size(n) end
 
----A number of elements rounded up to whole rows, as it is on the wire. Nobody needs to pad.
+---A number of elements rounded up to whole rows of `row_dim`, as it is on the wire. `encode` fills up by itself.
 ---@param n integer How many numbers.
 ---@return integer
 function dist.QuantizedCommCodec:padded_size(n) end
@@ -63,7 +64,7 @@ function dist.QuantizedCommCodec:encode(x, ctx) end
 
 ---The numbers of a message that `encode` made, as f32 again.
 ---@param wire peri.Tensor What `encode` returned: `[n]`.
----@param ctx? peri.dist.codec.QuantizationContext Of this codec (default: one split of whole rows).
+---@param ctx? peri.dist.codec.QuantizationContext Of this codec (default: none; then the numbers that fill up the last row come back, too).
 ---@return peri.Tensor # f32, one dimension: `[N]`.
 function dist.QuantizedCommCodec:decode(wire, ctx) end
 
@@ -126,7 +127,7 @@ function codec.get_qcomm_codecs(args) end
 ---@field backward? string Format of gradients (default: FP32).
 ---@field forward_loss_scale? number With FP16 and BF16 (default: 1).
 ---@field backward_loss_scale? number With FP16 and BF16 (default: 1).
----@field fp8_quantize_dim? integer Numbers that share a scale, with FP8 (default: none share).
+---@field fp8_quantize_dim? integer How many numbers share a scale, with FP8 (default: none, numbers beyond 0.9375 are cut).
 ---@field fp8_quantize_dim_bwd? integer The same of gradients (default: as forward).
 ---@field fp8_bwd_uses_143? boolean FP8 gradients with 4 bits of exponent (default: false).
 ---@field mx4_quantize_dim? integer Numbers that share a scale, with MX4 (default: 32).

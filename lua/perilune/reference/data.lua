@@ -32,7 +32,8 @@ data.Loader = {}
 ---@return peri.data.Batch|nil # nil: the last epoch is over.
 function data.Loader:next() end
 
----Samples of one pass, over all ranks.
+---Samples of one pass, over all ranks: as many as the batches of a pass have together. Of a file whose lines have to be
+---counted it reads the file.
 ---@return integer
 function data.Loader:count() end
 
@@ -40,7 +41,7 @@ function data.Loader:count() end
 ---@return table[] # `{ name =, rows =, features = { ... } }`
 function data.Loader:table_list() end
 
----Leave the next batches out.
+---Leave the next batches out. Behind the last epoch there are none.
 ---
 ---Errors: a number that is not whole, or below 0.
 ---@param n integer How many.
@@ -175,8 +176,8 @@ function data.synthetic(args) end
 ---@field dense_features? integer Numbers of a sample (default: 13).
 ---@field sparse_features? integer Features with ids (default: 26).
 ---@field rows? integer|integer[] Rows of every feature's table, or a list of them (default: 100000).
----@field ids_per_bag? integer|table A number, `{ least, most }`, or a list of those by feature (default: 1).
----@field seed? integer Of everything (default: 1).
+---@field ids_per_bag? integer|table A number, for all features; or a list with an entry for each feature, a number or `{ least, most }`; or `{ least, most }` for all, unless there are two features, of which it is the list (default: 1).
+---@field seed? integer Of the samples: the same seed and shape give the same ones (default: 1).
 ---@field alpha? number Of the power law of ids; 0: uniform (default: 1.05).
 ---@field signal? number Of the first-order part of the hidden model, in units of the logit (default: 1).
 ---@field interaction? number Of its second-order part (default: 1.5).
@@ -214,7 +215,7 @@ function data.synthetic.write(args) end
 ---@field sparse_features? integer Features with ids (default: 26).
 ---@field rows? integer|integer[] Rows of every feature's table, or a list of them (default: 100000).
 ---@field ids_per_bag? integer|table 0, 1, or `{ 0, 1 }` (default: 1).
----@field seed? integer Of everything (default: 1).
+---@field seed? integer Of the samples: the same seed and shape give the same ones (default: 1).
 ---@field alpha? number Of the power law of ids; 0: uniform (default: 1.05).
 ---@field signal? number Of the first-order part of the hidden model, in units of the logit (default: 1).
 ---@field interaction? number Of its second-order part (default: 1.5).

@@ -29,7 +29,7 @@ nn.Linear = {}
 ---@field in_features integer Columns of the input.
 ---@field out_features integer Columns of the result.
 ---@field bias? boolean Whether b is added (default: true).
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Compute the layer. Calling the module calls it.
@@ -55,7 +55,7 @@ nn.Perceptron = {}
 ---@field out_size integer Columns of the result.
 ---@field bias? boolean Whether b is added (default: true).
 ---@field activation? string|function|peri.nn.Module `"relu"`, `"sigmoid"`, `"tanh"`, `"none"`, or what can be called (default: relu).
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Compute the layer. Calling the module calls it.
@@ -80,7 +80,7 @@ nn.MLP = {}
 ---@field layer_sizes integer[] Columns of the result of each perceptron, in order.
 ---@field bias? boolean Whether the perceptrons have biases (default: true).
 ---@field activation? string|function|peri.nn.Module As in `Perceptron`; `"swish_layernorm"`; a class: one module a layer (default: relu).
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Compute all of them. Calling the module calls it.
@@ -106,7 +106,7 @@ nn.LayerNorm = {}
 ---@field eps? number Added to the variance (default: 1e-5).
 ---@field elementwise_affine? boolean Whether there is a weight (default: true).
 ---@field bias? boolean Whether there is a bias beside the weight (default: true).
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Normalise. Calling the module calls it.
@@ -127,7 +127,7 @@ nn.SwishLayerNorm = {}
 
 ---@class peri.nn.SwishLayerNorm.args
 ---@field input_dims integer|integer[] The last sizes of the input.
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Compute it. Calling the module calls it.
@@ -155,7 +155,7 @@ nn.BatchNorm1d = {}
 ---@field eps? number Added to the variance (default: 1e-5).
 ---@field momentum? number Share of the new value in the running ones (default: 0.1).
 ---@field affine? boolean Whether there are a weight and a bias (default: true).
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Normalise. Calling the module calls it.
@@ -200,7 +200,7 @@ function nn.Dropout:set_extra_state(state) end
 
 ---The input as it is. It has no parameters and takes no arguments.
 ---
----Errors: what is no tensor of floats.
+---Errors: an argument of the constructor. What forward gets is not looked at.
 ---
 ---```lua
 ---print(nn.Identity()(peri.tensor { -2 }):item()) --> -2
@@ -216,7 +216,7 @@ function nn.Identity:forward(x) end
 
 ---Elements below 0 become 0. It has no parameters and takes no arguments.
 ---
----Errors: what is no tensor of floats.
+---Errors: an argument of the constructor; what is no tensor. Integers are taken, too.
 ---
 ---```lua
 ---print(nn.ReLU()(peri.tensor { -2 }):item()) --> 0
@@ -232,7 +232,7 @@ function nn.ReLU:forward(x) end
 
 ---`1 / (1 + exp(-x))`. It has no parameters and takes no arguments.
 ---
----Errors: what is no tensor of floats.
+---Errors: an argument of the constructor; what is no tensor. Integers become f32.
 ---
 ---```lua
 ---print(nn.Sigmoid()(peri.tensor { 0 }):item()) --> 0.5
@@ -248,7 +248,7 @@ function nn.Sigmoid:forward(x) end
 
 ---The hyperbolic tangent. It has no parameters and takes no arguments.
 ---
----Errors: what is no tensor of floats.
+---Errors: an argument of the constructor; what is no tensor. Integers become f32.
 ---
 ---```lua
 ---print(nn.Tanh()(peri.tensor { 0 }):item()) --> 0
@@ -264,7 +264,7 @@ function nn.Tanh:forward(x) end
 
 ---`x * sigmoid(x)`, also called swish. It has no parameters and takes no arguments.
 ---
----Errors: what is no tensor of floats.
+---Errors: an argument of the constructor; what is no tensor of floats.
 ---
 ---```lua
 ---print(nn.SiLU()(peri.tensor { 0 }):item()) --> 0
@@ -281,7 +281,7 @@ function nn.SiLU:forward(x) end
 ---`x` times the normal distribution function of `x`, without approximation. It has no parameters and takes no
 ---arguments.
 ---
----Errors: what is no tensor of floats.
+---Errors: an argument of the constructor; what is no tensor of floats.
 ---
 ---```lua
 ---print(nn.GELU()(peri.tensor { 0 }):item()) --> 0
@@ -297,7 +297,7 @@ function nn.GELU:forward(x) end
 
 ---`log(1 + exp(x))`. It has no parameters and takes no arguments.
 ---
----Errors: what is no tensor of floats.
+---Errors: an argument of the constructor; what is no tensor of floats.
 ---
 ---```lua
 ---print(("%.4f"):format(nn.Softplus()(peri.tensor { 0 }):item())) --> 0.6931
@@ -313,7 +313,7 @@ function nn.Softplus:forward(x) end
 
 ---`log(sigmoid(x))`. It has no parameters and takes no arguments.
 ---
----Errors: what is no tensor of floats.
+---Errors: an argument of the constructor; what is no tensor of floats.
 ---
 ---```lua
 ---print(("%.4f"):format(nn.LogSigmoid()(peri.tensor { 0 }):item())) --> -0.6931
@@ -384,14 +384,14 @@ nn.Embedding = {}
 ---@field num_embeddings integer Rows.
 ---@field embedding_dim integer Columns.
 ---@field padding_idx? integer A row, from 0 (negative: from the end), that starts with zeros and is never trained (default: none).
----@field max_norm? number Rows whose norm is larger are scaled down when they are looked up (default: none).
+---@field max_norm? number Rows whose norm is larger are scaled down in the table, for good, when they are looked up (default: none).
 ---@field norm_type? number p of that norm (default: 2).
 ---@field sparse? boolean Only `false` is allowed (default: false).
 ---@field _weight? peri.Tensor The first values; their memory is shared: `[num_embeddings, embedding_dim]` (default: random numbers).
 ---@field device? string Where the table is (default: that of the rank).
 
 ---Look up rows. Calling the module calls it.
----@param ids peri.Tensor Ids from 0, i64 or i32: any shape.
+---@param ids peri.Tensor Ids from 0, i64 or i32, any shape; -1 stands for no row, and gives zeros.
 ---@return peri.Tensor # The rows: the shape of ids, then embedding_dim.
 function nn.Embedding:forward(ids) end
 
@@ -428,7 +428,7 @@ nn.EmbeddingBag = {}
 ---@field mode? string `"sum"`, `"mean"` or `"max"` (default: mean).
 ---@field include_last_offset? boolean The last offset is the end of the last bag, not the start of one more (default: false).
 ---@field padding_idx? integer A row, from 0 (negative: from the end), that counts for nothing and is never trained (default: none).
----@field max_norm? number Rows whose norm is larger are scaled down when they are looked up (default: none).
+---@field max_norm? number Rows whose norm is larger are scaled down in the table, for good, when they are looked up (default: none).
 ---@field norm_type? number p of that norm (default: 2).
 ---@field sparse? boolean Only `false` is allowed (default: false).
 ---@field _weight? peri.Tensor The first values; their memory is shared: `[num_embeddings, embedding_dim]` (default: random numbers).
@@ -437,7 +437,7 @@ nn.EmbeddingBag = {}
 ---Look up bags. Calling the module calls it.
 ---
 ---Errors: offsets that do not ascend, or reach beyond the ids; weights with another mode than `"sum"`.
----@param ids peri.Tensor Ids from 0, i64 or i32: `[bags, length]`, or `[N]` with offsets.
+---@param ids peri.Tensor Ids from 0, i64 or i32: `[bags, length]`, or `[N]` with offsets; -1 stands for no row.
 ---@param offsets? peri.Tensor Where each bag begins: `[bags]`, or `[bags + 1]` with include_last_offset (default: each row of ids is one).
 ---@param per_sample_weights? peri.Tensor A factor for each id, with mode `"sum"`: of the shape of ids (default: none).
 ---@return peri.Tensor # `[bags, embedding_dim]`.
@@ -471,7 +471,7 @@ local embedding = {}
 -----> 4
 ---```
 ---@param weight peri.Tensor The rows: f32 `[rows, columns]`, contiguous.
----@param ids peri.Tensor Ids from 0, i64 or i32: `[bags, length]`, or `[N]` with offsets.
+---@param ids peri.Tensor Ids from 0, i64 or i32: `[bags, length]`, or `[N]` with offsets; -1 stands for no row.
 ---@param offsets? peri.Tensor Where each bag begins: `[bags]` (default: none, each row of ids is a bag).
 ---@param mode string `"sum"`, `"mean"` or `"max"`.
 ---@param per_sample_weights? peri.Tensor A factor for each id, with mode `"sum"`: of the shape of ids (default: none).

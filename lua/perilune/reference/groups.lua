@@ -20,8 +20,8 @@ local collective_utils = {}
 ---@class peri.dist.comm
 local comm = {}
 
----Ranks that work together. Groups come from `peri.init`, `dist.new_group` and the methods here. Its fields cannot be
----assigned.
+---Ranks that work together. Groups come from `peri.init`, `dist.new_group` and the methods here. Scripts read its
+---fields, and do not assign them.
 ---
 ---Errors: what was released; operations after the group has failed; ranks that meet in different operations, or with
 ---other sizes or tags.
@@ -80,9 +80,10 @@ function dist.Group:global_rank(r) end
 ---@return integer
 function dist.Group:node(r) end
 
----How long operations may wait for other ranks before they fail.
----@param seconds? number From now on (default: it stays).
----@return number # Seconds.
+---How many seconds operations of the group may wait for other ranks before they fail. With an argument it is changed
+---for later operations.
+---@param seconds? number The time from now on, above 0 and at most 1e9 (default: it stays).
+---@return number # The time that holds now, in seconds: 300, unless `peri.init` was told another.
 function dist.Group:timeout(seconds) end
 
 ---The channel on which this rank's operations go. Operations of one channel run in the order of their calls; those of
@@ -127,8 +128,8 @@ function dist.Group:close() end
 ---Give the group's memory back now. Local.
 function dist.Group:release() end
 
----A group of some ranks. Collective over these.
----@param ranks integer[] Ranks of this group, from 0.
+---Make a group of some of the ranks. Collective over these.
+---@param ranks integer[] Ranks of this group, from 0, each once.
 ---@param name? string Its name in messages (default: group).
 ---@return peri.dist.Group|nil # nil on the other ranks.
 function dist.Group:new_group(ranks, name) end
@@ -161,7 +162,7 @@ function dist.Group:broadcast(tensor, root, tag) end
 function dist.Group:all_reduce(tensor, op, tag) end
 
 ---The tensors of all ranks one after the other.
----@param input peri.Tensor `[n, ...]`, alike on all ranks; a scalar.
+---@param input peri.Tensor `[n, ...]`, of one shape on all ranks; a scalar counts as `[1]`.
 ---@param output? peri.Tensor Where they go: `[W * n, ...]` (default: a new tensor).
 ---@param tag? integer See above (default: 0).
 ---@return peri.Awaitable # Of the output.
@@ -208,7 +209,8 @@ function dist.Group:all_to_all(input, output, tag) end
 ---@return peri.Awaitable # Of the output.
 function dist.Group:all_to_all_v(input, send_rows, recv_rows, output, tag) end
 
----A plain value of each rank: nil, booleans, numbers, strings, tables of them. Waits.
+---Give each rank a plain value of every rank: nil, booleans, numbers, strings, tables of them. What comes are copies,
+---also on one rank. Waits. Collective.
 ---@param value any This rank's value.
 ---@param func? string Whose call it is: two calls that differ and meet are an error (default: this method's name).
 ---@return any[] # The values in the order of ranks.
@@ -279,7 +281,7 @@ function sim.run(n, body, options) end
 
 ---Send a tensor to each rank and receive one from each: `torch.distributed.all_to_all`. It is not recorded on the tape.
 ---
----Errors: lists that have not one tensor a rank; sizes that do not fit those sent.
+---Errors: lists without a tensor for each rank; sizes that do not fit those sent.
 ---
 ---```lua
 ---peri.init()
@@ -297,7 +299,7 @@ function dist.all_to_all(output_tensor_list, input_tensor_list, group, async_op,
 
 ---As `dist.all_to_all`, on the gradient tape: gradients travel back.
 ---
----Errors: lists that have not one tensor a rank; dtypes that are no floats.
+---Errors: lists without a tensor for each rank; lists of several dtypes. Gradients travel for floats only.
 ---
 ---```lua
 ---peri.init()
@@ -333,7 +335,7 @@ function dist.tpu_all_to_all(args) end
 ---print(peri.dist.collective_utils.is_leader(nil)) --> true
 ---```
 ---@param group? peri.dist.Group The ranks (default: none, a single process).
----@param leader_rank? integer Who leads (default: 0).
+---@param leader_rank? integer The leader's number in the group (default: 0).
 ---@return boolean
 function collective_utils.is_leader(group, leader_rank) end
 

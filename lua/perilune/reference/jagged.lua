@@ -51,7 +51,7 @@ peri.KeyedJaggedTensor = {}
 
 ---Make one of nested lists: for each key a list of bags. Keys with unequally many bags make a variable batch.
 ---
----Errors: another number of lists than keys; weights that do not nest as the ids do.
+---Errors: another number of lists than keys; weights that do not nest as the ids do; an argument of another name.
 ---
 ---```lua
 ---local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "user", "items" }, { { 7 }, { 8 } },
@@ -62,7 +62,10 @@ peri.KeyedJaggedTensor = {}
 ---@return peri.KeyedJaggedTensor
 function peri.KeyedJaggedTensor.from_lists(args) end
 
----As the constructor, from lengths, and `sync` at once: everything is checked.
+---As the constructor, from `lengths`, which must be given, and `sync` at once: everything is checked. Waits for the
+---device.
+---
+---Errors: no lengths; as of the constructor.
 ---
 ---```lua
 ---local kjt = peri.KeyedJaggedTensor.from_lengths_sync { keys = { "f" }, values = { 5, 6 },
@@ -73,7 +76,10 @@ function peri.KeyedJaggedTensor.from_lists(args) end
 ---@return peri.KeyedJaggedTensor
 function peri.KeyedJaggedTensor.from_lengths_sync(args) end
 
----As the constructor, from offsets, and `sync` at once: everything is checked.
+---As the constructor, from `offsets`, which must be given, and `sync` at once: everything is checked. Waits for the
+---device.
+---
+---Errors: no offsets; as of the constructor.
 ---
 ---```lua
 ---local kjt = peri.KeyedJaggedTensor.from_offsets_sync { keys = { "f" }, values = { 5, 6 },
@@ -257,7 +263,7 @@ function peri.KeyedJaggedTensor:offset_per_key_or_none() end
 ---@return integer
 function peri.KeyedJaggedTensor:longest() end
 
----The position of each key: 0 is the first; of a key that repeats it is the last.
+---The position of each key: 0 is the first. Of a key that stands there twice, after `permute`, it is the last.
 ---
 ---```lua
 ---local kjt = peri.KeyedJaggedTensor { keys = { "f", "g" }, values = { 1, 2, 3 },

@@ -159,7 +159,7 @@ function peri.JaggedTensor:to_dense_weights() end
 
 ---A matrix with a row for each bag: short bags are padded, long ones cut. Gradients go through it.
 ---
----Errors: a length that is no whole number.
+---Errors: a length that is no whole number from 0 on.
 ---
 ---```lua
 ---local jt = peri.JaggedTensor { values = { 1, 2, 3 }, lengths = { 2, 0, 1 } }

@@ -10,8 +10,9 @@ local nn = {}
 ---@class peri.nn.anomaly
 local anomaly = {}
 
----Each query's mean of values, weighted by the softmax of its products with the keys, for parts (heads) of the vectors.
----Parameters: `in_proj_weight` [3 E, E], `in_proj_bias` [3 E], `out_proj`.
+---Multi-head attention, as PyTorch's: each query gets a mean of the values, weighted by the softmax of `q . k / sqrt(E
+---/ num_heads)` over the keys; this is done for each head, a part of the vectors, by itself. Parameters:
+---`in_proj_weight` [3 E, E], `in_proj_bias` [3 E], `out_proj`.
 ---
 ---Errors: an embed_dim that the heads do not divide.
 ---
@@ -32,11 +33,12 @@ nn.MultiheadAttention = {}
 ---@field dropout? number Share of weights that is dropped in training (default: 0).
 ---@field bias? boolean Whether the products have biases (default: true).
 ---@field batch_first? boolean Whether inputs are [B, L, E] instead of [L, B, E] (default: false).
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
----Compute the attention. Calling the module calls it. Masks are bool (true is left out) or numbers that are added:
----`key_padding_mask` of shape [B, S], `attn_mask` of [L, S] or [B * heads, L, S].
+---Compute the attention. Calling the module calls it. Masks are bool (true is left out) or numbers that are added to
+---the products: `key_padding_mask` of shape [B, S], `attn_mask` of [L, S] or [B * heads, L, S]. A query for which all
+---keys are left out gets NaN, as in PyTorch.
 ---
 ---Errors: shapes that do not fit.
 ---
@@ -76,7 +78,7 @@ nn.GRU = {}
 ---@field batch_first? boolean Whether inputs are [B, L, size] instead of [L, B, size] (default: false).
 ---@field dropout? number Share that is dropped between layers in training (default: 0).
 ---@field bidirectional? boolean Each layer in both directions (default: false).
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---All steps of a sequence. Calling the module calls it.
@@ -141,7 +143,7 @@ nn.PReLU = {}
 ---@class peri.nn.PReLU.args
 ---@field num_parameters? integer 1, or the size of dimension 2: a number for each of it (default: 1).
 ---@field init? number The first value of the weight (default: 0.25).
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Apply it. Calling the module calls it.

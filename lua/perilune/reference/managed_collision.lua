@@ -64,9 +64,11 @@ function embed.ManagedCollisionModule:buckets() end
 ---@return integer[]
 function embed.ManagedCollisionModule:output_segments() end
 
----Counts since the map was made: `ids`, `hits`, `inserted`, `missed`, `evicted`, `collisions`, `occupied`, `rows`,
----`iterations`; and shares of them: `hit_rate`, `insert_rate`, `miss_rate`, `collision_rate`, `eviction_rate`,
----`occupancy`.
+---Counts since the map was made: `ids` that were asked for, each time it was; of these `hits` have a row of their own,
+---of which `inserted` got it just then, and `missed` have none; `evicted` ids lost their row to another one;
+---`collisions` are ids that found a row of another id where they looked first; `occupied` of the `rows` have an id;
+---`iterations` is the number of steps. And shares: `hit_rate`, `insert_rate`, `miss_rate`, `collision_rate` of the
+---ids, `eviction_rate`: evicted by inserted ids, `occupancy` of the rows.
 ---@return table<string, number>
 function embed.ManagedCollisionModule:statistics() end
 
@@ -144,18 +146,18 @@ peri.HashZchManagedCollisionModule = {}
 ---@field eviction_config? peri.embed.HashZchEvictionConfig|table How long ids are remembered (default: none).
 ---@field disable_fallback? boolean `on_miss = "drop"` (default: false).
 ---@field read_only_suffix? string Features whose names end so are looked up only (default: _readonly).
----@field is_inference? boolean TorchRec's (default: false).
----@field tb_logging_frequency? integer TorchRec's (default: 0).
----@field inference_dispatch_div_train_world_size? boolean TorchRec's (default: false).
----@field start_bucket? integer TorchRec's (default: 0).
----@field end_bucket? integer TorchRec's (default: none).
----@field opt_in_prob? integer TorchRec's (default: -1).
----@field percent_reserved_slots? number TorchRec's (default: 0).
----@field track_id_freq? boolean TorchRec's (default: false).
----@field enable_per_feature_lookups? boolean TorchRec's (default: false).
----@field no_bag? boolean TorchRec's (default: false).
----@field write_runtime_meta_dim? integer TorchRec's (default: 0).
----@field persist_hash_zch_bucket? boolean TorchRec's (default: true).
+---@field is_inference? boolean TorchRec's; only the default is taken (default: false).
+---@field tb_logging_frequency? integer TorchRec's; only the default is taken (default: 0).
+---@field inference_dispatch_div_train_world_size? boolean TorchRec's; only the default is taken (default: false).
+---@field start_bucket? integer TorchRec's; only the default is taken (default: 0).
+---@field end_bucket? integer TorchRec's; only the default is taken (default: none).
+---@field opt_in_prob? integer TorchRec's; only the default is taken (default: -1).
+---@field percent_reserved_slots? number TorchRec's; only the default is taken (default: 0).
+---@field track_id_freq? boolean TorchRec's; only the default is taken (default: false).
+---@field enable_per_feature_lookups? boolean TorchRec's; only the default is taken (default: false).
+---@field no_bag? boolean TorchRec's; only the default is taken (default: false).
+---@field write_runtime_meta_dim? integer TorchRec's; only the default is taken (default: 0).
+---@field persist_hash_zch_bucket? boolean TorchRec's; only the default is taken (default: true).
 
 ---The time that times to live are compared with from now on, in their unit; -1, and at first: the number of the step.
 ---@param now integer The time.

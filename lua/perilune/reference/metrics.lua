@@ -7,8 +7,9 @@
 --
 -- An update is refused as a whole if a prediction or a label is NaN, a label or weight infinite, a weight negative, or
 -- if predictions or labels are not of the kind that the metric wants: entropies want probabilities in 0..1 (not logits)
--- and labels in 0..1. Metrics have `state_dict` and `load_state_dict`, which checkpoints take, and which hold on
--- another number of ranks.
+-- and labels in 0..1. Where a metric means nothing its value says so: NE of samples of one class alone is very large
+-- (what it divides by is nearly 0), AUC of them is 0.5, and a mean over no samples is NaN. Metrics have `state_dict`
+-- and `load_state_dict`, which checkpoints take, and which hold on another number of ranks.
 ---@meta
 
 ---@class peri.nn.metrics
@@ -415,7 +416,7 @@ function metrics.AUPRCMetric:compute() end
 
 ---AUC of these samples, of this rank alone. Nothing is collective.
 ---
----Errors: numbers that are not finite; labels outside of 0..1.
+---Errors: a prediction that is NaN; labels outside of 0..1; weights that are negative or not finite.
 ---
 ---```lua
 ---print(peri.nn.metrics.auc({ 0.9, 0.2, 0.6, 0.4 }, { 1, 0, 0, 1 })) --> 0.75

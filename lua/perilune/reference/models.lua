@@ -11,7 +11,7 @@ local models = {}
 
 ---DLRM's interaction: the dense features, then the dot products of all pairs among the dense and sparse features.
 ---
----Errors: sparse features of another dimension than the dense ones.
+---Errors: sparse features of another dimension than the dense ones, or another number of them.
 ---
 ---```lua
 ---local inter = nn.InteractionArch { num_sparse_features = 2 }
@@ -94,7 +94,7 @@ nn.CrossNet = {}
 ---@class peri.nn.CrossNet.args
 ---@field in_features integer C, the columns.
 ---@field num_layers integer Layers; with 0 the input is the result.
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Compute it. Calling the module calls it.
@@ -119,7 +119,7 @@ nn.LowRankCrossNet = {}
 ---@field in_features integer C, the columns.
 ---@field num_layers integer Layers; with 0 the input is the result.
 ---@field low_rank? integer Numbers between V and W (default: 1).
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Compute it. Calling the module calls it.
@@ -141,7 +141,7 @@ nn.VectorCrossNet = {}
 ---@class peri.nn.VectorCrossNet.args
 ---@field in_features integer C, the columns.
 ---@field num_layers integer Layers; with 0 the input is the result.
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Compute it. Calling the module calls it.
@@ -168,7 +168,7 @@ nn.LowRankMixtureCrossNet = {}
 ---@field num_experts? integer Experts; a single one has no gate (default: 1).
 ---@field low_rank? integer Numbers between the matrices of an expert (default: 1).
 ---@field activation? string|function f: `"relu"`, `"sigmoid"`, `"tanh"`, `"none"`, or a function (default: relu).
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Compute it. Calling the module calls it.
@@ -228,7 +228,7 @@ models.FMInteractionArch = {}
 ---@class peri.nn.models.FMInteractionArch.args
 ---@field fm_in_features integer Columns of all features together: `(F + 1) * D`.
 ---@field deep_fm_dimension integer Columns of the deep part.
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Compute it. Calling the module calls it.
@@ -252,7 +252,7 @@ nn.DenseArch = {}
 ---@class peri.nn.DenseArch.args
 ---@field in_features integer Columns of the dense features.
 ---@field layer_sizes integer[] Columns of the result of each layer.
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Compute it. Calling the module calls it.
@@ -288,7 +288,7 @@ nn.OverArch = {}
 ---@class peri.nn.OverArch.args
 ---@field in_features integer Columns of the input.
 ---@field layer_sizes integer[] Columns of the result of each layer; the last is the number of logits.
----@field dtype? string dtype of the parameters (default: f32).
+---@field dtype? string dtype of the parameters: `f32` or `f64` (default: f32).
 ---@field device? string Where they are (default: that of the rank).
 
 ---Compute it. Calling the module calls it.
@@ -339,7 +339,7 @@ nn.DLRM = {}
 ---@field dense_in_features integer Columns of the dense features.
 ---@field dense_arch_layer_sizes integer[] The last is the embedding dimension.
 ---@field over_arch_layer_sizes integer[] Two or more; the last is the number of logits, 1.
----@field dtype? string dtype of the dense parameters (default: f32).
+---@field dtype? string dtype of the dense parameters: `f32` or `f64` (default: f32).
 ---@field dense_device? string Where they are (default: that of the rank).
 
 ---Logits of a batch. Calling the module calls it. `DLRM_DCN` and `DLRM_Projection` have the same.
@@ -362,7 +362,7 @@ nn.DLRM_DCN = {}
 ---@field over_arch_layer_sizes integer[] Two or more; the last is the number of logits, 1.
 ---@field dcn_num_layers integer Layers of the cross network.
 ---@field dcn_low_rank_dim integer Its low_rank.
----@field dtype? string dtype of the dense parameters (default: f32).
+---@field dtype? string dtype of the dense parameters: `f32` or `f64` (default: f32).
 ---@field dense_device? string Where they are (default: that of the rank).
 
 ---DLRM with products of two projections in place of the dot products of all pairs. The example of `DLRM` makes one.
@@ -379,7 +379,7 @@ nn.DLRM_Projection = {}
 ---@field over_arch_layer_sizes integer[] Two or more; the last is the number of logits, 1.
 ---@field interaction_branch1_layer_sizes integer[] The last is a multiple of the embedding dimension.
 ---@field interaction_branch2_layer_sizes integer[] The last is a multiple of the embedding dimension.
----@field dtype? string dtype of the dense parameters (default: f32).
+---@field dtype? string dtype of the dense parameters: `f32` or `f64` (default: f32).
 ---@field dense_device? string Where they are (default: that of the rank).
 
 ---A model and its loss: what pipelines train. The default loss is the mean over this rank's samples, which is right
@@ -418,7 +418,7 @@ nn.SimpleDeepFMNN = {}
 ---@field embedding_bag_collection peri.EmbeddingBagCollection The tables, all of one dimension; sharded or not.
 ---@field hidden_layer_size integer Of the MLP over the dense features.
 ---@field deep_fm_dimension integer Columns of the deep part.
----@field dtype? string dtype of the dense parameters (default: f32).
+---@field dtype? string dtype of the dense parameters: `f32` or `f64` (default: f32).
 ---@field dense_device? string Where they are (default: that of the rank).
 
 ---Probabilities of a batch. Calling the module calls it.

@@ -14,7 +14,7 @@ local extra = {}
 ---tree of modules. Lists and maps in fields are searched for modules and parameters, too; elements of a list are named
 ---from `0` on.
 ---
----Errors: `forward` of a class that has none; two sub-modules of one name.
+---Errors: `forward` of a class that has none.
 ---
 ---```lua
 ---local Net = nn.Module:extend "Net"
@@ -134,7 +134,7 @@ function nn.Module:replace(name, module) end
 ---@param new any What comes.
 function nn.Module:substitute(old, new) end
 
----Add a module under a name that need not be an identifier.
+---Add a module under a name that need not be an identifier; it takes the place of one that has the name.
 ---
 ---Errors: what is no Module.
 ---

@@ -317,7 +317,7 @@ optim.MultiStepLR = {}
 
 ---@class peri.nn.optim.MultiStepLR.args
 ---@field optimizer peri.nn.optim.KeyedOptimizer The optimizer.
----@field milestones integer[] Steps, ascending.
+---@field milestones integer[] Steps.
 ---@field gamma? number The factor (default: 0.1).
 
 ---The rate times `gamma` at each step.
@@ -354,7 +354,7 @@ optim.ConstantLR = {}
 
 ---@class peri.nn.optim.ConstantLR.args
 ---@field optimizer peri.nn.optim.KeyedOptimizer The optimizer.
----@field factor? number The factor (default: 0.3333333333333333).
+---@field factor? number The factor, 0 or more (default: 0.3333333333333333).
 ---@field total_iters? integer So many steps (default: 5).
 
 ---The rate times a factor that changes evenly over the first steps.
@@ -374,8 +374,8 @@ optim.LinearLR = {}
 
 ---@class peri.nn.optim.LinearLR.args
 ---@field optimizer peri.nn.optim.KeyedOptimizer The optimizer.
----@field start_factor? number The factor at first (default: 0.3333333333333333).
----@field end_factor? number The factor at the end (default: 1).
+---@field start_factor? number The factor at first, above 0 (default: 0.3333333333333333).
+---@field end_factor? number The factor at the end, 0 or more (default: 1).
 ---@field total_iters? integer So many steps (default: 5).
 
 ---The rate times `(1 - t / total_iters) ^ power`, then 0.
@@ -509,10 +509,19 @@ optim.LambdaLR = {}
 ---@field optimizer peri.nn.optim.KeyedOptimizer The optimizer.
 ---@field lr_lambda function Gets the number of steps, returns the factor.
 
----TorchRec's: steps an optimizer and sets its rate, in stages: `lr` times the factor of the stage. Each stage is a
----table with `policy` (`none`, `linear`, `constant`, `poly`, `step`, `inv_sqrt`, `cosine_annealing_warm_restarts`,
----`interpolate`), `max_iters` (the step at which it ends), `value`, `lr_scale`, `decay_iters`, `sgdr_period`,
----`start_interpolating_iters`, `end_value`.
+---TorchRec's: steps an optimizer and sets its rate, in stages. The rate is `lr * factor * lr_scale`, whose factor is
+---said by the stage's `policy`, with t for the steps since the start:
+---
+---- `none`: 1; `constant`: `value`; `inv_sqrt`: `1 / sqrt(t)`;
+---- `linear` (default): from `value` to 1, `value + (1 - value) * t / max_iters`;
+---- `poly`: `(1 - t / decay_iters) ^ value`;
+---- `step`: `value ^ floor(t / decay_iters)`;
+---- `cosine_annealing_warm_restarts`: along half a cosine from 1 to `value`, again every `sgdr_period` steps;
+---- `interpolate`: from `value` to `end_value` between the steps `start_interpolating_iters` and `max_iters`.
+---
+---A stage is a table of `policy`, `max_iters` (the step after which the next stage follows, counted from the start;
+---default: 1), `value` (1), `lr_scale` (1), `decay_iters` (1 for `step`, else `max_iters`), `sgdr_period` (1),
+---`start_interpolating_iters` (0) and `end_value` (1).
 ---
 ---Errors: an unknown policy; stages whose ends do not rise; `inv_sqrt` as the first stage.
 ---

@@ -28,8 +28,8 @@ optim.SGD = {}
 ---@class peri.nn.optim.SGD.args
 ---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.001).
----@field momentum? number Share of the last step that is kept (default: 0).
----@field dampening? number Of the gradient in the momentum (default: 0).
+---@field momentum? number Share of the momentum that stays from step to step; 0: there is none (default: 0).
+---@field dampening? number The gradient goes into the momentum times 1 - dampening (default: 0).
 ---@field nesterov? boolean Nesterov's momentum (default: false).
 ---@field weight_decay? number Times the parameter, added to its gradient (default: 0).
 ---@field maximize? boolean Go up instead of down (default: false).
@@ -52,7 +52,7 @@ optim.Adam = {}
 ---@class peri.nn.optim.Adam.args
 ---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.001).
----@field betas? number[] Of the two means (default: { 0.9, 0.999 }).
+---@field betas? number[] Shares of the mean of gradients, and of the mean of squares, that stay from step to step (default: { 0.9, 0.999 }).
 ---@field eps? number Added to the divisor (default: 1e-8).
 ---@field weight_decay? number Times the parameter, added to its gradient (default: 0).
 ---@field amsgrad? boolean Divide by the largest mean so far (default: false).
@@ -76,7 +76,7 @@ optim.AdamW = {}
 ---@class peri.nn.optim.AdamW.args
 ---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.001).
----@field betas? number[] Of the two means (default: { 0.9, 0.999 }).
+---@field betas? number[] Shares of the mean of gradients, and of the mean of squares, that stay from step to step (default: { 0.9, 0.999 }).
 ---@field eps? number Added to the divisor (default: 1e-8).
 ---@field weight_decay? number Times lr: the share that parameters shrink by (default: 0.01).
 ---@field amsgrad? boolean Divide by the largest mean so far (default: false).
@@ -100,7 +100,7 @@ optim.Adagrad = {}
 ---@class peri.nn.optim.Adagrad.args
 ---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.01).
----@field lr_decay? number Of the learning rate (default: 0).
+---@field lr_decay? number Step t, from 0, uses lr / (1 + t * lr_decay) (default: 0).
 ---@field initial_accumulator_value? number Where sums of squares start (default: 0).
 ---@field eps? number Added to the divisor (default: 1e-10).
 ---@field weight_decay? number Times the parameter, added to its gradient (default: 0).
@@ -124,7 +124,7 @@ optim.RowWiseAdagrad = {}
 ---@class peri.nn.optim.RowWiseAdagrad.args
 ---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.01).
----@field lr_decay? number Of the learning rate (default: 0).
+---@field lr_decay? number Step t, from 0, uses lr / (1 + t * lr_decay) (default: 0).
 ---@field initial_accumulator_value? number Where sums of squares start (default: 0).
 ---@field eps? number Added to the divisor (default: 1e-10).
 ---@field weight_decay? number Times the parameter, added to its gradient (default: 0).
@@ -148,9 +148,9 @@ optim.RMSprop = {}
 ---@class peri.nn.optim.RMSprop.args
 ---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.01).
----@field alpha? number Of the mean of squares (default: 0.99).
+---@field alpha? number Share of the mean of squares that stays from step to step (default: 0.99).
 ---@field centered? boolean Subtract the square of the mean (default: false).
----@field momentum? number Share of the last step that is kept (default: 0).
+---@field momentum? number Share of the momentum that stays from step to step; 0: there is none (default: 0).
 ---@field eps? number Added to the divisor (default: 1e-8).
 ---@field weight_decay? number Times the parameter, added to its gradient (default: 0).
 ---@field maximize? boolean Go up instead of down (default: false).
@@ -225,7 +225,7 @@ function optim.Optimizer:set(name, value) end
 ---@param value number The value from now on.
 function optim.Optimizer:set_momentum(value) end
 
----Names of the states that every parameter has.
+---Names of the states that every parameter has: without momentum, SGD has none.
 ---@return string[]
 function optim.Optimizer:state_names() end
 

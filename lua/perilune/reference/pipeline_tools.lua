@@ -57,6 +57,7 @@ function schedules.semi_sync(start_batch) end
 function schedules.prefetch_fused_2d(sync_interval) end
 
 ---The schedule of one stage of a model that is cut into stages: forward and backward passes of micro-batches in turn.
+---In place of the table it takes a number: so many stages, of which this is the first.
 ---
 ---Errors: a stage that is not there; more than 16 stages, or 4096 micro-batches.
 ---@param args? peri.pipeline.schedules.one_f_one_b.args A number: so many stages, the first of them (default: all defaults).

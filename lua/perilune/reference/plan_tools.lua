@@ -183,9 +183,9 @@ function plan.pin(tables, units, per) end
 ---@return peri.plan.Topology
 function plan.Topology:with_devices(change) end
 
----Bytes a millisecond of a rank in a collective operation.
+---Bytes a millisecond of a rank in a collective operation, by the bandwidths of the links.
 ---
----Errors: what is no number of ranks.
+---Errors: an unknown operation; what is no number.
 ---@param collective string `all_to_all`, `reduce_scatter`, `all_gather`, `all_reduce`.
 ---@param world_size integer Ranks that take part.
 ---@param local_size integer Of these on a host.
@@ -214,8 +214,8 @@ function plan.Topology.kept_path(ranks, host, device) end
 ---@return peri.plan.Topology|nil # nil: there is none.
 function plan.Topology.kept(ranks, host, device) end
 
----What plans are chosen by, the less the better: the rating; of our own estimates 1 % more for each sharding type but
----the first.
+---The number by which plans are chosen, the less the better: the rating. With `estimates = "step"` it is 1 % more for
+---each further sharding type that the plan uses: each type costs exchanges of its own.
 ---
 ---Errors: what is no number, or no list of options.
 ---

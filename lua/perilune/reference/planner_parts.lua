@@ -59,7 +59,7 @@ plan.EmbeddingEnumerator = {}
 ---@field constraints? table<string, peri.plan.ParameterConstraints> By table, or path.table (default: none).
 ---@field estimators? table[] Who fills the options' bytes and times (default: TorchRec's formulas).
 ---@field sharder? table What can be chosen: `torchrec_sharder` or `perilune_sharder` (default: torchrec_sharder).
----@field cost? function `cost(perf, option, shard, topology)`, after the estimators: it may change the times of a shard (default: none).
+---@field cost? function `cost(perf, option, shard, topology)`, called for each shard after the estimators: it may change the times in `perf`, in milliseconds, and returns nothing (default: none).
 
 ---All options of a model's tables, in a fixed order, with their estimates.
 ---@param collections table[] The model.

@@ -206,10 +206,14 @@ function plan.to_json(sharding_plan) end
 ---@return peri.ShardingPlan
 function plan.from_json(text, from) end
 
----A machine: how many ranks, what memory each has, how fast memories and links are. Times are in milliseconds, rates in
----bytes a millisecond. `tostring` shows it; its argument `devices` has the memory of each rank.
+---A machine: how many ranks it has, how much memory each of them, and how fast memories and links are. Sizes are in
+---bytes, times in milliseconds, bandwidths in bytes a millisecond (GB/s times 1e6). `tostring` shows it. Its arguments
+---are its fields; the field `devices` lists the memory of each rank, `{ hbm =, ddr =, ssd = }`.
 ---
----Errors: an unknown argument; a number that is not above 0.
+---The arguments from `rates` on are prices that were measured: `perilune calibrate -o FILE` measures them, and
+---`Topology.load` reads them.
+---
+---Errors: an unknown argument; a number that is negative, not finite, or 0 where it divides.
 ---
 ---```lua
 ---local topology = plan.Topology { world_size = 2, compute_device = "cpu", ddr_cap = 2 ^ 30 }
@@ -221,8 +225,38 @@ function plan.from_json(text, from) end
 ---os.remove(path)
 ---```
 ---@class peri.plan.Topology
----@overload fun(args: table): peri.plan.Topology
+---@overload fun(args: peri.plan.Topology.args): peri.plan.Topology
 plan.Topology = {}
+
+---@class peri.plan.Topology.args
+---@field world_size integer Ranks.
+---@field compute_device? string `cpu`, `cuda`, `mtia` or `tpu` (default: cpu).
+---@field local_world_size? integer Ranks of a host (default: all of them).
+---@field pod_size? integer Hosts that are linked to each other as fast as the ranks of a host are (default: 1).
+---@field hbm_cap? integer A device's own memory; a `cpu` has none (default: 34359738368), 32 GiB.
+---@field ddr_cap? integer The host's memory, for each rank (default: 137438953472), 128 GiB.
+---@field ssd_cap? integer Files, for each rank (default: 2199023255552), 2 TiB.
+---@field hbm_mem_bw? number Bandwidth of the device's own memory (default: 963146416.128), 897 GiB/s.
+---@field ddr_mem_bw? number Of the host's memory (default: 54760833.024), 51 GiB/s.
+---@field ssd_mem_bw? number Of files (default: 104857.6), 100 MiB/s.
+---@field hbm_to_ddr_mem_bw? number Between device and host (default: 34359738.368), 32 GiB/s.
+---@field intra_host_bw? number Of a rank, to others of its host (default: 644245094.4), 600 GiB/s.
+---@field inter_host_bw? number Of a rank, to other hosts (default: 13421772.8), 12.5 GiB/s.
+---@field intra_host_latency? number Milliseconds of an exchange within a host that moves nothing (default: 0).
+---@field inter_host_latency? number The same between hosts (default: 0).
+---@field inter_host_burst? number Bytes of a rank that pass at once after a limited link has rested (default: 0).
+---@field bwd_compute_multiplier? number Time of a backward pass, as a multiple of the forward pass (default: 2).
+---@field weighted_feature_bwd_compute_multiplier? number One more factor, of features with weights (default: 1).
+---@field processors? integer Processors of a host (default: one for each of its ranks).
+---@field hosts_sharing? integer Hosts that are parts of one machine, and share its processors (default: 1).
+---@field cache_bytes? integer Caches of a host's processors (default: 33554432), 32 MiB.
+---@field core_cache_bytes? integer Of these, the caches that a processor has to itself (default: 1048576), 1 MiB.
+---@field threads? integer Worker threads of a rank while it was measured (default: not known).
+---@field rates? table `{ copy =, gather =, update =, products = }` of a rank while all are busy: bytes, of products operations, a millisecond (default: none).
+---@field dense? table Precision -> `{ forward =, backward =, optimizer = }`, each a price by unit (default: none).
+---@field costs? table `{ forward =, backward = }`: for the work on tables, a price by unit (default: none).
+---@field choices? table Choice -> the way that was fastest (default: none).
+---@field custom_topology_data? table `{ hbm_cap =, ddr_cap =, ssd_cap = }`: lists with a number for each rank (default: all ranks are alike).
 
 ---A known machine by its name; `perilune plan --topology` takes the same names.
 ---
@@ -317,8 +351,8 @@ plan.EmbeddingShardingPlanner = {}
 ---@field enumerator? table Who lists what each table could be (default: EmbeddingEnumerator).
 ---@field sharder? table What can be chosen: `torchrec_sharder` or `perilune_sharder` (default: the former).
 ---@field performance_model? table Rates whole plans (default: NoopPerfModel).
----@field cost? fun(...): number Replaces the estimate of a part (default: none).
----@field objective? fun(load: table): number What a plan is rated by, the less the better (default: the slowest rank).
+---@field cost? function `cost(perf, option, shard, topology)`, called for each shard after the estimators: it may change the times in `perf`, in milliseconds, and returns nothing (default: none).
+---@field objective? fun(load: table): number What a plan is rated by, the less the better. `load` has lists with a number for each rank: `ms`, the parts of it (`fwd_compute`, `fwd_comms`, `bwd_compute`, `bwd_comms`, `prefetch_compute`), and bytes in `hbm`, `ddr`, `ssd`; and `proposal`, `placement`, `topology` (default: the slowest rank).
 ---@field max_placements? integer Parts that the search places before it keeps the best plan so far (default: 2e7).
 
 ---The best plan of a model. Local: every rank that calls it makes its own; `collective_plan` gives all of them the

@@ -25,6 +25,6 @@ local sparse = {}
 ---@param items peri.Tensor Vectors `[N, D]` of f32, f16 or bf16; with `format` rows of codes, u8 `[N, bytes of a row]`.
 ---@param k integer How many items of each query: 1 to N, at most 2048.
 ---@param format? userdata What the codes are: of `peri.sparse.quantize.format` (default: the items are numbers).
----@return peri.Tensor scores The products: f32 `[Q, k]`.
----@return peri.Tensor indices The items' numbers: i64 `[Q, k]`.
+---@return peri.Tensor # The products: f32 `[Q, k]`.
+---@return peri.Tensor # The items' numbers: i64 `[Q, k]`.
 function sparse.top_products(queries, items, k, format) end

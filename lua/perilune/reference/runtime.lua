@@ -59,7 +59,7 @@ function peri.no_grad(f, ...) end
 ---  function() return peri.ones({ 1, 2 }):matmul(peri.ones { 2, 1 }) end)
 ---print(y:dtype()) --> bf16
 ---```
----@param options table `device` (`"cuda"`, `"cpu"`; default the rank's), `dtype` (`"bf16"`, `"f16"`; default bf16), `enabled` (true).
+---@param options table `device` (`"cuda"`, also on a machine without GPUs, where nothing is cast then; `"cpu"`; default the rank's), `dtype` (`"bf16"`, `"f16"`; default bf16), `enabled` (true).
 ---@param f? function The function (default: none, a region is returned).
 ---@param ... any Its arguments.
 ---@return any # What it returned.

@@ -237,7 +237,7 @@ function embed.TableCollection:table_rows(name, which, row, n) end
 ---
 ---Errors: a row outside of the table; a table that is not there.
 ---@param name string Name of the table.
----@param rows peri.Tensor Their numbers, ascending, each once: `[n]` of `i64`.
+---@param rows peri.Tensor Their numbers, in any order: `[n]` of `i64`.
 function embed.TableCollection:reset_rows(name, rows) end
 
 ---The learning rate of the tables' own optimizer from now on.

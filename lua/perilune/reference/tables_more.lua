@@ -30,7 +30,8 @@ function peri.EmbeddingBagCollection:forward(features) end
 
 ---Look a batch up. Calling the module calls it.
 ---
----Errors: a feature that the batch does not have; a batch with weights; an id outside of its table.
+---Errors: a feature that the batch does not have; an id outside of its table. Weights of the batch are handed on in the
+---results; with need_indices they are not.
 ---
 ---```lua
 ---local ec = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t",
