@@ -289,6 +289,9 @@ for _, device in ipairs(devices) do
       assert.same({ 3, 4 }, x:amax(2):to_list())
       assert.same({ 1, 0, 1, 1, 1, 0 }, x:gt(0):to_list())
       assert.same({ 1, -1, 3, 0.5, 4, -1 }, x:clamp(-1):to_list())
+      for _, bounds in ipairs { { 0 / 0 }, { nil, 0 / 0 }, { math.huge, 0 / 0 }, { 0 / 0, 1 } } do
+        assert.equal(x:numel(), F.count_nonzero(x:clamp(bounds[1], bounds[2]):isnan()):item())
+      end
       assert.same({ { 1, -2, -6 }, { 0.5, 2, -2 } }, x:cumprod(2):to_table())
       local at = peri.tensor({ { 2, 2, 0 }, { 1, 0, 1 } }, "i32", device)
       local zeros = peri.zeros_like(x)

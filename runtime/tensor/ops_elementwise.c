@@ -104,6 +104,8 @@ peri_status peri_op_clamp(peri_tensor *x, double low, double high, peri_tensor *
     PERI__OWN_FLOATS;
     /* where elements are equal to a bound */
     if (x && x->dtype == PERI_F32) low = (double)(float)low, high = (double)(float)high;
+    if (x && !peri__is_integer(x->dtype) && (low != low || high != high)) /* NaN everywhere, as in PyTorch */
+        return unary("peri_op_clamp", PERI_UNARY_AFFINE, x, 0, (double)NAN, out);
     return unary("peri_op_clamp", PERI_UNARY_CLAMP, x, low, high, out);
 }
 peri_status peri_op_pow(peri_tensor *x, double exponent, peri_tensor **out)

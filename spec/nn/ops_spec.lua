@@ -315,6 +315,7 @@ for _, device in ipairs(require "spec.support.devices") do
         F.split, a, { 2, 3 }, 2)
       fails("peri_op_split: the sizes add up to 1, the 1st dimension of f32 %[2, 3%] is 2", F.split, a, { 1 })
       fails("peri_op_split: 0 parts", F.split, a, {})
+      fails("split: sizes is 0, allowed: from 1 on, or a list", F.split, a, 0)
       fails("split: sizes %[1%] is 1.5, wanted", F.split, a, { 1.5 })
       fails("peri_op_stack: the 4th dimension as a new one of tensors f32 %[2, 3%], which then have 3", F.stack, { a },
         4)

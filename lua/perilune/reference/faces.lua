@@ -152,7 +152,7 @@
 ---@field softmax fun(self: peri.Tensor, dim: integer): peri.Tensor
 ---@field softplus fun(self: peri.Tensor): peri.Tensor
 ---@field sort fun(self: peri.Tensor, dim?: integer, descending?: boolean): peri.Tensor, peri.Tensor
----@field split fun(self: peri.Tensor, sizes: integer[], dim?: integer): peri.Tensor[]
+---@field split fun(self: peri.Tensor, sizes: integer|integer[], dim?: integer): peri.Tensor[]
 ---@field sqrt fun(self: peri.Tensor): peri.Tensor
 ---@field square fun(self: peri.Tensor): peri.Tensor
 ---@field squeeze fun(self: peri.Tensor, dim?: integer): peri.Tensor

@@ -460,17 +460,17 @@ function functional.softmax(t, dim) end
 ---@return peri.Tensor # Of the shape of t.
 function functional.log_softmax(t, dim) end
 
----Cut a tensor along a dimension into views of the given sizes. Their gradients become that of t at once, so this is
----faster than a slice for each.
+---Cut a tensor along a dimension into views of the given sizes, or of one size, where the last may be smaller. Their
+---gradients become that of t at once, so this is faster than a slice for each.
 ---
----Errors: sizes that do not add up to the dimension's.
+---Errors: sizes that do not add up to the dimension's; a size of 0 for all.
 ---
 ---```lua
 ---print(#peri.ones({ 5, 2 }):split({ 2, 3 }), peri.ones({ 5, 2 }):split({ 2, 3 })[2]:size(1))
 -----> 2 3
 ---```
 ---@param t peri.Tensor Any shape.
----@param sizes integer[] Sizes of the parts.
+---@param sizes integer|integer[] Sizes of the parts, or the one of all.
 ---@param dim? integer The dimension (default: 1).
 ---@return peri.Tensor[] # Parts, each of its size in that dimension: `[..., size, ...]`.
 function functional.split(t, sizes, dim) end

@@ -135,9 +135,9 @@ function functional.masked_fill(t, mask, value) end
 ---t with what is below `min` raised to it, and then what is above `max` lowered to it. NaN stays. Elements at a bound
 ---or beyond it get no gradient.
 ---
----Integers by whole bounds keep their dtype; a fraction makes f32 of them.
+---Integers by whole bounds keep their dtype; a fraction makes f32 of them. A bound that is NaN makes all floats NaN.
 ---
----Errors: neither bound; complex numbers.
+---Errors: neither bound; NaN as a bound of integers; complex numbers.
 ---
 ---```lua
 ---print(table.concat(peri.tensor({ -1, 0.5, 7 }):clamp(0, 1):to_list(), " ")) --> 0 0.5 1

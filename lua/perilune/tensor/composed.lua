@@ -79,13 +79,10 @@ function F.all(t, dim, keepdim) return (F.eq(are_0(SUM, dim, keepdim, t:detach()
 --- Views of t cut along dim (1) into n parts of one size, the last of which may be smaller, or missing.
 function F.chunk(t, n, dim)
   if n < 1 then P.fail(("chunk: n is %d, allowed: 1 and more"):format(n)) end
-  local total, sizes = t:size(dim or 1), {}
-  local each = math.max(1, math.ceil(total / n))
-  for at = 0, total - 1, each do sizes[#sizes + 1] = math.min(each, total - at) end
-  if total == 0 then
-    for i = 1, n do sizes[i] = 0 end
-  end
-  return (F.split(t, sizes, dim))
+  local total, none = t:size(dim or 1), {}
+  if total > 0 then return (F.split(t, math.ceil(total / n), dim)) end
+  for i = 1, n do none[i] = 0 end
+  return (F.split(t, none, dim))
 end
 
 --- t with the dimensions from `first` (1) to `last` (-1) as one.

@@ -224,9 +224,18 @@ local function array_of(sizes)
   return array
 end
 
---- Views of `t`, cut along a dimension (1) into parts of the sizes in a list, which add up to its size. Their gradients
---- become its own at once, so this is faster than slices of them all.
+--- Sizes of parts of `each`, the last of which may be smaller: one at least.
+local function equal_sizes(each, total)
+  if each < 1 then P.fail(("split: sizes is %d, allowed: from 1 on, or a list"):format(each)) end
+  local sizes = {}
+  for at = 0, math.max(total - 1, 0), each do sizes[#sizes + 1] = math.min(each, total - at) end
+  return sizes
+end
+
+--- Views of `t`, cut along a dimension (1) into parts of the sizes in a list, which add up to its size, or all of one
+--- size. Their gradients become its own at once, so this is faster than slices of them all.
 function M.split(t, sizes, dim)
+  if type(sizes) == "number" then sizes = equal_sizes(sizes, t:size(dim or 1)) end
   local n = #sizes
   reserve(n)
   check(C.peri_op_split(ptr(t), array_of(sizes), n, dimension(dim or 1), parts))
@@ -371,6 +380,9 @@ signature.kind("operand", "a tensor or a number", function(x)
 end, function(x) return Tensor.is(x) and signature.RELEASED end)
 
 signature.list_of("counts", "a list of whole numbers", "count")
+signature.kind("count_or_counts", "a whole number or a list of them", function(x)
+  return signature.is("count", x) or signature.is("counts", x)
+end, function(x) return signature.why("counts", x) end)
 signature.check_each_one("", M, { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log",
   "sqrt", "abs", "square", "neg", "log1p", "expm1", "rsqrt", "sin", "cos", "erf", "floor", "ceil", "round",
   "trunc", "sign" }, "t: tensor")
@@ -381,7 +393,7 @@ signature.check_one("", M, {
   div = "a: operand, b: operand", floor_divide = "a: operand, b: operand",
   remainder = "a: operand, b: operand", fmod = "a: operand, b: operand", muladd = "a: tensor, b: tensor, c: tensor",
   linear = "x: tensor, weight: tensor, bias: tensor?, activation: int?", matmul = "a: tensor, b: tensor",
-  bmm = "a: tensor, b: tensor", cat = "tensors: list, dim: dim?", split = "t: tensor, sizes: counts, dim: dim?",
+  bmm = "a: tensor, b: tensor", cat = "tensors: list, dim: dim?", split = "t: tensor, sizes: count_or_counts, dim: dim?",
   stack = "tensors: list, dim: dim?", sum = "t: tensor, dim: dims?, keepdim: boolean?",
   mean_parts = "sum: tensor, count: operand", mean_of = "sum: tensor, divided: operand, ranks: int?",
   mean = "t: tensor, dim: dims?, keepdim: boolean?", softmax = "t: tensor, dim: dim",

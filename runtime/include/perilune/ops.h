@@ -36,7 +36,8 @@ PERI_API peri_status peri_op_log(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_sqrt(peri_tensor *x, peri_tensor **out);
 /** sqrt x, with the gradient 0 where x is 0, as norms and standard deviations want it */
 PERI_API peri_status peri_op_root(peri_tensor *x, peri_tensor **out);
-/** @low where x is smaller, then @high where it is larger; NaN stays */
+/** @low where x is smaller, then @high where it is larger; NaN stays. A bound that is NaN makes floats NaN, and is
+ *  PERI_EINVAL for integers. */
 PERI_API peri_status peri_op_clamp(peri_tensor *x, double low, double high, peri_tensor **out);
 /** |x|; its gradient at 0 is 0 */
 PERI_API peri_status peri_op_abs(peri_tensor *x, peri_tensor **out);
