@@ -405,6 +405,8 @@ for _, device in ipairs(devices) do
       refuses("peri has no 'cat'; it is peri.nn.functional.cat", function() return peri.cat end)
       refuses("a mask tensor bool %[3%] on .*, wanted the first sizes of it", function() return x[x[0]:gt(0)] end)
       refuses("index 3 at flat position 1, allowed: 0%.%.2", x.gather, x, 2, peri.tensor({ { 0, 3 } }, "i64", device))
+      refuses("index 0 at flat position 0, and nothing is allowed", F.gather, peri.zeros({ 2, 0 }, "f32", device), 2,
+        peri.zeros({ 2, 1 }, "i64", device))
       refuses("may not be larger in the 1st dimension", x.gather, x, 2, peri.zeros({ 3, 1 }, "i64", device))
       refuses("the first 4 of the 2nd dimension of f32 %[2, 3%], allowed: 0%.%.3", x.topk, x, 4)
       local ids = peri.tensor({ 3, 0, 7 }, "i64", device)

@@ -250,7 +250,7 @@ static peri_status check_gather(const char *function, const peri_tensor *x, int3
 static peri_status check_places(const char *function, peri_tensor *index, int64_t n)
 {
     int64_t one = 1, bad = 0, value = 0;
-    peri_tensor *found, *flat = NULL, *view = NULL;
+    peri_tensor *found, *view = NULL;
     if (peri__numel(index) == 0) return PERI_OK;
     PERI_TRY(peri_tensor_new(peri__device(index), PERI_I64, 1, &one, &found));
     peri_op_index_check args = {
@@ -263,8 +263,10 @@ static peri_status check_places(const char *function, peri_tensor *index, int64_
     PERI_TRY(peri__tensor_view(index, 1, &one, &stride, index->offset + bad, &view));
     status = peri_tensor_read(view, &value, sizeof value);
     peri_tensor_release(view);
-    peri_tensor_release(flat);
     PERI_TRY(status);
+    if (n == 0)
+        return peri__fail(PERI_ERANGE, "%s: index %lld at flat position %lld, and nothing is allowed", function,
+                          (long long)value, (long long)bad);
     return peri__fail(PERI_ERANGE, "%s: index %lld at flat position %lld, allowed: 0..%lld", function, (long long)value,
                       (long long)bad, (long long)n - 1);
 }
