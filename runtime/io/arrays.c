@@ -127,7 +127,8 @@ static peri_status read_shape(const peri_arrays *a, const char *header, peri_arr
     const char *order = value_of(header, "fortran_order");
     int32_t wide = 0;
     for (int32_t i = 0; i < out->ndim; i++) wide += out->shape[i] > 1;
-    if (!order || (strncmp(order, "True", 4) == 0 && wide > 1))
+    if (!order) return damaged(a, out->name, "the header of its array has no 'fortran_order'");
+    if (strncmp(order, "True", 4) == 0 && wide > 1)
         return damaged(a, out->name,
                        "its array lies column by column (fortran_order); wanted: row by row (numpy.ascontiguousarray)");
     return out->elements * sizes[out->dtype] >= 0 ? PERI_OK : PERI_EFORMAT;

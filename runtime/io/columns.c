@@ -166,13 +166,17 @@ peri_status peri_columns_epoch(peri_columns *c, int64_t epoch)
 
 /* -- filling ------------------------------------------------------------------------------------------------------- */
 
+/** The number of a row of the part, as messages say it. */
+static long long row_of(const part *p, int64_t row) { return (long long)(p->p.first_row + row); }
+
 static peri_status bad_id(const peri_columns *c, const part *p, int64_t row, int32_t feature, int64_t id)
 {
     return peri__fail(
         PERI_ERANGE,
         "peri_columns: %s: row %lld: sparse feature %d has the id %lld, allowed: 0..%llu, below the rows of "
         "its table",
-        p->p.name, (long long)row, feature, (long long)id, (unsigned long long)c->rules[feature].modulus - 1);
+        p->p.ids_names ? p->p.ids_names[feature] : p->p.name, row_of(p, row), feature, (long long)id,
+        (unsigned long long)c->rules[feature].modulus - 1);
 }
 
 /** Put id @x of the row into ids[*n], unless it is padding. */
@@ -240,7 +244,7 @@ static peri_status ragged_ids(peri_columns *c, const part *p, int64_t row, int32
     if (at < 0 || end < at || end > p->p.total)
         return peri__fail(PERI_EFORMAT,
                           "peri_columns: %s: row %lld: its ids are %lld..%lld of %lld: the offsets are damaged",
-                          p->p.name, (long long)row, (long long)at, (long long)end, (long long)p->p.total);
+                          p->p.name, row_of(p, row), (long long)at, (long long)end, (long long)p->p.total);
     PERI_TRY(room_for(c, 0, *n + (end - at)));
     for (int32_t f = 0; f < c->sparse_features; f++) {
         int64_t from = *n, length = whole_at(&p->p.lengths, row * p->p.lengths.stride + f);
@@ -248,7 +252,7 @@ static peri_status ragged_ids(peri_columns *c, const part *p, int64_t row, int32
             return peri__fail(
                 PERI_EFORMAT,
                 "peri_columns: %s: row %lld: sparse feature %d has %lld of %lld ids: the lengths are damaged",
-                p->p.name, (long long)row, f, (long long)length, (long long)(end - at));
+                p->p.name, row_of(p, row), f, (long long)length, (long long)(end - at));
         for (int64_t k = 0; k < length; k++, at++)
             PERI_TRY(put_id(c, p, row, f, whole_at(&p->p.values, at), c->ids, n));
         lengths[f] = (int32_t)(*n - from);
@@ -263,7 +267,7 @@ static peri_status numbers(const peri_columns *c, const part *p, int64_t row, pe
     b->labels[to] = (float)label;
     if (!isfinite(b->labels[to]))
         return peri__fail(PERI_EFORMAT, "peri_columns: %s: row %lld: its label is %g, allowed: finite numbers of f32",
-                          p->p.name, (long long)row, label);
+                          p->p.labels_name ? p->p.labels_name : p->p.name, row_of(p, row), label);
     for (int32_t d = 0; d < c->dense_features; d++) {
         const double given = number_at(&p->p.dense, row * p->p.dense.stride + d);
         const float x = peri__dense_of(c->dense, given);
@@ -271,7 +275,7 @@ static peri_status numbers(const peri_columns *c, const part *p, int64_t row, pe
         if (isfinite(given) && isfinite(x)) continue; /* of the logarithms NaN would be 0 */
         return peri__fail(PERI_EFORMAT,
                           "peri_columns: %s: row %lld: dense feature %d is %g, allowed: finite numbers of f32",
-                          p->p.name, (long long)row, d, given);
+                          p->p.name, row_of(p, row), d, given);
     }
     return PERI_OK;
 }

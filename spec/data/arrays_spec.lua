@@ -131,6 +131,19 @@ describe("data.npy", function()
       args.dense = way
       fails(args, "row %d+: dense feature 2 is %-?nan, allowed: finite numbers", "torchrec")
     end
+    -- each array by its own file, and rows as they are numbered there, in any part
+    local ids, labels = read(golden .. "sparse.npy"), dense:gsub("%(23, 3%), ", "(23,),   "):sub(1, -23 * 8 - 1)
+    for _, part in ipairs { "all", "test" } do
+      local last = { { dense = golden .. "dense.npy", sparse = golden .. "sparse.npy", labels = write("l.npy",
+        labels:sub(1, -5) .. "\0\0\192\127") } }
+      fails({ files = last, part = part, holdout = 0.2 }, "/l.npy: row 22: its label is %-?nan", "torchrec")
+      last = { { dense = golden .. "dense.npy", labels = golden .. "labels.npy", sparse = write("s.npy",
+        ids:sub(1, 128) .. ("\0"):rep(23 * 16 - 4) .. "\255\255\255\127") } }
+      fails({ files = last, part = part, holdout = 0.2, ids = "exact" },
+        "/s.npy: row 22: sparse feature 3 has the id 2147483647, allowed: 0%.%.99", "torchrec")
+    end
+    fails(other(write("order.npy", (dense:gsub("fortran_order", "fortran_0rder")))),
+      "order.npy: the header of its array has no 'fortran_order'", "torchrec")
     fails(other(golden .. "fortran.npy"), "lies column by column", "torchrec")
     fails(other(golden .. "big_endian.npy"), "its elements are '>f4', allowed: little%-endian", "torchrec")
     fails(other "/nowhere", "/nowhere: No such file", "torchrec")

@@ -116,7 +116,7 @@ function Source:_add(parts, from, to)
     local own_first, own_last = math.max(first - at, 0), math.min(last - at, p.rows)
     if own_first < own_last then
       local c = P.struct "peri_columns_part"
-      c.name, c.rows = p.name, own_last - own_first
+      c.name, c.rows, c.first_row = p.name, own_last - own_first, own_first
       local keep = p.cut(own_first, c)
       check(C.peri_columns_add(self._columns.ptr, c))
       self._keep[#self._keep + 1] = { p.keep, keep }

@@ -111,12 +111,14 @@ end
 
 --- What peri_columns gets of such arrays, from row `from` on.
 local function cut(p, from, to)
-  local ids = ffi.new("peri_rows[?]", math.max(#p.sparse, 1))
-  for i, f in ipairs(p.sparse) do ids[i - 1] = arrays.rows_of(f[1], from, f[2], f[3]) end
+  local ids, names = ffi.new("peri_rows[?]", math.max(#p.sparse, 1)), ffi.new("const char *[?]", math.max(#p.sparse, 1))
+  for i, f in ipairs(p.sparse) do
+    ids[i - 1], names[i - 1] = arrays.rows_of(f[1], from, f[2], f[3]), f[1].path
+  end
   if p.dense then to.dense = arrays.rows_of(p.dense, from) end
-  if p.labels then to.labels = arrays.rows_of(p.labels, from) end
-  to.ids = ids
-  return ids
+  if p.labels then to.labels, to.labels_name = arrays.rows_of(p.labels, from), p.labels.path end
+  to.ids, to.ids_names = ids, names
+  return { ids, names, p } -- p has the texts of the names
 end
 
 --- A loader over such files; see `spec` for the arguments. Keys are c1, c2, ..., dense features i1, i2, ..., tables

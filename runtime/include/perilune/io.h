@@ -218,7 +218,11 @@ typedef struct peri_columns_part {
     const int64_t *offsets; /* [rows + 1]: ids of row i are values[offsets[i]] and those that follow */
     peri_rows lengths;      /* count: the sparse features: ids of each */
     peri_rows values;       /* stride 1: all ids */
-    int64_t total; /* elements of `values` */
+    int64_t total;          /* elements of `values` */
+    /* Where samples are, for messages; kept by the caller until the release, as the arrays are. */
+    int64_t first_row;             /* the number that the first row has in its file */
+    const char *labels_name;       /* the file of the labels; NULL: `name` */
+    const char *const *ids_names;  /* [sparse_features] that of each feature's ids; NULL: `name` */
 } peri_columns_part;
 
 typedef struct peri_columns_config {
