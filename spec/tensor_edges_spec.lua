@@ -35,6 +35,36 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.is_true(softmax[1] ~= softmax[1])
     end)
 
+    it("a bound of clamp that is NaN makes all NaN, and what is below has no gradient", function()
+      local nan = 0 / 0
+      for _, dtype in ipairs { "f32", "f64", "f16", "bf16" } do
+        for _, bounds in ipairs { { nan }, { nil, nan }, { math.huge, nan }, { nan, 1 } } do
+          local x = tensor { -1, 0.5, 7 }:requires_grad()
+          local y = x:to(dtype):clamp(bounds[1], bounds[2])
+          y:sum():backward()
+          assert.same({ 3, dtype }, { F.count_nonzero(y:isnan()):item(), y:dtype() })
+          assert.same({ 0, 0, 0 }, x:grad():to_list())
+        end
+      end
+    end)
+
+    it("parts of one size: the last may be smaller, and one of nothing is there", function()
+      local function sizes(t, ...)
+        local list = {}
+        for i, part in ipairs(t:split(...)) do list[i] = part:size(select(2, ...) or 1) end
+        return list
+      end
+      assert.same({ 2, 2, 1 }, sizes(peri.zeros({ 5, 2 }, "f32", device), 2))
+      assert.same({ 2, 2 }, sizes(peri.zeros({ 3, 4 }, "f32", device), 2, -1))
+      assert.same({ 0 }, sizes(peri.zeros({ 0, 2 }, "f32", device), 3))
+      assert.same({ 3 }, sizes(peri.zeros({ 3 }, "f32", device), 9))
+    end)
+
+    it("an index into nothing is told that nothing is allowed", function()
+      local none, index = peri.zeros({ 2, 0 }, "f32", device), peri.zeros({ 2, 1 }, "i64", device)
+      assert.error_matches(function() F.gather(none, 2, index) end, "index 0 at flat position 0, and nothing is allowed")
+    end)
+
     it("gradients of biases without numbers have their shape", function()
       for rows = 0, 5 do
         local bias = peri.zeros({ 0 }, "f32", device):requires_grad()

@@ -289,9 +289,6 @@ for _, device in ipairs(devices) do
       assert.same({ 3, 4 }, x:amax(2):to_list())
       assert.same({ 1, 0, 1, 1, 1, 0 }, x:gt(0):to_list())
       assert.same({ 1, -1, 3, 0.5, 4, -1 }, x:clamp(-1):to_list())
-      for _, bounds in ipairs { { 0 / 0 }, { nil, 0 / 0 }, { math.huge, 0 / 0 }, { 0 / 0, 1 } } do
-        assert.equal(x:numel(), F.count_nonzero(x:clamp(bounds[1], bounds[2]):isnan()):item())
-      end
       assert.same({ { 1, -2, -6 }, { 0.5, 2, -2 } }, x:cumprod(2):to_table())
       local at = peri.tensor({ { 2, 2, 0 }, { 1, 0, 1 } }, "i32", device)
       local zeros = peri.zeros_like(x)
@@ -405,8 +402,6 @@ for _, device in ipairs(devices) do
       refuses("peri has no 'cat'; it is peri.nn.functional.cat", function() return peri.cat end)
       refuses("a mask tensor bool %[3%] on .*, wanted the first sizes of it", function() return x[x[0]:gt(0)] end)
       refuses("index 3 at flat position 1, allowed: 0%.%.2", x.gather, x, 2, peri.tensor({ { 0, 3 } }, "i64", device))
-      refuses("index 0 at flat position 0, and nothing is allowed", F.gather, peri.zeros({ 2, 0 }, "f32", device), 2,
-        peri.zeros({ 2, 1 }, "i64", device))
       refuses("may not be larger in the 1st dimension", x.gather, x, 2, peri.zeros({ 3, 1 }, "i64", device))
       refuses("the first 4 of the 2nd dimension of f32 %[2, 3%], allowed: 0%.%.3", x.topk, x, 4)
       local ids = peri.tensor({ 3, 0, 7 }, "i64", device)

@@ -425,7 +425,8 @@ cases.peri_columns_config = { needs = "table_rows dense_features sparse_features
   rest = "dense ids padding padded block_rows blocks seed",
   run = function(s) return columns_says(s, P.struct("peri_columns_part", { name = "p" })) end,
   function() return { given = { table_rows = longs(9), dense_features = 1, sparse_features = 1 } } end }
-cases.peri_columns_part = { needs = "name rows dense ids", rest = "offsets lengths values total first_row labels_name ids_names",
+cases.peri_columns_part = { needs = "name rows dense ids",
+  rest = "offsets lengths values total first_row labels_name ids_names",
   run = function(s)
     return columns_says(P.struct("peri_columns_config", { table_rows = longs(9), dense_features = 1,
       sparse_features = 1 }), s)
