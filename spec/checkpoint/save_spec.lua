@@ -320,6 +320,27 @@ describe("a checkpoint", function()
       both_of.optimizer:step()
     end
     assert.same(old.model.old.weight:to_list(), new.model.new.weight:to_list())
+    -- Those of frozen tables, which have no state, too.
+    for _, second in ipairs { "sgd", "none" } do
+      local function tables(name, rate)
+        local model = nn.Module()
+        model[name] = peri.EmbeddingBagCollection { fused_params = { optimizer = "adagrad", learning_rate = rate },
+          table_fused_params = { t1 = { optimizer = "none" }, t2 = { optimizer = second } },
+          tables = peri.util.map({ "t1", "t2" }, function(t)
+            return peri.EmbeddingBagConfig { name = t, num_embeddings = 3, embedding_dim = 4, feature_names = { t } }
+          end) }
+        return peri.DistributedModelParallel { module = model }
+      end
+      local there, here = tables("old", 0.5), tables("new", 0.25)
+      peri.checkpoint.save(path .. "-frozen-" .. second, { model = there })
+      peri.checkpoint.load(path .. "-frozen-" .. second, { model = here }, { rename = { ["model/old."] = "model/new.",
+        ["model.tables/state/old."] = "model.tables/state/new." } })
+      for i = 1, 2 do
+        local name = ("%s.embedding_bags.t%d.weight"):format("%s", i)
+        assert.same(there:state_dict()[name:format "old"]:gather():to_list(),
+          here:state_dict()[name:format "new"]:gather():to_list())
+      end
+    end
     local function layers(...)
       local model = nn.Module()
       for i, name in ipairs { ... } do

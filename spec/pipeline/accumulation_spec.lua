@@ -55,6 +55,29 @@ describe("large batches in parts", function()
     end
   end)
 
+  it("are one step of an average of parameters, a last group of fewer too", function()
+    sim.run(2, function(rank, world)
+      for _, n in ipairs { 1, 4, 5, 6, 7 } do
+        local model = support.model(world, "cpu", options)
+        local weight, optimizer = model:named_parameters()[1], support.optimizer(model)
+        local ema, average_of = pipeline.ema { params = { weight }, decay = 0.75 }
+        local updates, want, step = 0, weight.tensor:detach():to_list(), optimizer.step
+        rawset(optimizer, "step", function(...)
+          step(...)
+          updates = updates + 1
+          want = (peri.tensor(want) * 0.75 + weight.tensor:detach():reshape(-1) * 0.25):to_list()
+        end)
+        local p = pipeline.Pipeline { model = model, optimizer = optimizer,
+          schedule = pipeline.schedules.accumulate(3):insert(ema, { last = true }) }
+        local batches = support.batches(rank, "cpu", n)
+        for _ = 1, n + n % 2 do p:progress(batches) end -- the end is asked for, or close() comes before
+        p:close()
+        assert.equal(math.ceil(n / 3), updates)
+        assert.same(want, average_of(weight.tensor):to_list(), ("%d batches"):format(n))
+      end
+    end)
+  end)
+
   it("change no table before they are complete", function()
     sim.run(2, function(rank, world)
       local model = support.model(world, "cpu", options)

@@ -147,6 +147,18 @@ local function is_chosen(a, name, used)
   return not except and (not a.only or only ~= nil)
 end
 
+--- Call f(name, part) for the parameters of the optimizers in a checkpoint, with the name that begins those of their
+--- states ("optimizer/state/over.weight/"). Some have no state: tables that are frozen.
+local function each_parameter(saved, f)
+  for part, tree in util.ordered(saved.parts or {}) do
+    for _, group in ipairs(type(tree) == "table" and type(tree.param_groups) == "table" and tree.param_groups or {}) do
+      for _, name in ipairs(type(group) == "table" and type(group.params) == "table" and group.params or {}) do
+        f(parts_of.name_of(part .. "/state", name) .. "/", part)
+      end
+    end
+  end
+end
+
 --- The names that are loaded: a list of { name = in the checkpoint, as = here }, whether some were left out on purpose,
 --- and which (such a list).
 local function choose(func, c, saved, parts, a)
@@ -161,6 +173,10 @@ local function choose(func, c, saved, parts, a)
   for part in util.ordered(saved.parts or {}) do -- one may have no tensors: a schedule
     any = is_chosen(a, part .. "/", used) or any
   end
+  each_parameter(saved, function(name)
+    local _, begin = renamed(a.rename, name)
+    if begin then from[begin] = true end
+  end)
   for begin in util.ordered(a.rename or {}) do
     if not from[begin] then
       P.fail(("%s: rename: checkpoint '%s' has no tensor whose name begins with '%s'"):format(func, c.path, begin))
@@ -180,24 +196,23 @@ local function choose(func, c, saved, parts, a)
   return list, #left > 0, left
 end
 
---- Parameters whose states have another name here: part's name -> name in the checkpoint -> name here. Groups of
---- parameters have these names too.
-local function parameters_of(list)
+--- Parameters that have another name here: part's name -> name in the checkpoint -> name here.
+local function parameters_of(saved, rename)
   local names = {}
-  for _, entry in ipairs(list) do
-    local part = entry.name:match "^([^/]*)/state/"
-    if part and entry.as ~= entry.name and entry.as:sub(1, #part + 7) == part .. "/state/" then
+  each_parameter(saved, function(name, part)
+    local as = renamed(rename, name)
+    if as ~= name and as:sub(1, #part + 7) == part .. "/state/" then
       names[part] = names[part] or {}
-      names[part][parts_of.keys_of(entry.name)[2]] = parts_of.keys_of(entry.as)[2]
+      names[part][parts_of.keys_of(name)[2]] = parts_of.keys_of(as)[2]
     end
-  end
+  end)
   return names
 end
 
 --- The dict of each part that is to be loaded: part's name -> { dict, extra }. Parts that were left out are not there.
 --- left: the tensors that are not loaded. patch (or nil): a function of a tensor's name, see StoredTensor.
 local function dicts_of(c, saved, list, left, a, patch)
-  local dicts, parameters = {}, parameters_of(list)
+  local dicts, parameters = {}, parameters_of(saved, a.rename)
   local function have(part)
     if not dicts[part] then
       local tree = util.copy(saved.parts and saved.parts[part] or {})

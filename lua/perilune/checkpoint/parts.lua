@@ -257,12 +257,15 @@ local function is_tensor(x) return Tensor.is(x) or ShardedTensor.is(x) end
 function M.flatten(dict, name, tensors)
   local rest = {}
   for key, value in util.ordered(dict) do
-    if is_tensor(value) then tensors[#tensors + 1] = { name = name .. "/" .. component(key), tensor = value }
-    elseif type(value) == "table" then rest[key] = M.flatten(value, name .. "/" .. component(key), tensors)
+    if is_tensor(value) then tensors[#tensors + 1] = { name = M.name_of(name, key), tensor = value }
+    elseif type(value) == "table" then rest[key] = M.flatten(value, M.name_of(name, key), tensors)
     else rest[key] = value end
   end
   return rest
 end
+
+--- The name of what is under `key` within `name`.
+function M.name_of(name, key) return name .. "/" .. component(key) end
 
 --- The keys of such a name, behind its part's.
 function M.keys_of(name)

@@ -76,6 +76,17 @@ local function resolve(schedule, plan)
   end
 end
 
+--- Operations that act with another one act on its batches, a last group of fewer included.
+local function follow(plan)
+  for _, o in ipairs(plan.operations) do
+    local other = o.every == 1 and o.with and plan.first[o.with]
+    if other and other.every > 1 then
+      o.every, o.at, o.access = other.every, other.at, util.copy(o.access)
+      o.access.closes = other.access.closes
+    end
+  end
+end
+
 --- Everything but the load comes after it.
 local function check_load(plan)
   local load = one_of_kind(plan, "load", true)
@@ -212,6 +223,7 @@ function M.run(schedule, facts)
   local plan = { name = schedule.name, facts = facts, operations = {}, first = {}, makers = {}, streams = {},
     own_tables = {}, grad = schedule.grad, flush = schedule.flush or false }
   resolve(schedule, plan)
+  follow(plan)
   local load = check_load(plan)
   local most, least, last = load.ahead, 0, nil
   for _, o in ipairs(plan.operations) do

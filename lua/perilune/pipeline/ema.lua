@@ -96,7 +96,8 @@ local function ema(args)
     if kept._retired then P.fail(("%s: %s"):format(func, kept._retired)) end
     for i, p in ipairs(params) do averages[i]:copy(averages[i] * a.decay + p:detach() * (1 - a.decay)) end
   end
-  local operation = { a.name, needs = { "grad" }, reads = { "dense" }, run = function() P.no_grad(P.scope, step) end }
+  local operation = { a.name, with = "optimizer", needs = { "grad" }, reads = { "dense" },
+    run = function() P.no_grad(P.scope, step) end }
   --- The average of a parameter, which changes with the next step.
   local function average_of(p)
     local i = place[p]

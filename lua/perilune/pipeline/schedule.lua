@@ -27,6 +27,8 @@ local fields = {
   on = "main",                       -- its stream
   every = 1, at = util.optional.number, -- only on batches b with b % every == at (default: every - 1, the last of each
                                         -- `every`)
+  with = util.optional.string,       -- of who leaves `every` away: on the batches on which the operation of this kind
+                                     -- acts, if there is one
   from_step = 0,                     -- only on batches from this one on; they count from 0
   until_step = util.optional.number, -- and on those before this one
   scale = 1,                         -- backward: of the loss
