@@ -42,6 +42,8 @@ local mistakes = {
     ebc .. "local d = nn.DLRM { embedding_bag_collection = ebc, dense_in_features = 2, dense_arch_layer_sizes = { 4 }, "
       .. "over_arch_layer_sizes = { 2, 1 } } nn.DLRMTrain(d) { dense_feature = peri.ones { 1, 2 } }",
     "DLRMTrain: the batch has no dense_features; it has: dense_feature (s.lua:2)" },
+  { "an initializer without its line", "nn.init.uniform(peri.ones { 3 })",
+    "peri.nn.init has no 'uniform'; is 'uniform_' meant? (s.lua:2)" },
   { "letters exchanged", "peri.tesnor { 1 }", "peri has no 'tesnor'; is 'tensor' meant? (s.lua:2)" },
   { "an optimizer in small letters", "nn.optim.adam {}", "peri.nn.optim has no 'adam'; is 'Adam' meant? (s.lua:2)" },
   { "a misspelt method", "peri.ones({ 3 }):sunm()", "a tensor has no method 'sunm'; is 'sum' meant? (s.lua:2)" },

@@ -240,7 +240,12 @@ end
 --- meant. noun: "method ".
 function M.unknown(what, name, tables, noun)
   if looking then error("not here", 0) end -- asked by elsewhere, which wants no words
-  local own = of_pytorch[name]
+  local own, in_place = of_pytorch[name], type(name) == "string" and name .. "_"
+  for _, t in ipairs(in_place and tables or {}) do
+    if rawget(t, in_place) ~= nil then
+      fail(("%s has no %s'%s'; is '%s' meant?"):format(what, noun or "", name, in_place))
+    end
+  end
   for _, t in ipairs(own and tables or {}) do
     if rawget(t, own:match "^[%w_]+") then
       local call = own:find "%(" and own or "'" .. own .. "'"
