@@ -54,7 +54,7 @@ local kinds = {
         and ("is %.17g, wanted a whole number below 2^53, or a 64-bit one (9007199254740993LL)"):format(x)
     end,
   },
-  count = { text = "a whole number 0..2^53", is = function(x) return whole(x) and x >= 0 and x <= 2 ^ 53 end },
+  count = { text = "a whole number 0..2^53 - 1", is = function(x) return whole(x) and x >= 0 and x < 2 ^ 53 end },
   int = { text = "a whole number below 2^31", is = function(x) return whole(x) and x >= -2 ^ 31 and x < 2 ^ 31 end },
   dim = { text = "a dimension: 1, 2, ..., or -1, -2, ... from the end", is = dimension },
   dims = {
