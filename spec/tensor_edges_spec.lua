@@ -62,7 +62,8 @@ for _, device in ipairs { "cpu", "opaque" } do
 
     it("an index into nothing is told that nothing is allowed", function()
       local none, index = peri.zeros({ 2, 0 }, "f32", device), peri.zeros({ 2, 1 }, "i64", device)
-      assert.error_matches(function() F.gather(none, 2, index) end, "index 0 at flat position 0, and nothing is allowed")
+      assert.error_matches(function() F.gather(none, 2, index) end,
+        "index 0 at flat position 0, and nothing is allowed")
     end)
 
     it("gradients of biases without numbers have their shape", function()
