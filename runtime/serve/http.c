@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -62,6 +63,10 @@ struct peri__http {
     char **names; /* copies of options.names */
     int32_t port;
     int arrivals;  /* an epoll, edge-triggered, of all connections: to which something has come since the last look */
+    int epoll;     /* the library's: of the sockets */
+    int alarm;     /* an eventfd: see peri__http_wake */
+    atomic_bool resting; /* a thread waits in peri__http_turn, and wants to be woken when a call has been answered */
+    _Atomic(peri__http_call *) answered; /* calls whose connections are suspended still, by call->next */
     int listening; /* the socket that listened, once it no longer does; else -1 */
     pthread_t watcher;
     bool watching;
@@ -379,12 +384,15 @@ static enum MHD_Result refuse(struct MHD_Connection *connection, int status, con
 
 void peri__http_answer(peri__http_call *call, const peri__http_reply *reply)
 {
-    bool suspended = call->link->state == WORKING; /* set by the thread of connections, before the call became
-                                                      others' */
+    bool suspended = call->link->state == WORKING; /* set in peri__http_turn, before the call became others' */
     PERI_ASSERT(!call->answered);
     call->reply = *reply;
     call->answered = true;
-    if (suspended) MHD_resume_connection(call->connection);
+    if (!suspended) return;
+    peri__http *http = call->link->http;
+    call->next = atomic_load(&http->answered);
+    while (!atomic_compare_exchange_weak(&http->answered, &call->next, call)) continue;
+    if (atomic_exchange(&http->resting, false)) peri__http_wake(http);
 }
 
 /* -- requests ------------------------------------------------------------------------------------------------------ */
@@ -599,6 +607,7 @@ static void free_http(peri__http *http)
     for (int32_t i = 0; http->names && i < http->options.n_names; i++) peri__free(http->names[i]);
     peri__free(http->names);
     if (http->arrivals >= 0) close(http->arrivals);
+    if (http->alarm >= 0) close(http->alarm);
     pthread_cond_destroy(&http->wake);
     pthread_mutex_destroy(&http->lock);
     peri__free(http);
@@ -617,11 +626,12 @@ static peri_status start(peri__http *http, int fd)
         {MHD_OPTION_URI_LOG_CALLBACK, (intptr_t)on_line, http},
         {MHD_OPTION_END, 0, NULL},
     };
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ITC | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     http->daemon = MHD_start_daemon(flags, 0, on_accept, http, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, quiet,
                                     NULL, MHD_OPTION_ARRAY, items, MHD_OPTION_END);
     if (!http->daemon)
         return peri__fail(PERI_EIO, "perilune serve: the HTTP library does not start: %s", strerror(errno));
+    http->epoll = MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
     int problem = peri__thread_start(&http->watcher, watch, http);
     if (problem) return peri__fail(PERI_EIO, "perilune serve: no thread: %s", strerror(problem));
     http->watching = true;
@@ -643,6 +653,7 @@ peri_status peri__http_open(const peri__http_options *options, const peri__http_
     http->port = port;
     http->listening = -1;
     http->arrivals = epoll_create1(EPOLL_CLOEXEC);
+    http->alarm = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -650,7 +661,8 @@ peri_status peri__http_open(const peri__http_options *options, const peri__http_
     pthread_condattr_destroy(&clock);
     pthread_mutex_init(&http->lock, NULL);
     peri_status status = PERI_OK;
-    if (http->arrivals < 0) status = peri__fail(PERI_EIO, "perilune serve: no epoll: %s", strerror(errno));
+    if (http->arrivals < 0 || http->alarm < 0)
+        status = peri__fail(PERI_EIO, "perilune serve: no epoll: %s", strerror(errno));
     http->names = peri__alloc_zero(sizeof *http->names * (size_t)(options->n_names + 1));
     if (status >= 0 && !http->names) status = PERI_ENOMEM;
     for (int32_t i = 0; status >= 0 && i < options->n_names; i++)
@@ -666,6 +678,39 @@ peri_status peri__http_open(const peri__http_options *options, const peri__http_
     return PERI_OK;
 }
 
+void peri__http_wake(peri__http *http) { (void)!write(http->alarm, &(uint64_t){1}, sizeof(uint64_t)); }
+
+/** Wait until there is something to do. */
+static void rest(peri__http *http)
+{
+    struct pollfd p[] = {{.fd = http->alarm, .events = POLLIN}, {.fd = http->epoll, .events = POLLIN}};
+    uint64_t count;
+    atomic_store(&http->resting, true);
+    if (!atomic_load(&http->answered)) poll(p, 2, -1);
+    atomic_store(&http->resting, false);
+    if (p[0].revents) (void)!read(http->alarm, &count, sizeof count);
+}
+
+/** The library may be told only between its turns of what other threads have answered: it does not lock, since this
+ *  server polls for it. */
+static void resume_answered(peri__http *http)
+{
+    for (peri__http_call *call = atomic_exchange(&http->answered, NULL), *next; call; call = next) {
+        next = call->next;
+        MHD_resume_connection(call->connection);
+    }
+}
+
+void peri__http_turn(peri__http *http, bool wait)
+{
+    MHD_UNSIGNED_LONG_LONG ms;
+    const bool pending = MHD_get_timeout(http->daemon, &ms) == MHD_YES && ms == 0;
+    if (wait && !pending) rest(http);
+    resume_answered(http);
+    /* It fails where epoll does, for want of memory in the kernel, and then at once, again and again. */
+    if (MHD_run(http->daemon) == MHD_NO) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
 int32_t peri__http_port(const peri__http *http) { return http->port; }
 
 void peri__http_quiesce(peri__http *http)
@@ -676,7 +721,7 @@ void peri__http_quiesce(peri__http *http)
     pthread_mutex_unlock(&http->lock);
     if (before) return;
     http->listening = MHD_quiesce_daemon(http->daemon);
-    /* closed later: the library's thread may still hold it */
+    /* closed later: a thread in peri__http_turn may still hold it */
     if (http->listening >= 0) shutdown(http->listening, SHUT_RDWR);
 }
 
@@ -698,6 +743,7 @@ void peri__http_close(peri__http *http)
     pthread_mutex_unlock(&http->lock);
     if (http->watching) pthread_join(http->watcher, NULL);
     peri__http_quiesce(http);
+    resume_answered(http);
     MHD_stop_daemon(http->daemon);
     if (http->listening >= 0) close(http->listening);
     PERI_ASSERT(atomic_load(&http->calls) == 0);

@@ -3,8 +3,8 @@
  * http.h: requests and replies over HTTP/1.1, as the rest of the server sees them. http.c, the only file that knows the
  * library beneath (libmicrohttpd), can be replaced behind this.
  *
- * One thread reads and writes all connections. A request reaches the owner when it is whole: as a call, which is
- * answered once.
+ * Connections are read and written in peri__http_turn, by any thread of the owner's, but one at a time. A request
+ * reaches the owner when it is whole: as a call, which is answered once.
  *
  *     a connection:   idle --first byte--> reading --whole--> working --answered--> writing --sent--> idle
  *     closed after    idle_ns              request_ns from    (the owner's          request_ns
@@ -39,7 +39,7 @@ typedef struct peri__http_call {
     int64_t json_bytes;           /* Inference-Header-Content-Length; -1: there was none */
     int64_t began_ns, whole_ns;   /* peri_time_ns of the first byte and of the last */
     int64_t deadline_ns;          /* began_ns + request_ns */
-    struct peri__http_call *next; /* for the owner's lists */
+    struct peri__http_call *next; /* for the owner's lists, until it is answered */
     int32_t form;                 /* for the owner */
     /* of http.c: */
     void *connection; /* the library's handle */
@@ -66,9 +66,9 @@ enum {
 typedef struct peri__http_owner {
     void *ctx;
     /** A whole request, or one that is refused (call->refusal). Answer it with peri__http_answer and return true; or
-     *  return false, and then `later` gets it. Must not block. Thread of connections. */
+     *  return false, and then `later` gets it. Must not block. In peri__http_turn. */
     bool (*now)(void *ctx, peri__http_call *call);
-    /** Take the request: any thread answers it, once, sooner or later. Must not block. Thread of connections. */
+    /** Take the request: any thread answers it, once, sooner or later. Must not block. In peri__http_turn. */
     void (*later)(void *ctx, peri__http_call *call);
     /** One of PERI__HTTP_*. Any thread, must not block. */
     void (*event)(void *ctx, int kind);
@@ -86,8 +86,14 @@ typedef struct peri__http_options {
     int64_t idle_ns, request_ns;
 } peri__http_options;
 
-/** Listen, and begin to answer. @out new, for peri__http_close. @owner and its ctx are borrowed until then. */
+/** Listen; whoever connects is answered in peri__http_turn. @out new, for peri__http_close. @owner and its ctx are
+ *  borrowed until then. */
 peri_status peri__http_open(const peri__http_options *options, const peri__http_owner *owner, peri__http **out);
+/** Read what connections have, and write what they take. @wait: first wait until there is something, a call has been
+ *  answered, or peri__http_wake. Any thread, one at a time. */
+void peri__http_turn(peri__http *http, bool wait);
+/** Let the thread that is in peri__http_turn, or else the next one, return from there at once. Any thread. */
+void peri__http_wake(peri__http *http);
 /** The port it listens on. */
 int32_t peri__http_port(const peri__http *http);
 /** Accept no more connections, and close each after its next answer, or once it has been idle for some tenths of a
@@ -95,7 +101,8 @@ int32_t peri__http_port(const peri__http *http);
 void peri__http_quiesce(peri__http *http);
 /** Connections with a call or a half-read request; @idle: those without, too. */
 int64_t peri__http_busy(peri__http *http, bool idle);
-/** Close all connections and free everything; all calls must have been answered. */
+/** Close all connections and free everything; all calls must have been answered, and no thread be in
+ *  peri__http_turn. */
 void peri__http_close(peri__http *http);
 
 /** Answer a call; @reply is copied, its body taken. Any thread; the call is gone for the caller. */

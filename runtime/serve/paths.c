@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * paths.c: which path is what. Everything but predictions is answered here at once, by the thread of connections: also
+ * paths.c: which path is what. Everything but predictions is answered here at once, in a turn at the connections: also
  * while all workers are busy.
  */
 #include "serve_internal.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * serve/serve_internal.h: what the files of the server itself share: its state (server.c), its workers (worker.c) and
- * its paths (paths.c).
+ * serve/serve_internal.h: what the files of the server itself share: its state (server.c, calls.c), its workers
+ * (worker.c) and its paths (paths.c).
  */
 #ifndef PERI_SERVE_INTERNAL_H
 #define PERI_SERVE_INTERNAL_H
@@ -15,26 +15,35 @@ typedef struct peri__serve_counter {
     atomic_ullong counts[PERI__SERVE_PROBLEM_COUNT];
 } peri__serve_counter;
 
+/** What it takes to predict: room for a batch, and the model's context. A thread has it while it predicts. */
+typedef struct peri__serve_worker peri__serve_worker;
+
 struct peri__server {
     peri__server_options options;
     peri__http *http;
     peri__serve_metrics metrics;
     int64_t started_unix_ns;
-    pthread_t *threads; /* [options.workers] */
+    pthread_t *threads; /* [options.workers + 1] */
     int32_t n_threads;
-    pthread_t clock; /* answers requests whose time is over while they wait */
+    peri__serve_worker *workers; /* [options.workers] */
+    pthread_t clock;             /* see run_clock */
     bool has_clock;
     pthread_mutex_t lock; /* of all that follows */
-    pthread_cond_t wake;  /* for workers: a request, another model, the end */
+    pthread_cond_t wake;  /* for threads that have nothing to do: there may be something */
+    pthread_cond_t more;  /* for threads that fill a batch: a request */
     pthread_cond_t tick;  /* for the clock: the end */
+    int32_t filling;      /* threads that wait for `more` */
+    bool turning;         /* a thread is in peri__http_turn */
+    uint64_t turns;       /* how often one has been */
+    peri__serve_worker *free_worker; /* those that no thread has; the one that was used last comes first */
+    double ns_per_byte;              /* what a batch took, by the bytes of its requests: the last one */
     peri__serve_model *model;
     peri__serve_counter *counters; /* all there are */
     peri__http_call *head, *tail;  /* the queue */
     int64_t n_queue;
     int32_t busy;    /* workers that have requests which they have not answered */
-    int32_t n_ready; /* workers that have begun */
     bool stopping;   /* no new requests */
-    bool quit;       /* workers end */
+    bool quit;       /* threads end */
     char note[PERI_MESSAGE_MAX];
 };
 
@@ -50,8 +59,13 @@ void peri__server_fail(peri__server *s, peri__http_call *call, int end, const ch
 /** A reply {"error": why}. */
 peri__http_reply peri__serve_error(int status, const char *why);
 
-/** The thread of a worker; @ctx: the server. */
-void *peri__serve_worker(void *ctx);
+/** Make the server's workers, all free and without a model; peri__serve_drop_workers frees what there is of them. */
+peri_status peri__serve_make_workers(peri__server *s);
+void peri__serve_drop_workers(peri__server *s);
+/** Let all free workers go over to the model that serves now. */
+void peri__serve_renew(peri__server *s);
+/** A thread of the server; @ctx: the server. */
+void *peri__serve_thread(void *ctx);
 /** With the lock: take the first request of the queue; NULL: it is empty. */
 peri__http_call *peri__server_pop(peri__server *s);
 

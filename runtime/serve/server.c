@@ -1,50 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * server.c: see server.h: the queue, the model that serves, beginning and end.
+ * server.c: see server.h: another state of the model, the end of the queue, beginning and end of all.
  */
-#include "../base/json.h"
 #include "serve_internal.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <time.h>
 
-enum { CLOCK_TICK_MS = 20 };
-
-int64_t peri__serve_unix_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
+enum { CLOCK_TICK_MS = 20 }; /* a batch that takes longer than expected leaves connections alone for up to two */
 
 /* -- models -------------------------------------------------------------------------------------------------------- */
-
-void peri__serve_model_retain(peri__serve_model *model) { peri__refs_add(&model->refs); }
-
-void peri__serve_model_release(peri__serve_model *model)
-{
-    if (!model || !peri__refs_drop(&model->refs)) return;
-    peri__free(model->counters);
-    model->kind->close(model);
-}
-
-peri__serve_model *peri__server_model(peri__server *s)
-{
-    pthread_mutex_lock(&s->lock);
-    peri__serve_model *model = s->model;
-    if (model) peri__serve_model_retain(model);
-    pthread_mutex_unlock(&s->lock);
-    return model;
-}
-
-bool peri__server_sound(peri__server *server)
-{
-    peri__serve_model *model = peri__server_model(server);
-    const bool good = model && (!model->kind->sound || model->kind->sound(model));
-    peri__serve_model_release(model);
-    return good;
-}
 
 /** With the lock: the counter of a name (NULL: of names that no model has); NULL: no memory. */
 static peri__serve_counter *counter_of(peri__server *s, const char *name)
@@ -58,8 +24,8 @@ static peri__serve_counter *counter_of(peri__server *s, const char *name)
     return s->counters = c;
 }
 
-/** Close a model that no longer serves, once all workers have left it. Closing unmaps its file, which takes a worker
- *  tens of milliseconds, and its requests would wait. */
+/** Close a model that no longer serves, once all workers have left it. Closing unmaps its file, which takes tens of
+ *  milliseconds, and requests would wait for a thread of the server that did it. */
 static void close_when_left(peri__serve_model *model)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
@@ -89,80 +55,18 @@ peri_status peri__server_swap(peri__server *s, peri__serve_model *model)
     model->loaded_unix_ns = peri__serve_unix_ns();
     peri__serve_model *old = s->model;
     s->model = model;
-    pthread_cond_broadcast(&s->wake); /* workers without requests let go of the old one, too */
+    pthread_cond_broadcast(&s->more); /* no batch waits for requests that come now */
     pthread_mutex_unlock(&s->lock);
+    peri__serve_renew(s);
     if (!old) return PERI_OK;
     atomic_fetch_add(&s->metrics.reloads, 1);
     close_when_left(old);
     return PERI_OK;
 }
 
-/** Copy @text, with a '?' for each byte that is not part of UTF-8: all answers are JSON. */
-static void clean(char *to, size_t room, const char *text)
-{
-    size_t n = 0;
-    while (*text && n + 5 < room) {
-        const int bytes = peri__utf8_bytes(text);
-        if (bytes == 0) to[n++] = '?', text++;
-        for (int i = 0; i < bytes; i++) to[n++] = *text++;
-    }
-    to[n] = 0;
-}
-
-void peri__server_note(peri__server *s, const char *note)
-{
-    pthread_mutex_lock(&s->lock);
-    clean(s->note, sizeof s->note, note);
-    pthread_mutex_unlock(&s->lock);
-}
-
 peri__serve_metrics *peri__server_metrics(peri__server *s) { return &s->metrics; }
 
-/* -- answers ------------------------------------------------------------------------------------------------------- */
-
-peri__http_reply peri__serve_error(int status, const char *why)
-{
-    static char sorry[] = "{\"error\":\"no memory\"}\n";
-    char text[PERI_MESSAGE_MAX + 8];
-    peri__buffer b = {0};
-    clean(text, sizeof text, why);
-    peri__buffer_append(&b, "{\"error\":", 9);
-    peri__buffer_quote(&b, text);
-    peri__buffer_append(&b, "}\n", 2);
-    peri__http_reply r = {
-        .status = status, .type = "application/json", .body = b.data, .bytes = b.bytes, .retry = status == 503};
-    if (b.status >= 0) return r;
-    peri__free(b.data);
-    r.body = sorry, r.bytes = (int64_t)sizeof sorry - 1, r.keep = true;
-    return r;
-}
-
-void peri__server_end(peri__server *s, peri__http_call *call, int end, const peri__http_reply *reply)
-{
-    atomic_fetch_add_explicit(&s->metrics.ends[end], 1, memory_order_relaxed);
-    peri__serve_observe(&s->metrics.request_ns, PERI__SERVE_FIRST_NS,
-                        (uint64_t)peri__max(0, peri_time_ns() - call->began_ns));
-    peri__http_answer(call, reply);
-}
-
-void peri__server_fail(peri__server *s, peri__http_call *call, int end, const char *why)
-{
-    static const int statuses[PERI__SERVE_END_COUNT] = {200, 400, 413, 503, 503, 503, 504, 499, 500};
-    peri__http_reply r = peri__serve_error(statuses[end], why);
-    peri__server_end(s, call, end, &r);
-}
-
 /* -- the queue ----------------------------------------------------------------------------------------------------- */
-
-peri__http_call *peri__server_pop(peri__server *s)
-{
-    peri__http_call *call = s->head;
-    if (!call) return NULL;
-    s->head = call->next;
-    if (!s->head) s->tail = NULL;
-    s->n_queue--;
-    return call;
-}
 
 static void enqueue(void *ctx, peri__http_call *call)
 {
@@ -182,12 +86,10 @@ static void enqueue(void *ctx, peri__http_call *call)
         else s->head = call;
         s->tail = call;
         s->n_queue++;
+        if (s->filling) pthread_cond_signal(&s->more);
     }
     pthread_mutex_unlock(&s->lock);
-    if (end == PERI__SERVE_OK) { /* behind the lock, which the worker would wait for */
-        pthread_cond_signal(&s->wake);
-        return;
-    }
+    if (end == PERI__SERVE_OK) return; /* who is in peri__http_turn sees to it next */
     peri__server_fail(s, call, end,
                       end == PERI__SERVE_STOPPING ? "the server is stopping"
                       : !model                    ? "there is no model yet"
@@ -227,10 +129,12 @@ static void refuse_all(peri__server *s, peri__http_call *list, bool stopping)
     }
 }
 
-/** Thread: requests that wait while all workers are busy. */
+/** Thread: requests that wait while all workers are busy; connections that wait because a batch takes longer than it
+ *  was expected to. */
 static void *run_clock(void *ctx)
 {
     peri__server *s = ctx;
+    uint64_t turns = 0;
     pthread_mutex_lock(&s->lock);
     while (!s->quit) {
         struct timespec t;
@@ -238,6 +142,8 @@ static void *run_clock(void *ctx)
         t.tv_nsec += CLOCK_TICK_MS * 1000000L;
         if (t.tv_nsec >= 1000000000L) t.tv_sec++, t.tv_nsec -= 1000000000L;
         pthread_cond_timedwait(&s->tick, &s->lock, &t);
+        if (!s->turning && s->turns == turns) pthread_cond_signal(&s->wake);
+        turns = s->turns;
         peri__http_call *list = take_out(s, false);
         if (!list) continue;
         pthread_mutex_unlock(&s->lock);
@@ -261,11 +167,14 @@ static void free_server(peri__server *s)
     pthread_mutex_lock(&s->lock);
     s->quit = s->stopping = true;
     pthread_cond_broadcast(&s->wake);
+    pthread_cond_broadcast(&s->more);
     pthread_cond_broadcast(&s->tick);
     pthread_mutex_unlock(&s->lock);
+    if (s->http) peri__http_wake(s->http);
     for (int32_t i = 0; i < s->n_threads; i++) pthread_join(s->threads[i], NULL);
     if (s->has_clock) pthread_join(s->clock, NULL);
     if (s->http) peri__http_close(s->http);
+    peri__serve_drop_workers(s);
     peri__serve_model_release(s->model);
     for (peri__serve_counter *c = s->counters, *next; c; c = next) {
         next = c->next;
@@ -273,19 +182,22 @@ static void free_server(peri__server *s)
         peri__free(c);
     }
     pthread_cond_destroy(&s->wake);
+    pthread_cond_destroy(&s->more);
     pthread_cond_destroy(&s->tick);
     pthread_mutex_destroy(&s->lock);
     peri__free(s->threads);
     peri__free(s);
 }
 
+/** One thread more than workers: while all predict, it reads connections. */
 static peri_status start_threads(peri__server *s)
 {
-    s->threads = peri__alloc_zero(sizeof *s->threads * (size_t)s->options.workers);
+    const int32_t most = s->options.workers + 1;
+    s->threads = peri__alloc_zero(sizeof *s->threads * (size_t)most);
     if (!s->threads) return PERI_ENOMEM;
     int problem = 0;
-    for (; s->n_threads < s->options.workers && !problem; s->n_threads += !problem)
-        problem = peri__thread_start(&s->threads[s->n_threads], peri__serve_worker, s);
+    for (; s->n_threads < most && !problem; s->n_threads += !problem)
+        problem = peri__thread_start(&s->threads[s->n_threads], peri__serve_thread, s);
     if (!problem) {
         problem = peri__thread_start(&s->clock, run_clock, s);
         s->has_clock = !problem;
@@ -304,19 +216,26 @@ peri_status peri__server_open(const peri__server_options *options, peri__serve_m
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&s->wake, &clock);
+    pthread_cond_init(&s->more, &clock);
     pthread_cond_init(&s->tick, &clock);
     pthread_condattr_destroy(&clock);
     pthread_mutex_init(&s->lock, NULL);
-    peri_status status = start_threads(s);
+    peri_status status = peri__serve_make_workers(s);
+    if (status >= 0) status = start_threads(s);
     peri__http_owner owner = {.ctx = s, .now = peri__serve_route, .later = enqueue, .event = count_event};
     if (status >= 0 && model) status = peri__server_swap(s, model);
     bool taken = s->model != NULL;
-    if (status >= 0) status = peri__http_open(&options->http, &owner, &s->http);
+    peri__http *http = NULL;
+    if (status >= 0) status = peri__http_open(&options->http, &owner, &http);
     if (status < 0) {
         if (taken) peri__serve_model_retain(model); /* the caller keeps its reference */
         free_server(s);
         return status;
     }
+    pthread_mutex_lock(&s->lock);
+    s->http = http;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
     *out = s;
     return PERI_OK;
 }
@@ -341,7 +260,7 @@ void peri__server_stop(peri__server *s, int64_t grace_ns)
     pthread_mutex_lock(&s->lock);
     s->stopping = true;
     peri__http_call *list = take_out(s, true);
-    pthread_cond_broadcast(&s->wake);
+    pthread_cond_broadcast(&s->more);
     pthread_mutex_unlock(&s->lock);
     refuse_all(s, list, true);
     /* what runs cannot be broken off; answers are sent */

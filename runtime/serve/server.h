@@ -5,6 +5,8 @@
  *
  *     connections (http.c) --whole request--> queue --> worker: read, predict, write --answer--> connections
  *                          --health, metrics, page: answered at once
+ *
+ * One thread can do all of this (worker.c), and does where a request comes alone.
  */
 #ifndef PERI_SERVE_SERVER_H
 #define PERI_SERVE_SERVER_H
@@ -18,7 +20,7 @@ typedef struct peri__server peri__server;
 typedef struct peri__server_options {
     peri__http_options http;
     peri__serve_rules rules;
-    int32_t workers;    /* threads that predict */
+    int32_t workers;    /* threads that predict at one time */
     int64_t most_queue; /* requests that wait; another one is refused */
     int64_t most_batch; /* a batch with so many samples takes no further request */
     int64_t delay_ns;   /* how long the first request of a batch may wait for others; 0: only those that wait already

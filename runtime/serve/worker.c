@@ -1,17 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * worker.c: a thread that takes requests, several at a time, and answers them.
+ * worker.c: the server's threads, and the workers with which they predict.
+ *
+ * A thread does one of three things: it has a turn at the connections (one thread at a time), it has a worker and
+ * predicts, or it waits. Who reads a request predicts it, too, if a worker is free, and then goes back to the
+ * connections: a request that comes alone is read, predicted and answered by one thread, which wakes no other. Another
+ * thread takes over the connections if the batch is expected to take long, or (the clock in server.c sees to it) if it
+ * does. There is one thread more than workers, so while all predict, one has the connections: health is answered, and
+ * what the queue has no room for is refused.
  */
 #include "serve_internal.h"
 
 #include <stdio.h>
 #include <time.h>
 
-enum { MOST_CALLS = 256 };
+enum {
+    MOST_CALLS = 256,
+    PATIENCE_NS = 200000 /* connections may wait so long for a thread that predicts; waking another takes some 10 us */
+};
 
-typedef struct worker {
+typedef struct peri__serve_worker {
+    struct peri__serve_worker *next; /* of those that are free */
     peri__server *s;
-    peri__serve_model *model; /* retained; NULL: none yet */
+    peri__serve_model *model;       /* retained; NULL: none yet */
+    const peri__serve_model *tried; /* the one that it went over to last, or for which there was no memory */
     void *context;            /* of the model */
     peri__serve_batch batch;
     float *outputs[PERI__SERVE_MOST_OUTPUTS];
@@ -21,6 +33,7 @@ typedef struct worker {
     peri__http_call *calls[MOST_CALLS];      /* those of the batch */
     peri__serve_question questions[MOST_CALLS];
     int32_t n_calls;
+    int64_t bytes;      /* of the requests that it took for its batch */
     int32_t unanswered; /* requests that it has taken and not answered; > 0: it is one of those that are busy */
 } worker;
 
@@ -41,12 +54,71 @@ static peri_status adopt(worker *w)
     leave_model(w);
     peri__serve_model *model = peri__server_model(w->s);
     if (!model) return peri__fail(PERI_ENOTFOUND, "there is no model yet");
-    w->model = model;
+    w->tried = w->model = model;
     peri_status status = peri__serve_batch_init(&w->batch, &model->facts);
     if (status >= 0)
         status = model->kind->context(model, w->s->options.most_batch + w->s->options.rules.most_samples, &w->context);
     if (status < 0) leave_model(w);
     return status;
+}
+
+/** With the lock, which is given up meanwhile: a worker becomes free, and does not keep a model that no longer serves.
+ *  Where there is no memory for the new one, the worker tries again with its next request. */
+static void put_back(peri__server *s, worker *w)
+{
+    while (w->tried != s->model) {
+        if (!s->turning) pthread_cond_signal(&s->wake); /* it takes milliseconds */
+        pthread_mutex_unlock(&s->lock);
+        adopt(w);
+        pthread_mutex_lock(&s->lock);
+    }
+    w->next = s->free_worker;
+    s->free_worker = w;
+}
+
+/** With the lock: take a free worker that has not tried the model that serves; NULL: there is none. */
+static worker *take_stale(peri__server *s)
+{
+    worker **at = &s->free_worker;
+    while (*at && (*at)->tried == s->model) at = &(*at)->next;
+    worker *w = *at;
+    if (w) *at = w->next;
+    return w;
+}
+
+void peri__serve_renew(peri__server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    for (worker *w; (w = take_stale(s));) {
+        put_back(s, w);
+        if (s->head) pthread_cond_signal(&s->wake);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+peri_status peri__serve_make_workers(peri__server *s)
+{
+    s->workers = peri__alloc_zero(sizeof *s->workers * (size_t)s->options.workers);
+    if (!s->workers) return PERI_ENOMEM;
+    s->ns_per_byte = PATIENCE_NS; /* not known yet */
+    for (int32_t i = s->options.workers; i-- > 0;) {
+        s->workers[i] = (worker){.s = s, .next = s->free_worker};
+        s->free_worker = &s->workers[i];
+    }
+    return PERI_OK;
+}
+
+void peri__serve_drop_workers(peri__server *s)
+{
+    for (int32_t i = 0; s->workers && i < s->options.workers; i++) {
+        worker *w = &s->workers[i];
+        leave_model(w);
+        for (int32_t k = 0; k < PERI__SERVE_MOST_OUTPUTS; k++) {
+            peri__free(w->outputs[k]);
+            peri__free(w->offsets[k]);
+        }
+    }
+    peri__free(s->workers);
 }
 
 /** With the lock: take the next request; NULL: none waits. */
@@ -84,6 +156,7 @@ static void take(worker *w, peri__http_call *call)
     peri__server *s = w->s;
     int64_t now = peri_time_ns();
     peri__serve_observe(&s->metrics.queue_ns, PERI__SERVE_FIRST_NS, waited(call, now));
+    w->bytes += call->bytes;
     if (peri__http_left(call))
         return fail(w, call, PERI__SERVE_LEFT, "the client has closed its connection");
     if (now > call->deadline_ns)
@@ -95,16 +168,19 @@ static void take(worker *w, peri__http_call *call)
     w->calls[w->n_calls++] = call;
 }
 
-/** The next request for a batch that has begun; NULL: none came in time. */
+/** The next request for a batch that has begun; NULL: none came in time, or another model serves by now: the request's
+ *  client may have had an answer of that one already, and gets none that is older. */
 static peri__http_call *another(worker *w, int64_t until)
 {
     peri__server *s = w->s;
     struct timespec t = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
     pthread_mutex_lock(&s->lock);
-    peri__http_call *call = pop(w);
-    while (!call && !s->stopping && s->options.delay_ns > 0 && peri_time_ns() < until) {
-        pthread_cond_timedwait(&s->wake, &s->lock, &t);
-        call = pop(w);
+    peri__http_call *call = NULL;
+    while (s->model == w->model && !(call = pop(w)) && !s->stopping && s->options.delay_ns > 0 &&
+           peri_time_ns() < until) {
+        s->filling++;
+        pthread_cond_timedwait(&s->more, &s->lock, &t);
+        s->filling--;
     }
     pthread_mutex_unlock(&s->lock);
     return call;
@@ -206,7 +282,7 @@ static void serve(worker *w, peri__http_call *call)
 {
     peri__server *s = w->s;
     int64_t until = call->whole_ns + s->options.delay_ns;
-    w->n_calls = 0;
+    w->n_calls = 0, w->bytes = 0;
     peri__serve_batch_clear(&w->batch);
     for (; call; call = w->n_calls < MOST_CALLS && w->batch.samples < s->options.most_batch ? another(w, until) : NULL)
         take(w, call);
@@ -214,36 +290,65 @@ static void serve(worker *w, peri__http_call *call)
     if (w->n_calls && !predict(w, 0, w->n_calls)) predict_each(w);
 }
 
-void *peri__serve_worker(void *ctx)
+/* -- threads ------------------------------------------------------------------------------------------------------- */
+
+/** With the lock: a thread that has taken @call is about to leave the connections to themselves. If that may take long,
+ *  or there is more to do, another thread is woken. If not, none is, since that costs more than such a request: this
+ *  thread read the request, and will send its answer. */
+static void wake_another(peri__server *s, const worker *w, const peri__http_call *call)
 {
-    worker *w = peri__alloc_zero(sizeof *w);
-    if (!w) return NULL; /* the server counts its workers before it begins: see start_workers */
-    peri__server *s = w->s = ctx;
-    peri__thread_alone();
+    const bool request = s->head && s->free_worker;
+    const bool slow = s->options.delay_ns > 0 || w->model != s->model ||
+                      (double)call->bytes * s->ns_per_byte > PATIENCE_NS;
+    if (request || (!s->turning && slow)) pthread_cond_signal(&s->wake);
+}
+
+/** With the lock, which is given up meanwhile: predict the first requests of the queue. */
+static void work(peri__server *s)
+{
+    worker *w = s->free_worker;
+    s->free_worker = w->next;
+    peri__http_call *call = pop(w);
+    wake_another(s, w, call);
+    const bool stale = s->model != w->model;
+    pthread_mutex_unlock(&s->lock);
+    const int64_t begin = peri_time_ns();
+    peri_status status = stale ? adopt(w) : PERI_OK;
+    if (status < 0) fail(w, call, PERI__SERVE_MEMORY, peri_error_message());
+    else serve(w, call);
+    const int64_t end = peri_time_ns();
     pthread_mutex_lock(&s->lock);
-    s->n_ready++;
-    pthread_cond_broadcast(&s->tick);
-    for (;;) {
-        while (!s->quit && !s->head && s->model == w->model) pthread_cond_wait(&s->wake, &s->lock);
-        if (s->quit && !s->head) break;
-        bool stale = s->model != w->model;
-        peri__http_call *call = pop(w);
-        pthread_mutex_unlock(&s->lock);
-        peri_status status = stale ? adopt(w) : PERI_OK;
-        if (call && status < 0) fail(w, call, PERI__SERVE_MEMORY, peri_error_message());
-        else if (call) serve(w, call);
-        pthread_mutex_lock(&s->lock);
-        /* no memory for the new model's context: tried again with the next request */
-        if (!call && status < 0 && s->model) {
-            while (!s->quit && !s->head) pthread_cond_wait(&s->wake, &s->lock);
-        }
+    if (status >= 0) s->ns_per_byte = (double)(end - begin) / (double)peri__max(1, w->bytes);
+    put_back(s, w);
+}
+
+/** With the lock, which is given up meanwhile: read and write connections. @wait: wait for them if they have nothing.
+ *  Returns whether there are several requests, and some of them new. */
+static bool take_turn(peri__server *s, bool wait)
+{
+    const int64_t before = s->n_queue;
+    s->turning = true;
+    s->turns++;
+    pthread_mutex_unlock(&s->lock);
+    peri__http_turn(s->http, wait);
+    pthread_mutex_lock(&s->lock);
+    s->turning = false;
+    return s->n_queue > 1 && s->n_queue > before;
+}
+
+void *peri__serve_thread(void *ctx)
+{
+    peri__server *s = ctx;
+    peri__thread_alone();
+    bool crowd = false; /* this thread's last turn brought requests, and several wait: more may have come meanwhile, and
+                           a batch of all of them takes less than two */
+    pthread_mutex_lock(&s->lock);
+    while (!s->quit) {
+        const bool request = s->head && s->free_worker;
+        if (request && !crowd) work(s);
+        else if (s->http && !s->turning) crowd = take_turn(s, !request);
+        else pthread_cond_wait(&s->wake, &s->lock);
     }
     pthread_mutex_unlock(&s->lock);
-    leave_model(w);
-    for (int32_t k = 0; k < PERI__SERVE_MOST_OUTPUTS; k++) {
-        peri__free(w->outputs[k]);
-        peri__free(w->offsets[k]);
-    }
-    peri__free(w);
     return NULL;
 }

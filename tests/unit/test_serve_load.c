@@ -47,6 +47,38 @@ static void refuses_when_full(void **state)
     end();
 }
 
+/** The thread that reads a request predicts it, too, when it expects to be quick. If it is not, another thread takes
+ *  over the connections: health is answered, and a second worker predicts. */
+static void reads_on_when_a_batch_takes_longer_than_expected(void **state)
+{
+    char text[2000];
+    (void)state;
+    begin(&(peri__server_options){.workers = 2, .most_batch = 1});
+    post_text(text, sizeof text, PREDICT, ONE);
+    int fd = dial();
+    for (int i = 0; i < 20; i++) {
+        say(fd, text);
+        hear(fd, heard, sizeof heard);
+        status(heard, 200);
+    }
+    gate(model, true);
+    say(fd, text);
+    wait_inside(model, 1);
+    const int64_t from = peri_time_ns();
+    status(get("/health/live"), 200);
+    int second = dial();
+    say(second, text);
+    wait_inside(model, 2);
+    assert_true(peri_time_ns() - from < 500000000);
+    gate(model, false);
+    hear(fd, heard, sizeof heard);
+    status(heard, 200);
+    hear(second, heard, sizeof heard);
+    status(heard, 200);
+    close(fd), close(second);
+    end();
+}
+
 static void makes_room_for_connections(void **state)
 {
     int fd[8];
@@ -246,6 +278,30 @@ static void swaps(void **state)
     assert_int_equal(atomic_load(&closed), STATES + 1);
 }
 
+/** A batch that waits for more requests (--delay) waits no longer when there is another state: it may take no request
+ *  that comes after that, since its client may have had an answer of the new one. */
+static void a_new_state_waits_for_no_batch_to_fill(void **state)
+{
+    char text[2000];
+    (void)state;
+    begin(&(peri__server_options){.workers = 2, .delay_ns = 800000000});
+    post_text(text, sizeof text, PREDICT, ONE);
+    int first = dial(), second = dial();
+    say(first, text);
+    for (int i = 0; i < 1000 && metric("perilune_workers_busy") < 1; i++) pause_ms(1);
+    known *next = new_known(1000);
+    const int64_t from = peri_time_ns();
+    assert_ok(peri__server_swap(server, &next->model)); /* returns when that batch has been answered */
+    assert_true(peri_time_ns() - from < 400000000);
+    hear(first, heard, sizeof heard);
+    has(heard, "{\"score\":330,");
+    say(second, text);
+    hear(second, heard, sizeof heard);
+    has(heard, "{\"score\":1330,");
+    close(first), close(second);
+    end();
+}
+
 static void *run_in_turns(void *ctx)
 {
     enum { TURNS = 500 };
@@ -430,6 +486,8 @@ static void is_alive_without_a_model(void **state)
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(refuses_when_full),
+    cmocka_unit_test(a_new_state_waits_for_no_batch_to_fill),
+    cmocka_unit_test(reads_on_when_a_batch_takes_longer_than_expected),
     cmocka_unit_test(makes_room_for_connections),
     cmocka_unit_test(serves_thousands_of_connections),
     cmocka_unit_test(batches),
