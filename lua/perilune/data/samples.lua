@@ -77,8 +77,12 @@ local function add_ids(self, row, sample, f, list, n)
   local given, rows = sample[self.keys[f]], self.rows[f]
   if given == nil then return 0 end
   local bag = type(given) == "table" and given or { given }
+  local fault = util.list_fault(bag)
+  if fault then
+    P.fail(("%s: sample %d of pass %d: the list %s %s"):format(self.func, row, self._epoch, self.keys[f], fault))
+  end
   for k = 1, #bag do
-    local id = tonumber(bag[k])
+    local id = type(bag[k]) ~= "string" and tonumber(bag[k])
     if self.raw[f] then
       if not is_raw(bag[k]) then
         bad(self, row, ("%s, id %d,"):format(self.keys[f], k), bag[k],
