@@ -182,6 +182,29 @@ describe("the reference", function()
     assert.same({}, silent)
   end)
 
+  it("is shown by perilune help in lines of 80 characters, but for code and lists of names", function()
+    local help, wide = require "perilune.launch.help", {}
+    local function look(name, text)
+      local code
+      for line in (text:gsub("\nExample:\n.*", ""):gsub("\nIt has:\n.*", "") .. "\n"):gmatch "(.-)\n" do
+        code = line:find "^    %S" or code and line == ""
+        local broken = line:find "^%s*%S+%s+%S" and not line:find "^  [%w_.]+%??: "
+        if #line > 80 and not code and broken then wide[#wide + 1] = name .. ": " .. line end
+      end
+    end
+    for _, page in ipairs(pages) do
+      local text = help.text(page.name)
+      text = text:gsub("^[^\n]* %(docs/glossary%.md%)\n", "")
+      look(page.name, text:sub(1, text:find("\n\n  ", 1, true)))
+      assert.is_truthy(text:gsub("%s+", " "):find(page.intro:match "%S+", 1, true), page.name)
+    end
+    each(function(entry) look(entry.name, help.text(entry.name)) end)
+    assert.same({}, wide)
+    local text = help.text "peri.KeyedJaggedTensor"
+    assert.is_truthy(text:find("    lengths = { 2,      1,   1,   3 }        f of", 1, true), text)
+    assert.is_truthy(help.text("comm_ops"):find("\n- `tag`: a whole number", 1, true))
+  end)
+
   it("tells editors which functions are methods of tensors, and which faces there are", function()
     local told, methods, faces, F = {}, {}, 0, peri.nn.functional
     local owner

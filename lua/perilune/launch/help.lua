@@ -177,11 +177,57 @@ local function searched(words)
   return nil, ("help: there is nothing about '%s'; perilune help lists the pages"):format(words)
 end
 
+local WIDTH = 80
+
+--- Words in lines of at most WIDTH characters: the first one begins with `first`, the others with `hang`.
+local function filled(words, first, hang)
+  local lines, line = {}, nil
+  for word in words:gmatch "%S+" do
+    if line and #line + 1 + #word > WIDTH then lines[#lines + 1], line = line, hang .. word
+    else line = line and line .. " " .. word or first .. word end
+  end
+  lines[#lines + 1] = line
+  return table.concat(lines, "\n")
+end
+
+--- A text of the manual in lines of 80 characters. Code stays as it is; what is told of an argument is indented by 6.
+local function in_columns(text)
+  local lines, words, first, hang, arguments, code = {}, nil, "", "", false, false
+  local function begin(next_words, its_first, its_hang)
+    if words then lines[#lines + 1] = filled(words, first, hang) end
+    words, first, hang = next_words, its_first, its_hang
+  end
+  local example = text:find "\nExample:\n" or #text
+  for line in (text:sub(1, example) .. "\n"):gmatch "(.-)\n" do
+    arguments = arguments or line == "Arguments:"
+    local indent, rest = line:match "^( *)(.*)$"
+    if line:find "^```" then
+      begin(nil)
+      code = not code
+    elseif code or rest == "" or arguments and #indent == 2 then
+      begin(nil)
+      lines[#lines + 1] = code and "    " .. line or line
+    elseif #lines == 0 and indent == "  " then begin(rest, indent, "      ") -- the call
+    elseif arguments and #indent == 6 then begin(rest, indent, indent)
+    elseif rest:find "^%- " then begin(rest, indent, indent .. "  ")
+    elseif not words or rest:find "^Returns " then begin(rest, indent, indent)
+    else words = words .. " " .. rest end
+  end
+  begin(nil)
+  return table.concat(lines, "\n") .. text:sub(example + 1)
+end
+
 --- The text about a name of the reference, or nil.
 local function described(name)
   local page, found = page_of(name), M.find(name)
-  if page then return page.title .. "\n\n" .. listing(page.names) end
-  if #found == 1 then return found[1] .. "\n\n" .. manual().texts[found[1]] .. members(found[1]) end
+  if page then
+    return page.title .. "\n\n" .. (page.intro ~= "" and in_columns(page.intro) .. "\n\n" or "")
+      .. listing(page.names)
+  end
+  if #found == 1 then
+    local text = manual().texts[found[1]]
+    return found[1] .. "\n\n" .. (found[1]:find "^peri[.:]" and in_columns(text) or text) .. members(found[1])
+  end
   if #found > 1 then return ("'%s' is the name of several:\n\n%s"):format(name, listing(found)) end
   local others = within(name)
   if #others > 0 then return ("In '%s' are:\n\n%s"):format(name, listing(others)) end
