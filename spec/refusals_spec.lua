@@ -113,6 +113,13 @@ describe("what the reference says", function()
     assert.same({ "exp_avg", "exp_avg_sq", "max_exp_avg_sq" }, all:state_names())
   end)
 
+  it("of fused_params: lr is called learning_rate, wherever it comes from", function()
+    local merge = peri.shard.utils.merge_fused_params
+    assert.same({ learning_rate = 2, eps = 1 }, merge({ lr = 1, eps = 1 }, { lr = 2 }))
+    assert.same({ learning_rate = 1 }, merge({ lr = 1 }))
+    assert.same({ learning_rate = 3 }, merge({ learning_rate = 1 }, { lr = 3 }))
+  end)
+
   it("of pipelines: they print themselves in a line", function()
     local pipeline = peri.EvalPipelineSparseDist { model = nn.ReLU() }
     assert.equal("EvalPipelineSparseDist (schedule 'eval_sparse_dist', 0 steps taken)", tostring(pipeline))

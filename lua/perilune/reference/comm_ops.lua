@@ -33,7 +33,7 @@ local ops = {}
 ---  batch_size_per_rank = { 2 },
 ---  dim_sum_per_rank = { 3 } }:wait():numel()) --> 6
 ---```
----@param args table `a2a_pooled_embs_tensor`, `batch_size_per_rank`, `dim_sum_per_rank`; optional: those at the top of the page.
+---@param args table `a2a_pooled_embs_tensor`, `batch_size_per_rank`, `dim_sum_per_rank`; optional: `group`, `codecs`, `gradient_division`, `tag`, as said at the top of the page.
 ---@return peri.Awaitable # Of `[B, columns of all ranks]`.
 function ops.alltoall_pooled(args) end
 
@@ -52,7 +52,7 @@ function ops.alltoall_pooled(args) end
 ---  batch_size_per_rank_per_feature = { { 3 } }, batch_size_per_feature_pre_a2a = { 3 },
 ---  emb_dim_per_rank_per_feature = { { 2 } } }:wait():numel()) --> 6
 ---```
----@param args table `a2a_pooled_embs_tensor` and the three lists; optional: those at the top of the page.
+---@param args table `a2a_pooled_embs_tensor` and the three lists; optional: `group`, `codecs`, `gradient_division`, `tag`, as said at the top of the page.
 ---@return peri.Awaitable # Of one dimension.
 function ops.variable_batch_alltoall_pooled(args) end
 
@@ -70,7 +70,7 @@ function ops.variable_batch_alltoall_pooled(args) end
 ---print(ops.alltoallv { inputs = { peri.ones { 2, 3 } }, out_split = { 3 } }:wait()[1]:numel())
 -----> 6
 ---```
----@param args table `inputs`, `out_split` or `per_rank_split_lengths`; optional: those at the top of the page.
+---@param args table `inputs`, `out_split` or `per_rank_split_lengths`; optional: `group`, `codecs`, `gradient_division`, `tag`, as said at the top of the page.
 ---@return peri.Awaitable # Of a list with a tensor for each rank: `[this rank's rows, columns of that rank]`.
 function ops.alltoallv(args) end
 
@@ -84,7 +84,7 @@ function ops.alltoallv(args) end
 ---local ops = peri.dist.ops
 ---print(ops.reduce_scatter_pooled { inputs = { peri.ones { 2, 3 } } }:wait():numel()) --> 6
 ---```
----@param args table `inputs`: a tensor for each rank, alike on all ranks; optional: those at the top of the page.
+---@param args table `inputs`: a tensor for each rank, alike on all ranks; optional: `group`, `codecs`, `gradient_division`, `tag`, as said at the top of the page.
 ---@return peri.Awaitable # Of the shape of one.
 function ops.reduce_scatter_pooled(args) end
 
@@ -98,7 +98,7 @@ function ops.reduce_scatter_pooled(args) end
 ---local ops = peri.dist.ops
 ---print(ops.reduce_scatter_base_pooled { input = peri.ones { 2, 3 } }:wait():numel()) --> 6
 ---```
----@param args table `input`: `[W * B, ...]`; optional: those at the top of the page.
+---@param args table `input`: `[W * B, ...]`; optional: `group`, `codecs`, `gradient_division`, `tag`, as said at the top of the page.
 ---@return peri.Awaitable # Of `[B, ...]`.
 function ops.reduce_scatter_base_pooled(args) end
 
@@ -114,7 +114,7 @@ function ops.reduce_scatter_base_pooled(args) end
 ---  input_splits = { 2 } }:wait():numel())
 -----> 6
 ---```
----@param args table `input`, `input_splits`: rows of each rank; optional: those at the top of the page.
+---@param args table `input`, `input_splits`: rows of each rank; optional: `group`, `codecs`, `gradient_division`, `tag`, as said at the top of the page.
 ---@return peri.Awaitable # Of `[B, ...]`.
 function ops.reduce_scatter_v_pooled(args) end
 
@@ -132,7 +132,7 @@ function ops.reduce_scatter_v_pooled(args) end
 ---  batch_size_per_rank_per_feature = { { 3 } },
 ---  embedding_dims = { 2 } }:wait():numel()) --> 6
 ---```
----@param args table `input`, `batch_size_per_rank_per_feature`, `embedding_dims`; optional: those at the top of the page.
+---@param args table `input`, `batch_size_per_rank_per_feature`, `embedding_dims`; optional: `group`, `codecs`, `gradient_division`, `tag`, as said at the top of the page.
 ---@return peri.Awaitable # Of one dimension.
 function ops.reduce_scatter_v_per_feature_pooled(args) end
 
@@ -146,7 +146,7 @@ function ops.reduce_scatter_v_per_feature_pooled(args) end
 ---local ops = peri.dist.ops
 ---print(ops.all_gather_base_pooled { input = peri.ones { 2, 3 } }:wait():numel()) --> 6
 ---```
----@param args table `input`: `[B, ...]`; optional: those at the top of the page.
+---@param args table `input`: `[B, ...]`; optional: `group`, `codecs`, `gradient_division`, `tag`, as said at the top of the page.
 ---@return peri.Awaitable # Of `[W * B, ...]`.
 function ops.all_gather_base_pooled(args) end
 
@@ -169,7 +169,7 @@ function ops.all_gather_base_pooled(args) end
 ---  num_features = 1 }:wait():numel())
 ---  --> 6
 ---```
----@param args table The names above; optional: those at the top of the page.
+---@param args table The names above; optional: `group`, `codecs`, `gradient_division`, `tag`, as said at the top of the page.
 ---@return peri.Awaitable # Of `[ids sent, D]`.
 function ops.alltoall_sequence(args) end
 

@@ -1,4 +1,8 @@
 -- managed_collections.lua: Collections that take raw ids.
+--
+-- Collections of tables that take raw ids of 64 bits, any numbers. The modules of the page `managed_collision` give
+-- each id that is learned a row of a table; a ManagedCollisionCollection has such a module for each table, and the two
+-- collections below put it in front of their tables. docs/managed_collision.md tells more.
 ---@meta
 
 ---@class peri

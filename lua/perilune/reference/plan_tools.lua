@@ -1,4 +1,8 @@
 -- plan_tools.lua: Around plans: relations, predictions, reasons, statistics.
+--
+-- What a planner can be told (relations between tables and ranks), where it gets its numbers from (descriptions of
+-- models, statistics of data, prices of the dense part), and how its plans are shown. docs/plans.md tells more. In the
+-- examples `plan` is `peri.plan`.
 ---@meta
 
 ---@class peri.plan

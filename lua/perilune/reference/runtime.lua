@@ -1,4 +1,7 @@
 -- runtime.lua: Memory, precision, streams, stopping.
+--
+-- What holds for a whole script or a part of it: when tensors are released, whether operations are recorded, how exact
+-- products are, on which stream of a device work is queued, and how all ranks of a run stop together.
 ---@meta
 
 ---@class peri

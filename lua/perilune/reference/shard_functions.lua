@@ -1,4 +1,8 @@
 -- shard_functions.lua: Functions around sharded models.
+--
+-- What stands around sharded models: tensors in pieces and copies of state_dicts, sharding of quantized models for
+-- serving, and TorchRec's helpers under their names. Most scripts need none of them: models are sharded by
+-- DistributedModelParallel of the page `training`.
 ---@meta
 
 ---@class peri.shard

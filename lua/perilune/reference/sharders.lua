@@ -233,8 +233,8 @@ shard.QuantEmbeddingCollectionSharder = {}
 shard.QuantFeatureProcessedEmbeddingBagCollectionSharder = {}
 
 ---The ranks that share a sharded model, and what a plan may look at. One that a plan's function gets has also `modules`
----(path of each collection -> its tables), and for a model with one collection `module` (its path) and `tables`. Fields
----that are not known raise an error when they are read.
+---(path of each collection -> its tables), and for a model with one collection `module` (its path) and `tables`. A
+---field that it could have and has not, such as `rank` where none was given, raises an error when it is read.
 ---
 ---Errors: a rank outside of the world; nodes without a number for each rank; a process group that says otherwise.
 ---

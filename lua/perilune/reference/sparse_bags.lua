@@ -258,11 +258,26 @@ function sparse.permute_pooled_embs(pooled, offset_dim_list, permute_list) end
 ---@return peri.Tensor|nil # How many there are: `[n]`.
 function sparse.unique(ids, inverse, counts) end
 
----Deal ids to the shards of tables: id i of a table goes to bucket `i / block size`, or to the last that there is; with
----block size 0 to bucket `i % my_size`. Named arguments: `lengths` [T * B], `indices` [N], `block_sizes` (T numbers)
----and `my_size` (buckets) are needed. Optional: `weights`, `bucketize_pos` (return places in bags), `sequence` (return
----the permutation back), `total_num_blocks`, `batch_size_per_feature`, `block_bucketize_pos`, `keep_orig_idx`,
----`keep_orig_idx_per_feature`, `return_bucket_mapping`; `perilune/sparse.h` tells about them.
+---Deal the ids of tables to buckets, such as the shards of each table, as FBGEMM's operator of this name. With n
+---buckets (`my_size`) and blocks of b ids (`block_sizes`, a number for each table), id i goes
+---
+---- to bucket `i / b`, as id `i % b` there, if i is below `b * n`;
+---- else, and always where b is 0, to bucket `i % n`, as id `i / n`.
+---
+---Named arguments that are needed: `lengths` i32 or i64 [T * B], `indices` i32 or i64 [N], `block_sizes` and `my_size`.
+---Optional:
+---
+---- `weights` [N]: they travel with their ids;
+---- `bucketize_pos` (default: false): return `positions`, the place that each id had in its bag;
+---- `sequence` (default: false): return `unbucketize_permute`, where each id of before is now;
+---- `total_num_blocks`: a number for each table, a multiple of n: the table has so many blocks, of which each bucket
+---  takes the same number, one after the other; b is that number times the block size (default: n, one block for each);
+---- `batch_size_per_feature`: bags of each table, where these are not B each;
+---- `block_bucketize_pos`: for each table the ids with which buckets begin, and the end: n + 1 numbers rising from 0,
+---  in place of equal blocks;
+---- `keep_orig_idx` (default: false): ids stay as they are; `keep_orig_idx_per_feature`: the same, a boolean for each
+---  table;
+---- `return_bucket_mapping` (default: false): return `bucket_mapping`, the bucket of each id of before, i32.
 ---
 ---Errors: an argument that is missing or unknown; lists without an entry for each table; lengths that do not fit.
 ---
@@ -277,7 +292,7 @@ function sparse.unique(ids, inverse, counts) end
 ---@return table # `lengths` [buckets * T * B], `indices`, and if asked for `weights`, `positions`, `unbucketize_permute`, `bucket_mapping`.
 function sparse.block_bucketize_sparse_features(a) end
 
----Deal ids by `id % my_size`; the new id is `id / my_size`.
+---Deal ids to buckets by `id % my_size`; the new id is `id / my_size`, rounded down.
 ---
 ---Errors: lengths that do not fit.
 ---

@@ -49,9 +49,9 @@ end
 --- fused_params of a module with those of one table (or of its optimizer) over them, as a new table; "lr" is called
 --- learning_rate.
 function M.merge_fused_params(fused_params, param_fused_params)
-  local merged = util.copy(fused_params or {})
-  for name, value in util.ordered(param_fused_params or {}) do
-    merged[name == "lr" and "learning_rate" or name] = value
+  local merged = {}
+  for _, params in ipairs { fused_params or {}, param_fused_params or {} } do
+    for name, value in util.ordered(params) do merged[name == "lr" and "learning_rate" or name] = value end
   end
   return merged
 end
