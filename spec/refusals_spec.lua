@@ -36,6 +36,13 @@ describe("what the reference says", function()
     end
   end)
 
+  it("of elements of a result that has none", function()
+    refuses("the result is 5, wanted one with elements, for the key 'b'", function()
+      return peri.dist.GetItemLazyAwaitable(peri.NoWait(5), "b"):wait()
+    end)
+    assert.equal(7, peri.dist.GetItemLazyAwaitable(peri.NoWait { b = 7 }, "b"):wait())
+  end)
+
   it("of ranges", function()
     refuses("desired_length is -1, wanted a whole number 0", function()
       peri.JaggedTensor({ values = { 1 }, lengths = { 1 } }):to_padded_dense(-1)

@@ -255,7 +255,14 @@ function GetItemLazyAwaitable:init(parent, key)
   rawset(self, "_parent", parent)
   rawset(self, "_key", key)
 end
-function GetItemLazyAwaitable:_wait_impl() return resolve(rawget(self, "_parent"):wait())[rawget(self, "_key")] end
+function GetItemLazyAwaitable:_wait_impl()
+  local result, key = resolve(rawget(self, "_parent"):wait()), rawget(self, "_key")
+  if type(result) ~= "table" and type(result) ~= "cdata" then
+    P.fail(("GetItemLazyAwaitable: the result is %s, wanted one with elements, for the key %s"):format(
+      errors.kind(result), errors.kind(key)))
+  end
+  return result[key]
+end
 function GetItemLazyAwaitable:_test_impl() return rawget(self, "_parent"):test() end
 
 --- MethodLazyAwaitable(parent, name, a, b, c, d): stands for what parent:name(a, b, c, d) returns, for views wanted

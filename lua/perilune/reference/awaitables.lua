@@ -102,7 +102,7 @@ dist.ListAwaitable = {}
 ---Stands for one element of the result of another Awaitable. That one is waited for once, however many elements stand
 ---for parts of it.
 ---
----Errors: what is no Awaitable.
+---Errors: what is no Awaitable; when it is waited for, a result without elements.
 ---
 ---```lua
 ---print(peri.dist.GetItemLazyAwaitable(peri.NoWait { a = 5 }, "a") * 2) --> 10

@@ -206,8 +206,9 @@ function data.cache.write(args) end
 ---@field loader peri.data.Loader Without workers, of one rank.
 
 ---Samples that a function of yours makes, one at a time. A sample is a table: `label`, a number for each name in
----`dense`, and an id or a list of ids for each feature in `ids` (nil: none). Every rank and worker makes all samples,
----and takes its own of them: for much work in the function write them into a folder first (`data.cache.write`).
+---`dense`, and an id or a list of ids for each feature in `ids` (nil: none). A sample without `label` has the label 0;
+---names that the description does not have are not looked at. Every rank and worker makes all samples, and takes its
+---own of them: for much work in the function write them into a folder first (`data.cache.write`).
 ---
 ---Errors: a sample with another number than the description says, with its number; an error of the function; a function
 ---with upvalues where there are workers; an argument out of its range.

@@ -406,7 +406,8 @@ nn.CosineEmbeddingLoss = {}
 ---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
 ---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
 
----`functional.kl_div`. Called with logarithms of probabilities and with probabilities.
+---`functional.kl_div`. Called with logarithms of probabilities and with probabilities. `"mean"` is that of all
+---elements; PyTorch's `batchmean` is `"sum"` divided by the number of samples.
 ---
 ---Errors: an unknown argument or reduction; shapes that do not fit.
 ---

@@ -210,8 +210,8 @@ function plan.from_json(text, from) end
 ---bytes, times in milliseconds, bandwidths in bytes a millisecond (GB/s times 1e6). `tostring` shows it. Its arguments
 ---are its fields; the field `devices` lists the memory of each rank, `{ hbm =, ddr =, ssd = }`.
 ---
----The arguments from `rates` on are prices that were measured: `perilune calibrate -o FILE` measures them, and
----`Topology.load` reads them.
+---`threads`, `rates`, `dense`, `costs` and `choices` are what was measured: `perilune calibrate -o FILE` measures it,
+---and `Topology.load` reads it.
 ---
 ---Errors: an unknown argument; a number that is negative, not finite, or 0 where it divides.
 ---

@@ -116,7 +116,7 @@ metrics.SummaryWriter = {}
 ---@field log? string The file of JSON lines, to whose end lines are added (default: none).
 ---@field overwrite? boolean The log begins anew (default: false).
 
----Add a number of a step.
+---Add a number of a step. In the log NaN and infinities are `null`.
 ---
 ---Errors: a value that is no number; a step that is not whole, or below 0.
 ---@param tag string Its name, such as `loss` or `validation/auc`.

@@ -62,7 +62,7 @@ function shard.ShardedEmbeddingModule:flush() end
 ---sharded:release()
 ---```
 ---@class peri.shard.ShardedEmbeddingBagCollection: peri.shard.ShardedEmbeddingModule
----@param args table The arguments above.
+---@param args table Named arguments: those at the top of the page, and what is said here.
 ---@overload fun(args: table): peri.shard.ShardedEmbeddingBagCollection
 shard.ShardedEmbeddingBagCollection = {}
 
@@ -113,7 +113,7 @@ function shard.ShardedEmbeddingBagCollection:index_dedup_counts() end
 ---print(sharded:embedding_configs()[1].name, sharded:index_dedup_counts() == nil) --> t true
 ---```
 ---@class peri.shard.ShardedEmbeddingCollection: peri.shard.ShardedEmbeddingModule
----@param args table The arguments above.
+---@param args table Named arguments: those at the top of the page, and what is said here.
 ---@overload fun(args: table): peri.shard.ShardedEmbeddingCollection
 shard.ShardedEmbeddingCollection = {}
 
@@ -158,7 +158,7 @@ function shard.ShardedEmbeddingCollection:index_dedup_counts() end
 ---print(bag(peri.tensor({ 1, 2 }, "i64"), peri.tensor({ 0 }, "i64")):size(2)) --> 4
 ---```
 ---@class peri.shard.ShardedEmbeddingBag: peri.shard.ShardedEmbeddingModule
----@param args table The arguments above.
+---@param args table Named arguments: those at the top of the page, and what is said here.
 ---@overload fun(args: table): peri.shard.ShardedEmbeddingBag
 shard.ShardedEmbeddingBag = {}
 
@@ -186,7 +186,7 @@ shard.ShardedEmbeddingBag.OutputAwaitable = {}
 ---print(rawequal(sharded:feature_processors(), places)) --> true
 ---```
 ---@class peri.shard.ShardedFeatureProcessedEmbeddingBagCollection: peri.shard.ShardedEmbeddingBagCollection
----@param args table The arguments above.
+---@param args table Named arguments: those at the top of the page, and what is said here.
 ---@overload fun(args: table): peri.shard.ShardedFeatureProcessedEmbeddingBagCollection
 shard.ShardedFeatureProcessedEmbeddingBagCollection = {}
 
@@ -212,7 +212,7 @@ function shard.ShardedFeatureProcessedEmbeddingBagCollection:feature_processors(
 ---print(copy[1]:embedding_bag_configs()[1].data_type) --> INT8
 ---```
 ---@class peri.shard.ShardedQuantEmbeddingBagCollection: peri.shard.ShardedEmbeddingBagCollection
----@param args table The arguments above.
+---@param args table Named arguments: those at the top of the page, and what is said here.
 ---@overload fun(args: table): peri.shard.ShardedQuantEmbeddingBagCollection
 shard.ShardedQuantEmbeddingBagCollection = {}
 
@@ -228,7 +228,7 @@ function shard.ShardedQuantEmbeddingBagCollection:embedding_bag_configs() end
 ---print(peri.shard.ShardedQuantEmbeddingCollection.is(nn.ReLU())) --> false
 ---```
 ---@class peri.shard.ShardedQuantEmbeddingCollection: peri.shard.ShardedEmbeddingCollection
----@param args table The arguments above.
+---@param args table Named arguments: those at the top of the page, and what is said here.
 ---@overload fun(args: table): peri.shard.ShardedQuantEmbeddingCollection
 shard.ShardedQuantEmbeddingCollection = {}
 
@@ -244,7 +244,7 @@ function shard.ShardedQuantEmbeddingCollection:embedding_configs() end
 ---print(peri.shard.ShardedQuantFeatureProcessedEmbeddingBagCollection.is(nn.ReLU())) --> false
 ---```
 ---@class peri.shard.ShardedQuantFeatureProcessedEmbeddingBagCollection: peri.shard.ShardedQuantEmbeddingBagCollection
----@param args table The arguments above.
+---@param args table Named arguments: those at the top of the page, and what is said here.
 ---@overload fun(args: table): peri.shard.ShardedQuantFeatureProcessedEmbeddingBagCollection
 shard.ShardedQuantFeatureProcessedEmbeddingBagCollection = {}
 
@@ -276,7 +276,7 @@ function shard.ShardedQuantFeatureProcessedEmbeddingBagCollection:feature_proces
 ---  sharded:managed_collision_collection():feature_names()[1]) --> 7 1 f
 ---```
 ---@class peri.shard.ShardedManagedCollisionEmbeddingBagCollection: peri.shard.ShardedEmbeddingBagCollection
----@param args table The arguments above.
+---@param args table Named arguments: those at the top of the page, and what is said here.
 ---@overload fun(args: table): peri.shard.ShardedManagedCollisionEmbeddingBagCollection
 shard.ShardedManagedCollisionEmbeddingBagCollection = {}
 
@@ -304,7 +304,7 @@ function shard.ShardedManagedCollisionEmbeddingBagCollection:statistics() end
 ---print(peri.shard.ShardedManagedCollisionEmbeddingCollection.is(nn.ReLU())) --> false
 ---```
 ---@class peri.shard.ShardedManagedCollisionEmbeddingCollection: peri.shard.ShardedEmbeddingCollection
----@param args table The arguments above.
+---@param args table Named arguments: those at the top of the page, and what is said here.
 ---@overload fun(args: table): peri.shard.ShardedManagedCollisionEmbeddingCollection
 shard.ShardedManagedCollisionEmbeddingCollection = {}
 
