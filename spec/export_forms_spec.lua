@@ -28,6 +28,7 @@ end
 
 local vector = peri.Tensor.uniform({ 4 }, -1, 1, 3)
 local bounds = peri.tensor { -1, 0, 0.5, 0.5, 2 }
+local ids, square = peri.tensor({ 2, 0, 2, 1 }, "i64"), peri.Tensor.uniform({ 3, 3 }, -1, 1, 4)
 local function number(t) return t:to "f32" end
 
 -- name -> f(c [n, 3, 4], e likewise, z [n, 4])
@@ -64,6 +65,25 @@ local forms = {
   pow = function(c, e) return c ^ e end, power = function(c) return 2 ^ c end,
   remainder = function(c, e) return c % e end, remainder_by = function(c) return c % 0.7 end,
   fmod = function(c, e) return F.fmod(c, e) end, floor_divide = function(c) return F.floor_divide(3, c) end,
+  cummax = function(c) return (F.cummax(c, 2)) end, cummin = function(c) return (F.cummin(c, 3)) end,
+  cummax_places = function(c) return number((select(2, F.cummax(c, 3)))) end,
+  mode = function(c) return (F.mode(F.round(c), 3)) end,
+  mode_places = function(c) return number((select(2, F.mode(F.round(c), 2, true)))) end,
+  quantile = function(c) return F.quantile(c, 0.3, 2) end,
+  quantile_7 = function(c) return F.quantile(c, 0.7, 3, true) end,
+  quantiles = function(c) return F.quantile(c, { 0, 0.25, 0.5, 0.9, 1 }, 3):permute { 2, 1, 3 } end,
+  isclose = function(c, e) return number(F.isclose(c, e, 0.3, 0.2)) end,
+  isclose_nan = function(c) return number(F.isclose(c, F.round(c), 0.1, 0, true)) end,
+  scatter = function(c, e) return F.scatter(c, 3, F.argsort(e), c * 2) end,
+  scatter_fewer = function(c, e) return F.scatter(c, 2, F.argmax(e, 2, true), 7) end,
+  scatter_alike = function(c, e) return F.scatter(c, 3, F.cat({ F.argmax(e, 3, true), F.argmin(c, 3, true) }, 3),
+    e:slice(3, 0, 2)) end,
+  scatter_add = function(c, e) return F.scatter_add(c, 3, F.cat({ F.argmax(e, 3, true), F.argmax(c, 3, true) }, 3)
+    , e:slice(3, 0, 2)) end,
+  scatter_fixed = function(_, e) return F.scatter_add(peri.zeros { e:size(1), 3, 4 }, 2, F.argsort(e, 2), e) end,
+  index_add = function(c, e) return F.index_add(c, 3, ids, e, -2) end,
+  index_add_rows = function(c, e) return F.index_add(c, 2, ids:slice(1, 0, 3), e) end,
+  diag = function(_, _, z) return F.matmul(z, F.diag(vector)) + F.diag(square, 1):sum() end,
   addmm = function(_, _, z) return F.addmm(vector, z, peri.ones { 4, 4 }, 0, 2) end,
 }
 
@@ -110,5 +130,13 @@ describe("forms of model files", function()
     refused(function(x) return F.triu(x) end, "'triu': triu goes across samples")
     refused(function(x) return F.max(x) + x end, "'max': of all numbers it goes across samples")
     refused(function(x, y) return F.isin(x, y):to "f32" end, "among numbers of the batch")
+    refused(function(x) return (F.cummax(x, 1)) end, "'cummax': cummax goes across samples")
+    refused(function(x) return (F.mode(x, 1)) end, "'mode': the shape is")
+    refused(function(x) return F.quantile(x, 0.5) end, "samples")
+    refused(function(x, y) return F.scatter(x, 1, F.argsort(y:slice(2, 0, 4), 2), y:slice(2, 0, 4)) end,
+      "'scatter': scatter goes across samples")
+    refused(function(x) return F.scatter(x, 2, peri.tensor({ { 1, 2 } }, "i64"), 3) end, "places of 1 samples, of 5")
+    refused(function(x, y) return F.index_add(x, 2, F.argmax(y, 1), y) end, "the shape is")
+    refused(function(x) return F.diag(x):unsqueeze(1) end, "must not depend on their number")
   end)
 end)

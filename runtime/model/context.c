@@ -93,6 +93,7 @@ static int64_t scratch_of(const peri_model_context *c)
                 (peri_codes_bytes(o->sizes[0], o->products) / 4);
         if (o->kind == PERI__MODEL_top) n = peri__model_top_scratch(m, o);
         if (o->kind == PERI__MODEL_order) n = peri__model_order_scratch(o, m->values[o->out].columns);
+        if (o->kind == PERI__MODEL_extreme) n = peri__model_extreme_scratch(m->values[o->out].columns);
         if (o->kind == PERI__MODEL_cosine)
             n = peri__model_cosine_scratch(units_of(c, &m->values[o->out]) * m->values[o->out].columns);
         most = peri__max(most, n);

@@ -92,7 +92,7 @@ typedef struct peri__model_value {
     X(linear, 1, 2) X(unary, 1, 1) X(binary, 2, 2) X(muladd, 3, 3) X(cross, 3, 4) X(interaction, 2, 2) X(copy, 1, 1)   \
         X(cat, 1, 65536) X(sum, 1, 1) X(softmax, 1, 1) X(layer_norm, 1, 3) X(matmul, 2, 2) X(rows, 0, 0)               \
             X(lengths, 0, 0) X(compare, 1, 2) X(where, 3, 3) X(top, 1, 1) X(cosine, 2, 2) X(order, 1, 1)               \
-                X(running, 1, 1) X(search, 2, 2) X(pick, 2, 2)
+                X(running, 1, 1) X(search, 2, 2) X(pick, 2, 2) X(extreme, 1, 1) X(put, 3, 3)
 /** Those that go from samples to the members of their lists, or back (list_operations.c). */
 #define PERI__MODEL_OF_MEMBERS(X)                                                                                      \
     X(members, 0, 0)                                                                                                   \
@@ -287,10 +287,11 @@ peri_status peri__model_values(const char *function, const peri_model *m, int64_
                                const peri_model_values *inputs, int64_t *skipped);
 /** The input for which peri_model_check refuses these values; -1: it refuses none of them. */
 int32_t peri__model_refused_input(const peri_model *m, int64_t batch, const peri_model_values *inputs);
-/** f32 numbers that operations need beside their values: top; order, whose result has @out numbers for each sample;
- *  cosine of @rows rows. */
+/** f32 numbers that operations need beside their values: top; order and extreme, whose result has @out numbers for each
+ *  sample; cosine of @rows rows. */
 int64_t peri__model_top_scratch(const peri_model *m, const peri__model_operation *o);
 int64_t peri__model_order_scratch(const peri__model_operation *o, int64_t out);
+int64_t peri__model_extreme_scratch(int64_t out);
 int64_t peri__model_cosine_scratch(int64_t rows);
 /** Which members samples have: list @l's offsets, [samples + 1]. */
 static inline int64_t *peri__model_list_of(const peri_model_context *c, int32_t l)

@@ -283,12 +283,14 @@ static peri_status check_cosine(const checker *c, const peri__model_operation *o
 
 static peri_status check_order(const checker *c, peri__model_operation *o, int64_t out)
 {
-    static const char *const names[] = {"rising", "falling", "rising_or_nan"};
-    WANT(function_in(o, names, 3), "its function is unknown, allowed: rising, falling, rising_or_nan");
+    static const char *const names[] = {"rising", "falling", "rising_or_nan", "mode"};
+    WANT(function_in(o, names, 4), "its function is unknown, allowed: rising, falling, rising_or_nan, mode");
     WANT(o->n_sizes == 3 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_PLACES && columns_of(c, o, 0) % o->sizes[0] == 0,
          "it wants the sizes n (up to 16,777,216), first and k, and n is not that of its value");
     WANT(o->sizes[1] >= 0 && o->sizes[2] >= 1 && o->sizes[2] <= o->sizes[0] && o->sizes[1] <= o->sizes[0] - o->sizes[2],
          "it finds elements that its lines do not have, or none");
+    WANT(strcmp(o->function, "mode") != 0 || (o->sizes[1] == 0 && o->sizes[2] == 1),
+         "its first is not 0, or its k not 1");
     WANT(out == columns_of(c, o, 0) / o->sizes[0] * o->sizes[2] * 2, "its sizes are not those of its result");
     return PERI_OK;
 }
@@ -299,6 +301,16 @@ static peri_status check_running(const checker *c, peri__model_operation *o, int
     WANT(function_in(o, names, 2), "its function is unknown, allowed: sum, product");
     WANT(o->n_sizes == 3 && product_of(o->sizes, 3) == out && columns_of(c, o, 0) == out,
          "its sizes are not those of its values");
+    return PERI_OK;
+}
+
+static peri_status check_extreme(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"largest", "smallest"};
+    WANT(function_in(o, names, 2), "its function is unknown, allowed: largest, smallest");
+    WANT(o->n_sizes == 3 && product_of(o->sizes, 3) == columns_of(c, o, 0) && o->sizes[1] <= MOST_PLACES,
+         "its sizes are not those of its value, or it has more than 16,777,216 places");
+    WANT(out % 2 == 0 && columns_of(c, o, 0) == out / 2, "its sizes are not those of its result");
     return PERI_OK;
 }
 
@@ -321,6 +333,25 @@ static peri_status check_pick(const checker *c, const peri__model_operation *o, 
     WANT(product_of(s + 3, ndim) == out && columns_of(c, o, 1) == out, "its shape is not that of its result");
     WANT(s[0] >= 1 && s[1] >= 1 && product_of(s, 2) > 0 && (s[0] - 1) * s[1] < columns &&
              inside(s + 3, s + 3 + ndim, ndim, (s[0] - 1) * s[1], columns),
+         "its strides lead out of its value");
+    return PERI_OK;
+}
+
+/** As pick, the other way: places and the numbers for them have one shape, and the result is as x. */
+static peri_status check_put(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"last", "sum"};
+    const int64_t *s = o->sizes;
+    WANT(function_in(o, names, 2), "its function is unknown, allowed: last, sum");
+    WANT(columns_of(c, o, 0) == out, "its result has other columns than its value");
+    WANT(o->n_sizes >= 3 && s[2] >= 1 && s[2] <= MOST_DIMS && o->n_sizes == 3 + 2 * s[2],
+         "it wants the sizes n, stride, dimensions, shape, strides");
+    const int32_t ndim = (int32_t)s[2];
+    const int64_t all = product_of(s + 3, ndim);
+    WANT(all > 0 && all == columns_of(c, o, 1) && all == columns_of(c, o, 2),
+         "its shape is not that of its places and of what it puts there");
+    WANT(s[0] >= 1 && s[0] <= MOST_PLACES && s[1] >= 1 && product_of(s, 2) > 0 && (s[0] - 1) * s[1] < out &&
+             inside(s + 3, s + 3 + ndim, ndim, (s[0] - 1) * s[1], out),
          "its strides lead out of its value");
     return PERI_OK;
 }
@@ -544,6 +575,8 @@ static peri_status check_sizes(const checker *c, peri__model_operation *o, int64
     case PERI__MODEL_running: return check_running(c, o, out);
     case PERI__MODEL_search: return check_search(c, o, out);
     case PERI__MODEL_pick: return check_pick(c, o, out);
+    case PERI__MODEL_extreme: return check_extreme(c, o, out);
+    case PERI__MODEL_put: return check_put(c, o, out);
     case PERI__MODEL_rows:
     case PERI__MODEL_lengths: return check_one(c, o, out);
     case PERI__MODEL_members: return check_members(c, o, out);
@@ -569,6 +602,7 @@ static bool wants_samples(const peri__model_operation *o, int32_t i)
     case PERI__MODEL_copy:
     case PERI__MODEL_cat:
     case PERI__MODEL_pick:
+    case PERI__MODEL_put:
     case PERI__MODEL_matmul: return false;
     case PERI__MODEL_linear:
     case PERI__MODEL_search:

@@ -272,6 +272,27 @@ static void run_running(const run *r)
     else CALL(r, running_product, &product, lines);
 }
 
+int64_t peri__model_extreme_scratch(int64_t out) { return out / 2 * (int64_t)(sizeof(int64_t) / sizeof(float)); }
+
+/** Of each sample the running extremes, and then their places. */
+static void run_extreme(const run *r)
+{
+    const int64_t n = r->o->sizes[1], inner = r->o->sizes[2], all = r->columns / 2;
+    int64_t *places = (int64_t *)(void *)r->c->scratch;
+    for (int64_t b = 0; b < r->n; b++) {
+        float *out = r->out + b * r->columns;
+        const peri_k_running_extreme_args args = {.values = out,
+                                                  .indices = places,
+                                                  .x = in(r, 0) + b * in_step(r, 0),
+                                                  .dtype = PERI_F32,
+                                                  .least = r->o->code == 1,
+                                                  .n = n,
+                                                  .inner = inner};
+        CALL(r, running_extreme, &args, r->o->sizes[0] * inner);
+        for (int64_t i = 0; i < all; i++) out[all + i] = (float)places[i];
+    }
+}
+
 int64_t peri__model_cosine_scratch(int64_t rows) { return rows * 4 * (int64_t)(sizeof(double) / sizeof(float)); }
 
 static void run_cosine(const run *r)
@@ -288,23 +309,35 @@ static void run_cosine(const run *r)
 
 /* -- in order ------------------------------------------------------------------------------------------------------ */
 
+enum { RISING, FALLING, RISING_OR_NAN, MODE };
+
+/** How many elements of each line are sorted: mode wants all of them. */
+static int64_t sorted_of(const peri__model_operation *o) { return o->code == MODE ? o->sizes[0] : o->sizes[2]; }
+
 int64_t peri__model_order_scratch(const peri__model_operation *o, int64_t out)
 {
-    /* all lines of a call are sorted in the room of the first */
-    return (out / 2 * (int64_t)sizeof(int64_t) + 2 * o->sizes[0] * (int64_t)sizeof(peri_k_sort_entry)) /
-           (int64_t)sizeof(float);
+    /* places; the room of the first line, in which all lines of a call are sorted; sorted elements, places of modes */
+    const int64_t found = out / 2, sorted = found / o->sizes[2] * sorted_of(o);
+    return (sorted * (int64_t)sizeof(int64_t) + 2 * o->sizes[0] * (int64_t)sizeof(peri_k_sort_entry)) /
+               (int64_t)sizeof(float) +
+           (o->code == MODE ? 2 * found + sorted : 0);
 }
 
 /** Of each sample the elements of its lines, and then their places. */
 static void run_order(const run *r)
 {
-    enum { RISING, FALLING, RISING_OR_NAN };
-    const int64_t found = r->columns / 2, k = r->o->sizes[2], lines = found / k;
-    int64_t *places = (int64_t *)(void *)r->c->scratch;
+    const int64_t found = r->columns / 2, k = sorted_of(r->o), lines = found / r->o->sizes[2];
+    int64_t *places = (int64_t *)(void *)r->c->scratch, *found_places = places;
+    peri_k_sort_entry *room = (peri_k_sort_entry *)(void *)(places + lines * k);
+    float *sorted = NULL;
+    if (r->o->code == MODE) {
+        found_places = (int64_t *)(void *)(room + 2 * r->o->sizes[0]);
+        sorted = (float *)(void *)(found_places + found);
+    }
     for (int64_t b = 0; b < r->n; b++) {
         float *out = r->out + b * r->columns;
         const peri_k_sort_line_args args = {.sort = {.x = in(r, 0) + b * in_step(r, 0),
-                                                     .values = out,
+                                                     .values = sorted ? sorted : out,
                                                      .indices = places,
                                                      .dtype = PERI_F32,
                                                      .descending = r->o->code == FALLING,
@@ -313,9 +346,16 @@ static void run_order(const run *r)
                                                      .n = r->o->sizes[0],
                                                      .first = r->o->sizes[1],
                                                      .k = k},
-                                            .room = (peri_k_sort_entry *)(void *)(places + found)};
+                                            .room = room};
         CALL(r, sort_line, &args, lines);
-        for (int64_t i = 0; i < found; i++) out[found + i] = (float)places[i];
+        const peri_k_mode_args mode = {.values = out,
+                                       .indices = found_places,
+                                       .sorted = sorted,
+                                       .places = places,
+                                       .dtype = PERI_F32,
+                                       .n = k};
+        if (sorted) CALL(r, mode_line, &mode, lines);
+        for (int64_t i = 0; i < found; i++) out[found + i] = (float)found_places[i];
     }
 }
 
@@ -360,6 +400,32 @@ static void run_pick(const run *r)
     for (int64_t b = 0; b < r->n; b++) {
         const float *places = in(r, 1) + b * in_step(r, 1);
         pick(r, r->out + b * r->columns, in(r, 0) + b * in_step(r, 0), &places, 0);
+    }
+}
+
+/** Dimensions [d, ndim) of one sample of put, in row-major order; @places and @src move on. */
+static void put(const run *r, float *to, const float **places, const float **src, int32_t d)
+{
+    const int64_t *s = r->o->sizes, *shape = s + 3, *stride = shape + s[2];
+    for (int64_t i = 0; i < shape[d]; i++, to += stride[d]) {
+        if (d + 1 < s[2]) {
+            put(r, to, places, src, d + 1);
+            continue;
+        }
+        const float place = *(*places)++, x = *(*src)++;
+        if (!(place > -1 && place < (float)s[0] && (int64_t)place < s[0])) continue; /* NaN is no place */
+        float *at = to + (int64_t)place * s[1];
+        *at = r->o->code == 1 ? *at + x : x;
+    }
+}
+
+static void run_put(const run *r)
+{
+    for (int64_t b = 0; b < r->n; b++) {
+        const float *places = in(r, 1) + b * in_step(r, 1), *src = in(r, 2) + b * in_step(r, 2);
+        float *out = r->out + b * r->columns;
+        memcpy(out, in(r, 0) + b * in_step(r, 0), sizeof *out * (size_t)r->columns);
+        put(r, out, &places, &src, 0);
     }
 }
 

@@ -146,6 +146,19 @@ layers.ranked = function() -- the two best of each group of four, what is left o
   end
   return M()
 end
+layers.placed = function() -- running extremes, ranks between, and numbers put and added at places of the batch
+  local M = nn.Module:extend "Placed"
+  function M:forward(x) -- luacheck: ignore 212
+    local groups = x:reshape(-1, 3, 4)
+    local rising, at = F.cummax(groups, 2)
+    local common, last = F.mode(F.round(groups), 3, true)
+    local put = F.scatter(groups, 2, at, rising)
+    local added = F.scatter_add(put, 3, last, F.quantile(groups, 0.4, 3, true))
+    added = F.index_add(added, 3, peri.tensor({ 1, 3, 1, 0 }, "i64"), F.cummin(groups, 3), 0.5)
+    return F.where(F.isclose(rising, groups, 0.2, 0.1), added, common):reshape(-1, 12)
+  end
+  return M()
+end
 layers.angles = function(n)
   local M = nn.Module:extend "Angles"
   function M:init() self.centres = nn.Parameter(peri.Tensor.uniform({ n, 4 }, -1, 1, 5)) end

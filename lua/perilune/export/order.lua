@@ -6,6 +6,7 @@ local Tensor = require "perilune.tensor"
 local Lowering = require "perilune.export.lower"
 
 local product, strides_of, joined, slice = util.product, Lowering.strides_of, Lowering.joined, Lowering.slice
+local text_of = Lowering.text_of
 
 --- function name -> f(lowering), as in operations.lua.
 local M = {}
@@ -84,6 +85,16 @@ function M.kthvalue(l)
   ordered(l, a[1], a[3] or -1, "rising", tonumber(a[2]) - 1, 1)
 end
 
+function M.mode(l)
+  local a = l:arguments()
+  ordered(l, a[1], a[2] or -1, "mode", 0, 1)
+end
+--- Elements of some ranks along a dimension (quantile).
+function M._ranks(l)
+  local a = l:arguments()
+  ordered(l, a[1], a[2], "rising_or_nan", tonumber(a[3]), tonumber(a[4]))
+end
+
 function M.median(l)
   local a = l:arguments()
   if not a[2] then refuse_all(l) end
@@ -133,6 +144,20 @@ function M.prod(l)
   l:set { index = slice(l, all, d, x.shape[d] - 1, 1, own).index, shape = shape, list = x.list, axis = l.axis }
 end
 
+--- The largest or smallest so far, and its place.
+local function running_extreme(how)
+  return function(l)
+    local a = l:arguments()
+    local x, shape = l:sample(a[1], "the tensor"), l:result_shape()
+    local d, all = l:dim(a[2], #shape, l.entry.func, x.axis), product(shape)
+    local v = l:op("extreme", { 2 * all }, { ["function"] = how, inputs = { x.index },
+      sizes = { product(shape, 1, d - 1), shape[d], product(shape, d + 1) } })
+    l:set(l:view(v, shape, strides_of(shape), 0))
+    l:set(l:view(v, shape, strides_of(shape), all), 2)
+  end
+end
+M.cummax, M.cummin = running_extreme "largest", running_extreme "smallest"
+
 -- -- by places --------------------------------------------------------------------------------------------------------
 
 --- Elements of a dimension by their numbers: neighbours go together.
@@ -158,8 +183,8 @@ function M.gather(l)
   local x, places = l:fractions(l:constant(a[1]), "the tensor"), l:constant(a[3])
   local d, strides = l:dim(a[2], #shape, "gather", l.axis), strides_of(x.shape)
   if not x.fixed and x.shape[l.axis] ~= shape[l.axis] or x.fixed and x.shape[l.axis] ~= 1 then
-    l:fail("a tensor of shape %s a sample, and places of shape %s: samples would meet others",
-      Lowering.text_of(x.shape), Lowering.text_of(shape))
+    l:fail("a tensor of shape %s a sample, and places of shape %s: samples would meet others", text_of(x.shape),
+      text_of(shape))
   end
   local n, stride = x.shape[d], strides[d]
   strides[d] = 0
@@ -167,6 +192,55 @@ function M.gather(l)
   if places.fixed then places = l:view(places, shape, l:strides_to(places, shape)) end
   l:set(l:op("pick", shape, { inputs = { x.index, places.index },
     sizes = joined({ n, stride, #shape }, shape, strides) }))
+end
+
+--- A tensor of this shape, with elements of src put, or added, at places along dimension d. own: the shape of places
+--- and src.
+local function put(l, how, shape, d, own, x, places, src)
+  local given, strides = { x, places, src }, strides_of(shape)
+  local n, stride, inputs = shape[d], strides[d], {}
+  strides[d] = 0
+  for i, v in ipairs(given) do
+    local wanted = i == 1 and shape or own
+    inputs[i] = (v.fixed and l:copy(v, wanted, l:strides_to(v, wanted)) or v).index
+  end
+  return l:op("put", shape, { ["function"] = how, inputs = inputs, sizes = joined({ n, stride, #own }, own, strides) })
+end
+
+local function scatter(how)
+  return function(l)
+    local a, shape = l:arguments(), l:result_shape()
+    local axis, rows = l.axis, l.entry.results[1].shape[l.axis]
+    local d, src = l:dim(a[2], #shape, l.entry.func, axis), a[4]
+    src = type(src) == "number" and l:number(src) or l:constant(src)
+    local x, places = l:constant(a[1]), l:constant(a[3])
+    for _, v in ipairs { x, places, src } do
+      if not v.fixed and (v.axis or 1) ~= axis then l:fail "samples are another dimension of one argument" end
+    end
+    if l.entry.args[3].shape[axis] ~= rows then
+      l:fail("places of %d samples, of %d: an answer would depend on where in its batch a sample is",
+        l.entry.args[3].shape[axis], rows)
+    end
+    l:set(put(l, how, shape, d, places.shape, x, places, src))
+  end
+end
+M.scatter, M.scatter_add = scatter "last", scatter "sum"
+
+function M.index_add(l)
+  local a, shape = l:arguments(), l:result_shape()
+  local d, x, src, places = l:dim(a[2], #shape, "index_add", l.axis), l:constant(a[1]), l:sample(a[4], "src"), {}
+  if not a[3].constant then l:fail "places that depend on the batch" end
+  local taken = l.first.taken
+  taken[#taken + 1] = { where = l.entry.where, x = { constant = a[3].constant, at = a[3].at, dtype = "i64" } }
+  if a[5] then
+    src = { index = l:op("unary", util.copy(src.shape), { ["function"] = "affine", inputs = { src.index },
+      numbers = { tonumber(a[5]), 0 } }).index, shape = src.shape }
+  end
+  for i = 1, #shape do places[i] = i == d and src.shape[d] or 1 end
+  local ids = l:constant { constant = a[3].constant, shape = places, at = a[3].at, number = true }
+  local sums = put(l, "sum", shape, d, src.shape, l:number(0), ids, src)
+  l:set(l:op("binary", shape, { ["function"] = "add", inputs = { x.index, sums.index },
+    sizes = joined({ #shape }, shape, l:strides_to(x, shape), l:strides_to(sums, shape)) }))
 end
 
 --- A constant of the program's numbers. at: the same for all that are alike.

@@ -21,6 +21,7 @@ M.formulas = set [[
 --- Functions that become operations of a model file, or views and copies; lower.lua says how.
 M.known = set [[
   interaction cross_net index_select amax amin sort topk kthvalue median max min gather searchsorted isin one_hot
+  cummax cummin mode _ranks scatter scatter_add index_add
   KeyedTensor:values KeyedTensor:get KeyedTensor.regroup JaggedTensor:to_padded_dense JaggedTensor:lengths
   sparse.top_products JaggedTensor:values JaggedTensor:offsets
   sparse.sequence_numbers sparse.index_select_dim0 sparse.jagged_attention sparse.hstu_mha sparse.sequence_positions

@@ -156,19 +156,26 @@ function F.logical_and(a, b) return (F.mul(F.ne(a, 0), F.ne(b, 0))) end
 function F.logical_or(a, b) return (F.add(F.ne(a, 0), F.ne(b, 0))) end
 function F.logical_xor(a, b) return (F.ne(F.ne(a, 0), F.ne(b, 0))) end
 
---- 1 where a and b are close; nan: 1 if NaN is close to NaN, else 0.
-local function closeness(f, a, b, rtol, atol, nan)
+--- 1 where a and b are close.
+local function closeness(f, a, b, rtol, atol)
   local size = f.abs(b)
   local near = f.le(f.abs(f.sub(a, b)), f.affine(size, rtol, atol))
-  local finite = f.lt(size, f.number(math.huge))
-  local both_nan = f.mul(f.mul(f.ne(a, a), f.ne(b, b)), f.number(nan))
-  return f.maximum(f.maximum(f.mul(near, finite), f.eq(a, b)), both_nan)
+  return f.maximum(f.mul(near, f.lt(size, f.number(math.huge))), f.eq(a, b))
 end
-local are_close = formula("isclose", 2, 3, closeness)
-local are_apart = formula("allclose", 2, 3, function(f, ...) return f.affine(closeness(f, ...), -1, 1) end)
+--- The same where NaN is close to NaN.
+local function closeness_of_nan(f, a, b, rtol, atol)
+  return f.maximum(closeness(f, a, b, rtol, atol), f.mul(f.ne(a, a), f.ne(b, b)))
+end
+local function apart(f, close) return f.affine(close, -1, 1) end
+--- [whether NaN is close to NaN]
+local are_close = { [false] = formula("isclose", 2, 2, closeness), [true] = formula("isclose", 2, 2, closeness_of_nan) }
+local are_apart = {
+  [false] = formula("allclose", 2, 2, function(f, ...) return apart(f, closeness(f, ...)) end),
+  [true] = formula("allclose", 2, 2, function(f, ...) return apart(f, closeness_of_nan(f, ...)) end),
+}
 local function compare(how, reduction, a, b, rtol, atol, equal_nan)
   if not (Tensor._is_float(a) and Tensor._is_float(b)) then a, b = a:to "f64", b:to "f64" end
-  return (how(reduction, nil, false, a:detach(), b:detach(), rtol or 1e-5, atol or 1e-8, equal_nan and 1 or 0))
+  return (how[equal_nan or false](reduction, nil, false, a:detach(), b:detach(), rtol or 1e-5, atol or 1e-8))
 end
 --- Of integers: doubles have not all of 64 bits, so the difference is taken before, unless 64 bits cannot hold it.
 local function whole_close(a, b, rtol, atol)

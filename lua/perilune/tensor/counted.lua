@@ -88,7 +88,7 @@ function F.median(t, dim, keepdim)
 end
 
 --- k elements along dim from rank `first` on; of lines with a NaN it, k times.
-local function ranks(t, dim, first, k)
+function F._ranks(t, dim, first, k)
   check(C.peri_op_ranks(ptr(t), dimension(dim), first, k, out, nil))
   return (wrap(out[0]))
 end
@@ -100,7 +100,7 @@ local function quantile_of(t, sorted, dim, q)
   local at = q * (t:size(dim) - 1)
   local below = math.floor(at)
   local first = sorted and below or 0
-  local line = sorted or ranks(t, dim, below, below < at and 2 or 1)
+  local line = sorted or F._ranks(t, dim, below, below < at and 2 or 1)
   local value = F.select(line, dim, first)
   return below < at and F.lerp(value, F.select(line, dim, first + 1), at - below) or value
 end
@@ -120,7 +120,7 @@ function F.quantile(t, q, dim, keepdim)
   if line:size(along) == 0 then P.fail(("quantile: dimension %d of %s is empty"):format(along, Tensor._text(t))) end
   if type(q) == "number" then return (kept(t, quantile_of(line, nil, along, q), dim, keepdim)) end
   local list = {}
-  local sorted = #q >= SORTED_FROM and ranks(line, along, 0, line:size(along)) or nil
+  local sorted = #q >= SORTED_FROM and F._ranks(line, along, 0, line:size(along)) or nil
   for i = 1, #q do list[i] = kept(t, quantile_of(line, sorted, along, q[i]), dim, keepdim) end
   return (F.stack(list, 1))
 end
@@ -140,6 +140,7 @@ signature.check_one("", F, {
   histc = "t: tensor, bins: count?, min: number?, max: number?", count_nonzero = "t: tensor, dim: dims?",
   isin = "t: tensor, tests: tensor",
   quantile = "t: tensor, q: number_or_numbers, dim: dim?, keepdim: boolean?",
+  _ranks = "t: tensor, dim: dim, first: integer, k: count",
 })
 for _, name in ipairs { "bucketize", "unique", "bincount", "histc", "count_nonzero", "isin", "kthvalue", "median",
   "mode", "quantile" } do
