@@ -9,6 +9,7 @@
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 static void *(*heap_alloc)(size_t) = malloc;
 static void *(*heap_realloc)(void *, size_t) = realloc;
@@ -37,8 +38,15 @@ static void *own_resize(void *old, size_t size)
 
 static void own_release(void *p) { PERI__AT_BORDER("peri_host_allocator_set", own.release(p)); }
 
-/** Sizes travel in front of each block, so that accounting works under any allocator; 16 bytes keep the alignment. */
-enum { HEADER = 16 };
+/** What travels in front of each block, so that accounting works under any allocator; 16 bytes keep the alignment. */
+typedef struct front {
+    size_t size;  /* of the block */
+    size_t pages; /* bytes that were mapped for it; 0: it lies in the heap */
+} front;
+enum { HEADER = sizeof(front), PAGES_LEAST = 1 << 18 };
+_Static_assert(HEADER == 16, "blocks are aligned to 16 bytes");
+
+static inline front *front_of(void *block) { return (front *)((char *)block - HEADER); }
 
 /** A count of the whole process is the sum of two. A locked addition costs as much as ten plain ones, and a small
  *  tensor takes some twenty of them; so the first thread that counts has a part of its own, which it writes with plain
@@ -116,14 +124,19 @@ static void *no_memory(const char *func, size_t size)
 
 static bool refused(size_t size) { return peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 || peri__at_border(); }
 
-void *peri__alloc(size_t size)
+/** A block of @size bytes that begins at @f, which is new; @pages: bytes that were mapped for it. */
+static void *new_block(front *f, size_t size, size_t pages)
 {
-    char *p = refused(size) ? NULL : heap_alloc(size + HEADER);
-    if (!p) return no_memory("peri__alloc", size);
-    memcpy(p, &size, sizeof size);
+    *f = (front){size, pages};
     (void)add(&counts[BLOCKS], 1);
     count_bytes((int64_t)size);
-    return p + HEADER;
+    return (char *)f + HEADER;
+}
+
+void *peri__alloc(size_t size)
+{
+    front *f = refused(size) ? NULL : heap_alloc(size + HEADER);
+    return f ? new_block(f, size, 0) : no_memory("peri__alloc", size);
 }
 
 void *peri__alloc_zero(size_t size)
@@ -132,27 +145,48 @@ void *peri__alloc_zero(size_t size)
     return p ? memset(p, 0, size) : NULL;
 }
 
+/** Bytes of pages for a block of @size bytes. */
+static size_t pages_for(size_t size) { return (size + HEADER + 4095) & ~(size_t)4095; }
+
+static front *mapped(void *p) { return p == MAP_FAILED ? NULL : p; }
+
 void *peri__realloc(void *old, size_t size)
 {
     if (!old) return peri__alloc(size);
-    size_t before;
-    memcpy(&before, (char *)old - HEADER, sizeof before);
-    char *p = refused(size) ? NULL : heap_realloc((char *)old - HEADER, size + HEADER);
-    if (!p) return no_memory("peri__realloc", size);
-    memcpy(p, &size, sizeof size);
-    count_bytes((int64_t)size - (int64_t)before);
-    return p + HEADER;
+    const front before = *front_of(old);
+    const size_t pages = before.pages ? pages_for(size) : 0;
+    front *f = NULL;
+    if (!refused(size))
+        f = pages ? mapped(mremap(front_of(old), before.pages, pages, MREMAP_MAYMOVE))
+                  : heap_realloc(front_of(old), size + HEADER);
+    if (!f) return no_memory("peri__realloc", size);
+    *f = (front){size, pages};
+    count_bytes((int64_t)size - (int64_t)before.size);
+    return (char *)f + HEADER;
+}
+
+void *peri__realloc_pages(void *old, size_t size)
+{
+    if (size < PAGES_LEAST || own.alloc || (old && front_of(old)->pages)) return peri__realloc(old, size);
+    const size_t pages = pages_for(size);
+    front *f = refused(size) ? NULL : mapped(mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                                                  0));
+    if (!f) return no_memory("peri__realloc_pages", size);
+    char *p = new_block(f, size, pages);
+    if (old) memcpy(p, old, peri__min(size, front_of(old)->size));
+    peri__free(old);
+    return p;
 }
 
 void peri__free(void *p)
 {
     if (!p) return;
     int saved = errno;
-    size_t size;
-    memcpy(&size, (char *)p - HEADER, sizeof size);
+    front *f = front_of(p);
     (void)add(&counts[BLOCKS], -1);
-    count_bytes(-(int64_t)size);
-    heap_free((char *)p - HEADER);
+    count_bytes(-(int64_t)f->size);
+    if (f->pages) munmap(f, f->pages);
+    else heap_free(f);
     errno = saved;
 }
 

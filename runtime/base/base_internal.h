@@ -108,6 +108,10 @@ void *peri__alloc(size_t size);
 void *peri__alloc_zero(size_t size);
 /** Grow or shrink; on failure NULL and @p stays valid. */
 void *peri__realloc(void *p, size_t size);
+/** As peri__realloc, for what is large for a short time (@p NULL: a new block): from 256 KiB on the block has pages of
+ *  its own, so growing it copies nothing and leaves no holes in the heap, and freeing it gives the memory back to the
+ *  system. */
+void *peri__realloc_pages(void *p, size_t size);
 /** Release; NULL is fine. Never touches errno or the error record. */
 void peri__free(void *p);
 /** Of a variable: what it points to is freed where its scope ends.

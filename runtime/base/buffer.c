@@ -7,15 +7,25 @@
 
 #include <stdio.h>
 
-peri_status peri__grow(void **array, int64_t *room, int64_t need, size_t element)
+static peri_status grow(void **array, int64_t *room, int64_t need, size_t element, void *resize(void *, size_t))
 {
     if (need <= *room) return PERI_OK;
     int64_t more = peri__max(need, *room + *room / 2 + 16);
-    void *p = peri__realloc(*array, (size_t)more * element);
+    void *p = resize(*array, (size_t)more * element);
     if (!p) return PERI_ENOMEM;
     *array = p;
     *room = more;
     return PERI_OK;
+}
+
+peri_status peri__grow(void **array, int64_t *room, int64_t need, size_t element)
+{
+    return grow(array, room, need, element, peri__realloc);
+}
+
+peri_status peri__grow_pages(void **array, int64_t *room, int64_t need, size_t element)
+{
+    return grow(array, room, need, element, peri__realloc_pages);
 }
 
 peri_status peri__grow_one(void **array, int64_t n, size_t element)
@@ -30,7 +40,7 @@ peri_status peri__grow_one(void **array, int64_t n, size_t element)
 static bool room_for(peri__buffer *b, int64_t n)
 {
     if (b->status < 0) return false;
-    b->status = peri__grow((void **)&b->data, &b->room, b->bytes + n + 1, 1);
+    b->status = peri__grow_pages((void **)&b->data, &b->room, b->bytes + n + 1, 1);
     return b->status >= 0;
 }
 
@@ -40,6 +50,13 @@ void peri__buffer_append(peri__buffer *b, const char *text, int64_t bytes)
     memcpy(b->data + b->bytes, text, (size_t)bytes);
     b->bytes += bytes;
     b->data[b->bytes] = 0;
+}
+
+peri_status peri__buffer_put(void *b, const char *text, int64_t bytes)
+{
+    peri__buffer *to = b;
+    peri__buffer_append(to, text, bytes);
+    return to->status;
 }
 
 void peri__buffer_print(peri__buffer *b, const char *format, ...)

@@ -9,6 +9,8 @@
 
 /** Make room for @need elements of @element bytes in an array of room *@room. */
 peri_status peri__grow(void **array, int64_t *room, int64_t need, size_t element);
+/** As peri__grow, for arrays that are large for a short time (peri__realloc_pages). */
+peri_status peri__grow_pages(void **array, int64_t *room, int64_t need, size_t element);
 /** Make room for one more element in an array that has @n of them and nothing that counts its room: it gets room for 1,
  *  2, 4, 8, ... */
 peri_status peri__grow_one(void **array, int64_t n, size_t element);
@@ -26,5 +28,7 @@ void peri__buffer_print(peri__buffer *b, const char *format, ...) __attribute__(
 void peri__buffer_quote(peri__buffer *b, const char *text);
 /** Append @bytes of @text. */
 void peri__buffer_append(peri__buffer *b, const char *text, int64_t bytes);
+/** As peri__buffer_append, to the peri__buffer @b; its status. */
+peri_status peri__buffer_put(void *b, const char *text, int64_t bytes);
 
 #endif

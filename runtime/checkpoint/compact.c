@@ -81,6 +81,8 @@ static peri_status write(peri_checkpoint *c, const char *folder, const char *pat
     if (status < 0) goto out;
     status = announce(c, w);
     if (status >= 0) status = put_all(c, w, memory);
+    peri__free(memory);
+    memory = NULL;
     if (status >= 0) status = peri_checkpoint_writer_part(w, &part);
     if (status >= 0) status = peri_checkpoint_publish(folder, path, &part, 1, &config, replace, digest);
     peri_checkpoint_writer_release(w);

@@ -147,7 +147,7 @@ peri_status peri__file_load(int folder, const char *of, const char *name, int64_
     else if (s.st_size > most)
         status = peri__fail(PERI_EFORMAT, "checkpoint: '%.300s' has %lld bytes, allowed: %lld", path,
                             (long long)s.st_size, (long long)most);
-    else if (!(text = peri__alloc((size_t)s.st_size + 1))) status = PERI_ENOMEM;
+    else if (!(text = peri__realloc_pages(NULL, (size_t)s.st_size + 1))) status = PERI_ENOMEM;
     else status = peri__file_get(fd, path, text, s.st_size, 0);
     close(fd);
     if (status < 0) {

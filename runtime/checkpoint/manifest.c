@@ -19,7 +19,8 @@ void peri__manifest_fini(peri__manifest *m)
     *m = (peri__manifest){0};
 }
 
-#define GROW(m, what, n) peri__grow((void **)&(m)->what, &(m)->what##_room, (m)->n_##what + (n), sizeof *(m)->what)
+#define GROW(m, what, n)                                                                                               \
+    peri__grow_pages((void **)&(m)->what, &(m)->what##_room, (m)->n_##what + (n), sizeof *(m)->what)
 
 static peri_status add_text(peri__manifest *m, const char *text, int64_t *at)
 {
@@ -261,7 +262,7 @@ static peri_status settle_entry(peri__manifest *m, const peri__entry *e, const c
 /** Entries are sorted: make one of those of the same name, and their pieces neighbours. */
 static peri_status join(peri__manifest *m, const char *what)
 {
-    peri__stored_piece *pieces = peri__alloc((size_t)peri__max(m->n_pieces, 1) * sizeof *pieces);
+    peri__stored_piece *pieces = peri__realloc_pages(NULL, (size_t)peri__max(m->n_pieces, 1) * sizeof *pieces);
     int64_t n = 0, used = 0;
     if (!pieces) return PERI_ENOMEM;
     for (int64_t i = 0; i < m->n_entries; i++) {

@@ -142,9 +142,12 @@ peri_status peri__writer_add(peri_checkpoint_writer *writer, const peri_checkpoi
 peri_status peri__manifest_settle(peri__manifest *m, const char *what);
 /** Append what the text of a manifest says. @part: the text of one rank, which has no checksum. */
 peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what);
-/** The text of a manifest; @config NULL: a part, without values and checksum. @out new (peri__free). Sets m->digest
- *  unless it is a part. */
-peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_config *config, char **out, int64_t *bytes);
+/** Takes the next bytes of a text. */
+typedef peri_status peri__put(void *context, const char *data, int64_t bytes);
+/** Put the text of a manifest block by block; @config NULL: a part, without values and checksum. Sets m->digest unless
+ *  it is a part. */
+peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_config *config, peri__put *put,
+                                 void *context);
 /** Append what the header of safetensors file @name says: one tensor each, of one piece without a checksum.
  *  @file_bytes: of the whole file. */
 peri_status peri__safetensors_parse(peri__manifest *m, const char *name, int64_t file_bytes, const char *header,

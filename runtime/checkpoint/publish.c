@@ -16,14 +16,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/** The manifest of all ranks. */
-static peri_status join(const char *folder, const char *const *parts, int32_t n, peri__manifest *m)
+/** The manifest of all ranks. @owned (or NULL): the same parts, each of which is freed once it was read. */
+static peri_status join(const char *folder, const char *const *parts, int32_t n, char **owned, peri__manifest *m)
 {
     char what[PERI_MESSAGE_MAX];
     for (int32_t r = 0; r < n; r++) {
         if (!parts[r]) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: part %d is missing", r);
         snprintf(what, sizeof what, "peri_checkpoint_publish: part %d", r);
         PERI_TRY(peri__manifest_parse(m, parts[r], (int64_t)strlen(parts[r]), true, what));
+        if (!owned) continue;
+        peri__free(owned[r]);
+        owned[r] = NULL;
     }
     snprintf(what, sizeof what, "checkpoint in '%.300s'", folder);
     PERI_TRY(peri__manifest_settle(m, what));
@@ -32,16 +35,31 @@ static peri_status join(const char *folder, const char *const *parts, int32_t n,
     return PERI_OK;
 }
 
+/** A file that is being written. */
+typedef struct growing {
+    const char *path;
+    int fd;
+    int64_t bytes;
+} growing;
+
+static peri_status put_into(void *file, const char *data, int64_t bytes)
+{
+    growing *f = file;
+    PERI_TRY(peri__file_put(f->fd, f->path, data, bytes, f->bytes));
+    f->bytes += bytes;
+    return PERI_OK;
+}
+
 /** Write the manifest into the folder, under its name only when it is on the disk. */
-static peri_status write_manifest(const char *folder, const char *text, int64_t bytes)
+static peri_status write_manifest(const char *folder, peri__manifest *m, const peri_checkpoint_config *config)
 {
     char fresh[PATH_MAX], path[PATH_MAX];
-    int fd;
+    growing file = {.path = fresh};
     PERI_TRY(peri__path_join(folder, PERI__MANIFEST ".new", fresh));
     PERI_TRY(peri__path_join(folder, PERI__MANIFEST, path));
-    PERI_TRY(peri__file_create(fresh, &fd));
-    peri_status status = peri__file_put(fd, fresh, text, bytes, 0);
-    peri_status end = peri__file_finish(fd, fresh);
+    PERI_TRY(peri__file_create(fresh, &file.fd));
+    peri_status status = peri__manifest_print(m, config, put_into, &file);
+    peri_status end = peri__file_finish(file.fd, fresh);
     if (status >= 0) status = end;
     if (status >= 0 && rename(fresh, path) != 0) {
         int why = errno;
@@ -270,20 +288,12 @@ static peri_status check_rows(const peri__manifest *m, const peri_checkpoint_con
 
 static const peri_checkpoint_config nothing = {.size = sizeof nothing};
 
-peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
-                                    const peri_checkpoint_config *config, bool replace,
-                                    char digest[PERI_CHECKPOINT_DIGEST + 1])
+/** peri_checkpoint_publish. @owned: as for join. */
+static peri_status publish(const char *folder, const char *path, const char *const *parts, int32_t n, char **owned,
+                           const peri_checkpoint_config *config, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
     peri__manifest m = {0};
-    char *text = NULL;
-    int64_t bytes;
-    PERI_NEED(folder);
-    PERI_NEED(path);
-    PERI_NEED(parts);
-    PERI_NEED(digest);
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: %d parts, allowed: 1 or more", n);
-    if (!config) config = &nothing;
-    PERI_TAKE(peri_checkpoint_config, config);
     if (config->values) PERI_TRY(check_values(config->values));
     PERI_TRY(check_digest("parent", config->parent));
     PERI_TRY(check_digest("same_as", config->same_as));
@@ -294,15 +304,28 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
                           "and without same_as, 0 or more without a parent",
                           (long long)config->increment, config->parent ? "" : "out", config->same_as ? "" : "out");
     peri_status status = replaceable(path, replace, config);
-    if (status >= 0) status = join(folder, parts, n, &m);
+    if (status >= 0) status = join(folder, parts, n, owned, &m);
     if (status >= 0) status = check_rows(&m, config);
-    if (status >= 0) status = peri__manifest_print(&m, config, &text, &bytes);
-    if (status >= 0) status = write_manifest(folder, text, bytes);
+    if (status >= 0) status = write_manifest(folder, &m, config);
+    char own[PERI_CHECKPOINT_DIGEST + 1];
+    memcpy(own, m.digest, sizeof own);
+    peri__manifest_fini(&m); /* before the manifest of a checkpoint that is replaced is read */
     if (status >= 0) status = give_name(folder, path, replace, config);
-    if (status >= 0) memcpy(digest, m.digest, sizeof m.digest);
-    peri__free(text);
-    peri__manifest_fini(&m);
+    if (status >= 0) memcpy(digest, own, sizeof own);
     return status;
+}
+
+peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
+                                    const peri_checkpoint_config *config, bool replace,
+                                    char digest[PERI_CHECKPOINT_DIGEST + 1])
+{
+    PERI_NEED(folder);
+    PERI_NEED(path);
+    PERI_NEED(parts);
+    PERI_NEED(digest);
+    if (!config) config = &nothing;
+    PERI_TAKE(peri_checkpoint_config, config);
+    return publish(folder, path, parts, n, NULL, config, replace, digest);
 }
 
 /* -- by a thread of its own ---------------------------------------------------------------------------------------- */
@@ -318,11 +341,11 @@ struct peri_checkpoint_publishing {
     char digest[PERI_CHECKPOINT_DIGEST + 1], message[PERI_MESSAGE_MAX];
 };
 
-static void *publish(void *context)
+static void *publish_beside(void *context)
 {
     peri_checkpoint_publishing *p = context;
-    p->status = peri_checkpoint_publish(p->folder, p->path, (const char *const *)p->parts, p->n, &p->config, p->replace,
-                                        p->digest);
+    p->status = publish(p->folder, p->path, (const char *const *)p->parts, p->n, p->parts, &p->config, p->replace,
+                        p->digest);
     if (p->status < 0) snprintf(p->message, sizeof p->message, "%s", peri_error_message());
     atomic_store(&p->done, true);
     return NULL;
@@ -355,7 +378,7 @@ peri_status peri_checkpoint_publishing_new(const char *folder, const char *path,
     p->config.values = p->values;
     p->config.parent = p->parent;
     p->config.same_as = p->same_as;
-    const int why = whole ? peri__thread_start(&p->thread, publish, p) : 0;
+    const int why = whole ? peri__thread_start(&p->thread, publish_beside, p) : 0;
     p->started = whole && !why;
     if (!p->started) {
         peri_checkpoint_publishing_release(p);

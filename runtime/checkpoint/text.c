@@ -64,67 +64,104 @@ static void print_piece(const peri__manifest *m, const peri__entry *e, const per
 static const char checksum_key[] = ",\n\"checksum\":\"", checksum_end[] = "\"}\n";
 enum { CHECKSUM_BYTES = sizeof checksum_key - 1 + PERI_CHECKPOINT_DIGEST + sizeof checksum_end - 1 };
 
-static void digest_of(const void *data, int64_t bytes, char digest[PERI_CHECKPOINT_DIGEST + 1])
+static void digest_text(XXH128_hash_t h, char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
-    XXH128_hash_t h = XXH3_128bits(data, (size_t)bytes);
     snprintf(digest, PERI_CHECKPOINT_DIGEST + 1, "%016" PRIx64 "%016" PRIx64, (uint64_t)h.high64, (uint64_t)h.low64);
 }
 
-peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_config *config, char **out, int64_t *bytes)
+/** A text that is hashed and put somewhere block by block: that of a manifest of 100,000 tables has 70 MB. */
+typedef struct block_text {
+    peri__buffer b;
+    XXH3_state_t *hash;
+    peri__put *put;
+    void *context;
+} block_text;
+
+enum { TEXT_BLOCK = 1 << 16 };
+
+/** Put what has been printed so far, if it is as much as @least bytes. */
+static void flush(block_text *t, int64_t least)
 {
-    peri__buffer b = {0};
-    const char *values = config && config->values ? config->values : "{}";
-    peri__buffer_print(&b, "{\"format\":\"perilune-checkpoint\",\"version\":%d", PERI_CHECKPOINT_VERSION);
-    if (config) {
-        peri__buffer_print(&b, ",\n\"parent\":");
-        if (config->parent) peri__buffer_quote(&b, config->parent);
-        else peri__buffer_print(&b, "null");
-        if (config->increment) peri__buffer_print(&b, ",\n\"increment\":%lld", (long long)config->increment);
-        if (config->same_as) {
-            peri__buffer_print(&b, ",\n\"same_as\":");
-            peri__buffer_quote(&b, config->same_as);
-        }
-        peri__buffer_print(&b, ",\n\"values\":");
-        peri__buffer_append(&b, values, (int64_t)strlen(values));
+    if (t->b.status < 0 || t->b.bytes < least) return;
+    XXH3_128bits_update(t->hash, t->b.data, (size_t)t->b.bytes);
+    t->b.status = t->put(t->context, t->b.data, t->b.bytes);
+    t->b.bytes = 0;
+}
+
+/** What a manifest says in front of its files. */
+static void print_config(const peri_checkpoint_config *config, peri__buffer *b)
+{
+    const char *values = config->values ? config->values : "{}";
+    peri__buffer_print(b, ",\n\"parent\":");
+    if (config->parent) peri__buffer_quote(b, config->parent);
+    else peri__buffer_print(b, "null");
+    if (config->increment) peri__buffer_print(b, ",\n\"increment\":%lld", (long long)config->increment);
+    if (config->same_as) {
+        peri__buffer_print(b, ",\n\"same_as\":");
+        peri__buffer_quote(b, config->same_as);
     }
-    peri__buffer_print(&b, ",\n\"files\":[");
+    peri__buffer_print(b, ",\n\"values\":");
+    peri__buffer_append(b, values, (int64_t)strlen(values));
+}
+
+static void print_file(const peri__manifest *m, const peri__file *f, peri__buffer *b)
+{
+    peri__buffer_print(b, "\n{\"name\":");
+    peri__buffer_quote(b, peri__manifest_text(m, f->name));
+    peri__buffer_print(b, ",\"bytes\":%lld", (long long)f->bytes);
+    if (f->header)
+        peri__buffer_print(b, ",\"header\":%lld,\"xxh3\":\"%016" PRIx64 "\"", (long long)f->header, f->checksum);
+    peri__buffer_print(b, "}");
+}
+
+static void print_entry(const peri__manifest *m, const peri__entry *e, block_text *t)
+{
+    peri__buffer *b = &t->b;
+    peri__buffer_print(b, "\n{\"name\":");
+    peri__buffer_quote(b, peri__entry_name(m, e));
+    peri__buffer_print(b, ",\"dtype\":\"%s\",\"shape\":", dtypes[e->dtype]);
+    print_numbers(b, peri__entry_shape(m, e), e->ndim);
+    peri__buffer_print(b, ",\"pieces\":[");
+    for (int64_t k = 0; k < e->n_pieces; k++) {
+        if (k) peri__buffer_print(b, ",");
+        print_piece(m, e, &m->pieces[e->first_piece + k], b);
+        flush(t, TEXT_BLOCK);
+    }
+    peri__buffer_print(b, "]}");
+}
+
+peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_config *config, peri__put *put, void *context)
+{
+    block_text t = {.hash = XXH3_createState(), .put = put, .context = context};
+    peri__buffer *b = &t.b;
+    if (!t.hash) return peri__fail(PERI_ENOMEM, "checkpoint: no memory for a hash");
+    XXH3_128bits_reset(t.hash);
+    peri__buffer_print(b, "{\"format\":\"perilune-checkpoint\",\"version\":%d", PERI_CHECKPOINT_VERSION);
+    if (config) print_config(config, b);
+    peri__buffer_print(b, ",\n\"files\":[");
     for (int64_t f = 0; f < m->n_files; f++) {
-        peri__buffer_print(&b, "%s\n{\"name\":", f ? "," : "");
-        peri__buffer_quote(&b, peri__manifest_text(m, m->files[f].name));
-        peri__buffer_print(&b, ",\"bytes\":%lld", (long long)m->files[f].bytes);
-        if (m->files[f].header)
-            peri__buffer_print(&b, ",\"header\":%lld,\"xxh3\":\"%016" PRIx64 "\"", (long long)m->files[f].header,
-                               m->files[f].checksum);
-        peri__buffer_print(&b, "}");
+        if (f) peri__buffer_print(b, ",");
+        print_file(m, &m->files[f], b);
+        flush(&t, TEXT_BLOCK);
     }
-    peri__buffer_print(&b, "],\n\"tensors\":[");
+    peri__buffer_print(b, "],\n\"tensors\":[");
     for (int64_t i = 0; i < m->n_entries; i++) {
-        const peri__entry *e = &m->entries[i];
-        peri__buffer_print(&b, "%s\n{\"name\":", i ? "," : "");
-        peri__buffer_quote(&b, peri__entry_name(m, e));
-        peri__buffer_print(&b, ",\"dtype\":\"%s\",\"shape\":", dtypes[e->dtype]);
-        print_numbers(&b, peri__entry_shape(m, e), e->ndim);
-        peri__buffer_print(&b, ",\"pieces\":[");
-        for (int64_t k = 0; k < e->n_pieces; k++) {
-            if (k) peri__buffer_print(&b, ",");
-            print_piece(m, e, &m->pieces[e->first_piece + k], &b);
-        }
-        peri__buffer_print(&b, "]}");
+        if (i) peri__buffer_print(b, ",");
+        print_entry(m, &m->entries[i], &t);
+        flush(&t, TEXT_BLOCK);
     }
-    peri__buffer_print(&b, "]");
+    peri__buffer_print(b, "]");
+    flush(&t, 1);
     if (config) {
-        digest_of(b.data, b.bytes, m->digest);
-        peri__buffer_print(&b, "%s%s%s", checksum_key, m->digest, checksum_end);
+        digest_text(XXH3_128bits_digest(t.hash), m->digest);
+        peri__buffer_print(b, "%s%s%s", checksum_key, m->digest, checksum_end);
     } else {
-        peri__buffer_print(&b, "}\n");
+        peri__buffer_print(b, "}\n");
     }
-    if (b.status < 0) {
-        peri__free(b.data);
-        return b.status;
-    }
-    *out = b.data;
-    *bytes = b.bytes;
-    return PERI_OK;
+    flush(&t, 1);
+    XXH3_freeState(t.hash);
+    peri__free(b->data);
+    return b->status;
 }
 
 /* -- parsing ------------------------------------------------------------------------------------------------------- */
@@ -338,7 +375,7 @@ static peri_status check_end(peri__manifest *m, const char *text, int64_t bytes,
                           "changed by hand", what);
     memcpy(m->digest, sum, PERI_CHECKPOINT_DIGEST);
     m->digest[PERI_CHECKPOINT_DIGEST] = 0;
-    digest_of(text, at, own);
+    digest_text(XXH3_128bits(text, (size_t)at), own);
     if (memcmp(own, m->digest, sizeof own) == 0) return PERI_OK;
     return peri__fail(PERI_EFORMAT, "%s: its manifest.json is damaged: its checksum is %.32s, that of its bytes %s",
                       what, m->digest, own);

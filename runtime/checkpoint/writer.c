@@ -572,12 +572,17 @@ peri_status peri_checkpoint_writer_test(peri_checkpoint_writer *w)
 
 peri_status peri_checkpoint_writer_finish(peri_checkpoint_writer *w)
 {
-    int64_t bytes;
+    peri__buffer text = {0};
     PERI_NEED(w);
     PERI_TRY(end_files(w, "peri_checkpoint_writer_finish"));
     PERI_TRY(spend(w, peri__io_wait(w->io, w->last)));
     free_ring(w); /* before the text, which is as long as there are pieces, and has all that the manifest has */
-    PERI_TRY(spend(w, peri__manifest_print(&w->m, NULL, &w->part, &bytes)));
+    peri_status status = spend(w, peri__manifest_print(&w->m, NULL, peri__buffer_put, &text));
+    if (status < 0) {
+        peri__free(text.data);
+        return status;
+    }
+    w->part = text.data;
     w->finished = true;
     peri__manifest_fini(&w->m);
     return PERI_OK;

@@ -45,22 +45,22 @@ static void check_pieces(const peri__manifest *m)
 static void check_again(peri__manifest *m)
 {
     peri__manifest again = {0};
-    char *text, *other;
-    int64_t length, other_length;
+    peri__buffer text = {0}, other = {0};
     const peri_checkpoint_config facts = {.size = sizeof facts,
                                          .values = m->values,
                                          .parent = *m->parent ? m->parent : NULL,
                                          .increment = m->increment,
                                          .same_as = *m->same_as ? m->same_as : NULL};
-    require(peri__manifest_print(m, &facts, &text, &length) >= 0, "what was read cannot be printed");
-    require(peri__manifest_parse(&again, text, length, false, "fuzz") >= 0 &&
+    require(peri__manifest_print(m, &facts, peri__buffer_put, &text) >= 0, "what was read cannot be printed");
+    require(peri__manifest_parse(&again, text.data, text.bytes, false, "fuzz") >= 0 &&
                 peri__manifest_settle(&again, "fuzz") >= 0,
             "what was printed cannot be read");
-    require(peri__manifest_print(&again, &facts, &other, &other_length) >= 0, "what was read again cannot be printed");
-    require(length == other_length && memcmp(text, other, (size_t)length) == 0,
+    require(peri__manifest_print(&again, &facts, peri__buffer_put, &other) >= 0,
+            "what was read again cannot be printed");
+    require(text.bytes == other.bytes && memcmp(text.data, other.data, (size_t)text.bytes) == 0,
             "what was read again is something else");
-    peri__free(text);
-    peri__free(other);
+    peri__free(text.data);
+    peri__free(other.data);
     peri__manifest_fini(&again);
 }
 

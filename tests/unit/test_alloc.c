@@ -25,7 +25,35 @@ static void host_free(void *p)
     free(p);
 }
 
-/** Runs first: nothing is allocated yet. */
+/** Runs before the program's own allocator is set, which gets all blocks. Sizes around 256 KiB, up and down: the bytes
+ *  stay, and are counted. */
+static void blocks_of_pages_of_their_own_grow_and_shrink(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1000, 262143, 262144, 5000000, 262145, 100, 3 << 20};
+    const int64_t before = peri_mem_live();
+    unsigned char *p = NULL;
+    int64_t had = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        p = peri__realloc_pages(p, (size_t)sizes[i]);
+        assert_non_null(p);
+        assert_int_equal((uintptr_t)p % 16, 0);
+        assert_int_equal(peri_mem_live(), before + sizes[i]);
+        for (int64_t k = 0; k < peri__min(had, sizes[i]); k++) assert_int_equal(p[k], k * 7 % 251);
+        for (int64_t k = 0; k < sizes[i]; k++) p[k] = (unsigned char)(k * 7 % 251);
+        had = sizes[i];
+    }
+    assert_ok(peri_fault_arm("alloc", 1));
+    assert_null(peri__realloc_pages(p, 4 << 20));
+    assert_int_equal(peri_error_status(), PERI_ENOMEM);
+    assert_int_equal(p[had - 1], (had - 1) * 7 % 251);
+    p = peri__realloc(p, 2 << 20);
+    assert_int_equal(p[1 << 20], (1 << 20) * 7 % 251);
+    peri__free(p);
+    assert_int_equal(peri_mem_live(), before);
+}
+
+/** Runs before all that allocates for good: nothing is allocated yet. */
 static void a_host_may_lend_its_allocator_before_first_use(void **state)
 {
     (void)state;
@@ -186,6 +214,7 @@ static void fault_points_are_checked(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(blocks_of_pages_of_their_own_grow_and_shrink),
     cmocka_unit_test(a_host_may_lend_its_allocator_before_first_use),
     cmocka_unit_test(bytes_are_counted),
     cmocka_unit_test(debt_is_asked_once),
