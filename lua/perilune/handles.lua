@@ -34,10 +34,10 @@ function M.sparing(f, ...)
   sparing = sparing + 1
   if sparing == 1 then
     local share = math.min(100, math.ceil(100 * GARBAGE / collectgarbage "count"))
-    if share < 100 then collectgarbage() end
     pause = collectgarbage("setpause", 200)
     collectgarbage("setpause", math.min(pause, 100 + share))
     stepmul = collectgarbage("setstepmul", 1000) -- a cycle ends before much garbage has come meanwhile
+    if share < 100 then collectgarbage("step", 0) end -- begin a cycle, which goes on as garbage comes
   end
   return spared(xpcall(f, locate, ...))
 end

@@ -99,12 +99,12 @@ function M.to_first(group, func, value, arrive)
   local lengths = arrive(group:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu"))):to_list()
   local send, receive = {}, {}
   for r = 1, n do send[r], receive[r] = r == 1 and #bytes or 0, first and lengths[r] or 0 end
-  local buffer, total = arrive(group:all_to_all_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), send,
+  local buffer = arrive(group:all_to_all_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), send,
     receive)):read()
   if not first then return nil end
-  local all, list, at = ffi.string(buffer, total), {}, 1
+  local list, at = {}, ffi.cast("const char *", buffer)
   for r = 1, n do
-    list[r] = serial.decode(all:sub(at, at + lengths[r] - 1), func)
+    list[r] = serial.decode(ffi.string(at, lengths[r]), func)
     at = at + lengths[r]
   end
   return list
