@@ -34,6 +34,18 @@ local function whole_metadata(shape)
   return { shard_offsets = util.map(shape, function() return 0 end), shard_sizes = shape }
 end
 
+--- The shard that a piece of a ShardedTensor is.
+local function shard_of(p)
+  local _, own = p.of:_layout()
+  return own[p.k]
+end
+
+--- The tensor with the elements of a piece; nil: they are read block by block, see M.whole.
+function M.tensor_of(p)
+  if p.tensor then return p.tensor end
+  return (p.shard or p.of and shard_of(p) or {}).tensor
+end
+
 --- All of a piece, in a table of its own: what M.piece says, and dtype, shape, offset, size, columns, and of a shard
 --- shard and device.
 function M.whole(p)
@@ -41,8 +53,7 @@ function M.whole(p)
   local x = util.copy(p)
   if p.tensor then M.piece(p.name, p.tensor:dtype(), p.tensor:shape(), whole_metadata(p.tensor:shape()), x)
   else
-    local _, own = p.of:_layout()
-    x.shard, x.device = own[p.k], p.of._device
+    x.shard, x.device = shard_of(p), p.of._device
     M.piece(p.name, p.of:dtype(), p.of:size(), x.shard.metadata, x)
   end
   return x

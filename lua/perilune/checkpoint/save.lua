@@ -74,13 +74,12 @@ local function put_listed(writer, p)
 end
 
 local function put(writer, p)
+  local tensor = not p.each and not p.rows and pieces_of.tensor_of(p)
+  if tensor then return check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(tensor))) end
   p = pieces_of.whole(p)
   if p.each then
-    return p.each(function(block) check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(block))) end)
-  end
-  if p.rows then return put_listed(writer, p) end
-  local tensor = p.tensor or p.shard.tensor
-  if tensor then check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(tensor)))
+    p.each(function(block) check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(block))) end)
+  elseif p.rows then put_listed(writer, p)
   else put_rows(writer, p) end
 end
 
@@ -258,7 +257,7 @@ local function facts_of(s)
 end
 
 --- Join the parts of all ranks to the checkpoint: its digest. pause (or nil): called as long as it goes on, which takes
---- no time of this thread then.
+--- no time of this thread then, and `all`, of which the thread has copies, is emptied.
 local function publish(s, all, pause)
   local list, digest = ffi.new("const char *[?]", #all), ffi.new "char[33]"
   for i, part in ipairs(all) do list[i - 1] = part end
@@ -269,6 +268,8 @@ local function publish(s, all, pause)
   end
   check(C.peri_checkpoint_publishing_new(s.folder, s.path, list, #all, facts, s.a.replace, publishing_out))
   local handle = wrap_publishing(publishing_out[0])
+  for i in ipairs(all) do all[i] = nil end
+  s.text = nil
   while check(C.peri_checkpoint_publishing_test(handle.ptr, digest)) == C.PERI_PENDING do pause() end
   handle:release()
   return ffi.string(digest)

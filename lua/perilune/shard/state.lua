@@ -30,27 +30,16 @@ local places = {
   scalar = function() return { 0 }, { 1 } end,
 }
 
+local placements = setmetatable({}, { __index = function(list, rank)
+  list[rank] = "rank:" .. rank
+  return list[rank]
+end })
+
 local function metadata_of(t, s, geometry)
   local offsets, lengths = places[geometry](s)
-  local m = { shard_offsets = offsets, shard_sizes = lengths, placement = "rank:" .. s.rank }
+  local m = { shard_offsets = offsets, shard_sizes = lengths, placement = placements[s.rank] }
   if geometry == "row" and s.cols ~= t.embedding_dim then m.columns = { s.col_offset, s.cols, t.embedding_dim } end
   return m
-end
-
---- Shards of all ranks that hold something. Those of the last table are kept: who asks for one state of a table often
---- asks for the next one, too.
-local function shards_of(module, t)
-  local entry, known = module.plan.tables[t.name], rawget(module, "_shards")
-  if not known then
-    known = setmetatable({ env = ShardingEnv.from_process_group(module.group) }, {})
-    rawset(module, "_shards", known) -- a metatable: no place to look for parameters
-  end
-  if known.entry == entry and known.t == t then return known.list end
-  known.entry, known.t, known.list = entry, t, {}
-  for _, s in ipairs(entry:shards(t, known.env)) do
-    if s.rows > 0 and s.cols > 0 then known.list[#known.list + 1] = s end
-  end
-  return known.list
 end
 
 --- The pieces of a table on this rank: a list. They are listed once.
@@ -67,6 +56,26 @@ local function local_pieces(module, t)
     end
   end
   return module._pieces[t.name] or none
+end
+
+--- Shards of all ranks that hold something. A piece of this rank that is a whole table is the only one: the plan is not
+--- asked. Of other tables those of the last one are kept: who asks for one state of a table often asks for the next one,
+--- too.
+local function shards_of(module, t)
+  local only, entry, known = local_pieces(module, t)[1], module.plan.tables[t.name], rawget(module, "_shards")
+  if only and not only.replica and only.rows == t.num_embeddings and only.cols == t.embedding_dim then
+    return { only }
+  end
+  if not known then
+    known = setmetatable({ env = ShardingEnv.from_process_group(module.group) }, {})
+    rawset(module, "_shards", known) -- a metatable: no place to look for parameters
+  end
+  if known.entry == entry and known.t == t then return known.list end
+  known.entry, known.t, known.list = entry, t, {}
+  for _, s in ipairs(entry:shards(t, known.env)) do
+    if s.rows > 0 and s.cols > 0 then known.list[#known.list + 1] = s end
+  end
+  return known.list
 end
 
 --- The piece of this rank that is shard `s`; nil: it is another rank's.
