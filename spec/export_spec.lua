@@ -336,6 +336,29 @@ describe("a model file", function()
     assert.is_nil(io.open(path):read "*a":match "PERIMODL")
   end)
 
+  it("has no table whose numbers the dtype cannot hold, looked up or not, and chooses none for its size", function()
+    local model = dlrm {}
+    local small, big = batch(40, 3), model.model.sparse_arch.embedding_bag_collection
+    local seen = peri.util.index_of(small.sparse_features:values():to_list())
+    local row = 0
+    while seen[row] do row = row + 1 end
+    local element = big:weight("t_c"):detach():slice(1, row, row + 1):slice(2, 5, 6)
+    -- by dtype: a number that fits, and one that does not
+    for dtype, x in peri.util.ordered { f16 = { 65519, 65520 }, bf16 = { 3.38e38, 3.4e38 }, fp8 = { 240, 241 },
+      int8 = { 3e38, 1 / 0 }, int4 = { 5e5, 1e6 }, int8_half = { 1e7, 2e7 } } do
+      element:fill(x[1])
+      export(model, { batches = { small }, tables = { t_c = dtype } })
+      element:fill(x[2])
+      assert.error_matches(function() export(model, { batches = { small }, tables = { t_c = dtype } }) end,
+        ("export: table 't_c' has.* at row %d, .*%s cannot hold; allowed: .*"):format(row, dtype))
+    end
+    element:fill(1e6) -- of the dtypes that a size may choose, int8 alone holds it
+    export(model, { batches = { small } })
+    local function size() return assert(io.open(path)):seek "end" end
+    local _, file = export(model, { batches = { small }, size = size() - 1400, allowed_ne = 1 })
+    assert.equal("int8", file:tables()[3].dtype)
+  end)
+
   --- The model is refused with these words, and a line of forward, or of `at`, which it calls.
   local function refused(words, forward, at)
     local Model = nn.Module:extend "Model"

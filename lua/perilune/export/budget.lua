@@ -190,7 +190,7 @@ local function options_of(p, batches)
     local list = { [t.dtype] = { bytes = own, loss = 0 } }
     for _, dtype in ipairs(numbers[t.dtype] and CANDIDATES or {}) do
       local bytes = t.rows * file.row_bytes(dtype, t.columns)
-      if bytes < own then
+      if bytes < own and not file.refusal(tables[i], dtype) then
         local rounded = util.copy(tables)
         rounded[i] = util.copy(tables[i])
         rounded[i].dtype = dtype
@@ -229,8 +229,11 @@ function M.choose(func, p)
       P.fail(("%s: size %d bytes, but with all tables as small as can be the file has some %d"):format(func, p.size,
         bytes + p.size - most))
     end
-    bytes = bytes - options[i][now[i]].bytes + options[i][dtype].bytes
-    now[i] = dtype
+    if file.refusal(p.tables[i], dtype) then options[i][dtype] = nil -- rows that the samples have not
+    else
+      bytes = bytes - options[i][now[i]].bytes + options[i][dtype].bytes
+      now[i] = dtype
+    end
   end
   local lines = {}
   for i, t in ipairs(p.tables) do

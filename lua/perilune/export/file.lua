@@ -4,6 +4,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local config = require "perilune.embed.config"
+local narrow = require "perilune.tensor.narrow"
 local Formulas = require "perilune.export.formulas"
 local Tensor = require "perilune.tensor"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
@@ -63,6 +64,29 @@ local function encoded(rows, dtype)
   return Tensor.wrap(out[0])
 end
 
+local FP8_MOST = 240 -- a larger number would become this one
+
+--- Why rows of a table, the first of which is row `first`, cannot be `dtype`, in words; nil: they can. made: the rows
+--- as they lie in the file. Rows of bytes hold finite numbers only.
+local function lost(rows, dtype, made, first)
+  if not row_formats[dtype] then
+    return narrow.may_lose(dtype, rows:dtype())
+      and narrow.refusal(rows, dtype, function(i) return first + i end, 0) or nil
+  end
+  if rows:dtype() == "u8" then return nil end -- as they are
+  check(C.peri_row_format_of(row_formats[dtype], format))
+  check(C.peri_quantize_restore(Tensor.ptr(made), format, rows:size(2), C.PERI_F32, out))
+  local bad = (Tensor.wrap(out[0]) - rows):isfinite():logical_not()
+  if dtype == "fp8" then bad = bad:logical_or(rows:abs():gt(FP8_MOST)) end
+  local places = bad:reshape(-1):nonzero():reshape(-1)
+  if places:numel() == 0 then return nil end
+  local row = math.floor(tonumber(places:item(0)) / rows:size(2))
+  local numbers = rows:slice(1, row, row + 1)
+  return ("has, at row %d, numbers from %.9g to %.9g, which rows of %s cannot hold; allowed: finite numbers%s"):format(
+    first + row, numbers:amin():item(), numbers:amax():item(), dtype,
+    dtype == "fp8" and ", -240..240" or " whose range is not too large")
+end
+
 local bytes = ffi.new "int64_t[1]"
 --- Bytes of a row of n numbers of a dtype of tables.
 function M.row_bytes(dtype, n)
@@ -74,8 +98,8 @@ end
 
 local BLOCK_BYTES = 16 * 2 ^ 20
 
---- Call f(tensor) with blocks of a table's rows, in their order. weight: a function(row, n) -> tensor, a tensor, or a
---- ShardedTensor, which is collective, and then f is called on all ranks.
+--- Call f(tensor, first row) with blocks of a table's rows, in their order. weight: a function(row, n) -> tensor, a
+--- tensor, or a ShardedTensor, which is collective, and then f is called on all ranks.
 local function by_rows(weight, rows, columns, f)
   local whole = ShardedTensor.is(weight) and weight:gather() or Tensor.is(weight) and weight or nil
   local step = math.max(1, math.floor(BLOCK_BYTES / (4 * columns)))
@@ -83,9 +107,18 @@ local function by_rows(weight, rows, columns, f)
     local n = math.min(step, rows - from)
     P.scope(function()
       local block = whole and whole:slice(1, from, from + n) or weight(from, n)
-      f(block:detach():to(nil, "cpu"):contiguous())
+      f(block:detach():to(nil, "cpu"):contiguous(), from)
     end)
   end
+end
+
+--- Why a table (an entry of M.write's `tables`) cannot be `dtype`, in words; nil: it can. Reads all of it.
+function M.refusal(t, dtype)
+  local why
+  by_rows(t.weight, t.rows, t.columns, function(block, first)
+    why = why or lost(block, dtype, not why and encoded(block, dtype), first)
+  end)
+  return why
 end
 
 -- -- writing ----------------------------------------------------------------------------------------------------------
@@ -220,12 +253,17 @@ function Writer:matrix(p)
   return section
 end
 
---- A table (see by_rows) in `dtype`. source: name of its tensor in the model's state; items: the constant that its rows
---- are, as origin_of takes it.
-function Writer:table(weight, rows, columns, dtype, source, items)
+--- The table `name` (see by_rows) in `dtype`. source: name of its tensor in the model's state; items: the constant that
+--- its rows are, as origin_of takes it.
+function Writer:table(name, weight, rows, columns, dtype, source, items)
   local section = self:begin(source and { source = source } or items and self:origin_of(items, items.used, true,
     true))
-  by_rows(weight, rows, columns, function(block) self:put(encoded(block, dtype)) end)
+  by_rows(weight, rows, columns, function(block, first)
+    local made = encoded(block, dtype)
+    local why = lost(block, dtype, made, first)
+    if why then P.fail(("export: table '%s' %s; or another dtype for it in `tables`"):format(name, why)) end
+    self:put(made)
+  end)
   return section
 end
 
@@ -347,7 +385,7 @@ function M.write(p)
   local w = p.writer
   local tables = util.map(p.tables, function(t)
     return object({ "name", t.name }, { "dtype", t.dtype }, { "rows", t.rows }, { "columns", t.columns },
-      { "section", w:table(t.weight, t.rows, t.columns, t.dtype, t.source, t.items) })
+      { "section", w:table(t.name, t.weight, t.rows, t.columns, t.dtype, t.source, t.items) })
   end)
   local maps = util.map(p.maps, function(map) return w:map(map) end)
   local values, operations, outputs = body(w, p)
