@@ -155,6 +155,13 @@ peri_status peri__allocator_set(void *(*alloc)(size_t), void *(*realloc)(void *,
 typedef atomic_int_least32_t peri__refs;
 static inline void peri__refs_init(peri__refs *refs) { atomic_init(refs, 1); }
 static inline void peri__refs_add(peri__refs *refs) { atomic_fetch_add_explicit(refs, 1, memory_order_relaxed); }
+/** Add a reference, unless the last one has gone already: then false. */
+static inline bool peri__refs_try(peri__refs *refs)
+{
+    int32_t n = atomic_load(refs);
+    while (n > 0 && !atomic_compare_exchange_weak(refs, &n, n + 1)) {}
+    return n > 0;
+}
 /** True when the last reference went. A function of the program's gives none up (border.h). */
 static inline bool peri__refs_drop(peri__refs *refs)
 {

@@ -449,7 +449,8 @@ static peri_status part_seen(const peri_checkpoint_state *s, int64_t i, peri__na
     return *before ? PERI_OK : peri__names_add(seen, text, i);
 }
 
-/** Each part, once: "model":{}. @modules: only those with tables. */
+/** Write the parts of @s, each once, as members of an object: "model":{},"ema":{}. @modules: only those that have
+ *  modules with tables. */
 static void print_parts(peri__buffer *b, const peri_checkpoint_state *s, bool modules)
 {
     peri__names seen = {0};

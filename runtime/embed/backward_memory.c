@@ -5,8 +5,8 @@
  */
 #include "row_watch.h"
 
-/** A pass changes counters, averages and rows one after the other: either all of it can be computed, or nothing is
- *  begun. */
+/** An error if the device lacks one of the operations that the backward pass and the optimizer of @tbe need. It is
+ *  asked before the pass begins, which changes counters, averages and rows one after the other and takes none back. */
 static peri_status need_update(const peri_tbe *tbe, bool grad_weights)
 {
     static const char f[] = "peri_tbe_backward";

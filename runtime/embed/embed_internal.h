@@ -295,6 +295,8 @@ int64_t peri__state_offset(const peri_tbe *tbe, const peri__state *state, int64_
 void *peri__state_data(const peri_tbe *tbe, int32_t which);
 /** How many tensors of the size of the weights a table batch has. */
 double peri__tbe_copies(const peri_tbe_optimizer_config *optimizer);
+/** PERI_ERANGE unless @tbe has a table number @table. */
+peri_status peri__tbe_check_table(const char *function, const peri_tbe *tbe, int64_t table);
 /** The flat tensors as parts of records, in the order of peri_tbe_state_name. Returns their number. */
 int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS]);
 /** What collections call the data type of a table whose rows are stored so: both 8-bit ones are "INT8". */

@@ -162,7 +162,7 @@ static peri_status mark_list(const peri_tbe *tbe, const peri__row_change *c, per
     return status;
 }
 
-/** Rows of tables behind a cache: the bits are the host's. */
+/** Set the bits of the rows of @c on the host, where the bitmap lies for tables behind a cache. */
 static void mark_here(const peri_tbe *tbe, const peri__row_change *c, const peri_k_tbe_mark_args *args)
 {
     const int64_t first = peri__first_row(tbe, c->table) + (c->form == PERI__ROWS_RANGE ? c->first : 0);

@@ -25,7 +25,7 @@ static peri_status state_index(const char *function, const peri_tbe *tbe, int64_
                       tbe->tables[table].name, name, known);
 }
 
-static peri_status check_table_index(const char *function, const peri_tbe *tbe, int64_t table)
+peri_status peri__tbe_check_table(const char *function, const peri_tbe *tbe, int64_t table)
 {
     if (table >= 0 && table < tbe->n_tables) return PERI_OK;
     return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table,
@@ -35,7 +35,7 @@ static peri_status check_table_index(const char *function, const peri_tbe *tbe, 
 peri_status peri_tbe_table(const peri_tbe *tbe, int64_t table, peri_table_config *out)
 {
     PERI_NEED(tbe);
-    PERI_TRY(check_table_index("peri_tbe_table", tbe, table));
+    PERI_TRY(peri__tbe_check_table("peri_tbe_table", tbe, table));
     peri_table_config now = tbe->tables[table].config;
     now.name = tbe->tables[table].name;
     return PERI_GIVE(peri_table_config, out, &now);
@@ -45,7 +45,7 @@ peri_status peri_tbe_table(const peri_tbe *tbe, int64_t table, peri_table_config
 static peri_status view_of(const char *function, peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out)
 {
     int32_t i;
-    PERI_TRY(check_table_index(function, tbe, table));
+    PERI_TRY(peri__tbe_check_table(function, tbe, table));
     PERI_TRY(state_index(function, tbe, table, name, &i));
     bool rows = peri__has_rows(tbe->state[i].geometry);
     if (rows && !tbe->store->whole)
@@ -71,7 +71,7 @@ int32_t peri_tbe_state_shape(const peri_tbe *tbe, int64_t table, const char *nam
     PERI_NEED(tbe);
     PERI_NEED(name);
     PERI_NEED(shape);
-    PERI_TRY(check_table_index("peri_tbe_state_shape", tbe, table));
+    PERI_TRY(peri__tbe_check_table("peri_tbe_state_shape", tbe, table));
     PERI_TRY(state_index("peri_tbe_state_shape", tbe, table, name, &i));
     int64_t rows = tbe->tables[table].config.rows, cols = tbe->layout[table].cols;
     int32_t geometry = tbe->state[i].geometry;
@@ -94,7 +94,7 @@ peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
 {
     PERI_NEED(tbe);
     PERI_NEED(out);
-    PERI_TRY(check_table_index("peri_tbe_leaf", tbe, table));
+    PERI_TRY(peri__tbe_check_table("peri_tbe_leaf", tbe, table));
     if (tbe->optimizer.kind != PERI_TBE_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is trained by its fused optimizer %s, it has no leaf",
                           tbe->tables[table].name, peri__optimizer_kind_of(tbe->optimizer.kind)->name);
@@ -122,7 +122,7 @@ peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
 /** A call alone on a table's weights or state @name, which is state number *part. */
 static peri_status enter_part(const char *function, peri_tbe *tbe, int64_t table, const char *name, int32_t *part)
 {
-    PERI_TRY(check_table_index(function, tbe, table));
+    PERI_TRY(peri__tbe_check_table(function, tbe, table));
     PERI_TRY(state_index(function, tbe, table, name, part));
     return peri__tbe_enter(tbe, true);
 }
@@ -189,8 +189,6 @@ peri_status peri_tbe_iteration_set(peri_tbe *tbe, int64_t iteration)
     return PERI_OK;
 }
 
-static int64_t bytes_of(const peri_tensor *t) { return t ? peri__numel(t) * peri_dtype_size(t->dtype) : 0; }
-
 peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
 {
     PERI_NEED(tbe);
@@ -206,14 +204,14 @@ peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
                           .bad_ids =
                               counts[PERI__TBE_COUNT_BAD_IDS] + (tbe->store->bad_ids ? tbe->store->bad_ids(tbe) : 0),
                           .bad_bags = counts[PERI__TBE_COUNT_BAD_BAGS],
-                          .weight_bytes = bytes_of(tbe->weight)};
-    for (int32_t i = 1; i < tbe->n_states; i++) now.state_bytes += bytes_of(tbe->state[i].flat);
-    for (int i = 0; i < PERI__TBE_WORKSPACES; i++) now.workspace_bytes += bytes_of(tbe->workspace[i]);
+                          .weight_bytes = peri__tensor_bytes(tbe->weight)};
+    for (int32_t i = 1; i < tbe->n_states; i++) now.state_bytes += peri__tensor_bytes(tbe->state[i].flat);
+    for (int i = 0; i < PERI__TBE_WORKSPACES; i++) now.workspace_bytes += peri__tensor_bytes(tbe->workspace[i]);
     pthread_mutex_lock(&tbe->small);
     for (const peri_tbe_batch *b = tbe->idle; b; b = b->next)
-        now.workspace_bytes += bytes_of(b->spans) + bytes_of(b->report);
+        now.workspace_bytes += peri__tensor_bytes(b->spans) + peri__tensor_bytes(b->report);
     for (const peri__sorted *r = tbe->idle_sorted; r; r = r->next)
-        for (int i = 0; i < PERI__SORT_ROOMS; i++) now.workspace_bytes += bytes_of(r->room[i]);
+        for (int i = 0; i < PERI__SORT_ROOMS; i++) now.workspace_bytes += peri__tensor_bytes(r->room[i]);
     pthread_mutex_unlock(&tbe->small);
     return PERI_GIVE(peri_tbe_stats, out, &now);
 }

@@ -44,18 +44,11 @@ peri_status peri_tbe_flush(peri_tbe *tbe)
     return peri_tbe_flush_commit(tbe, info.number + 1, peri_flush_stamp());
 }
 
-static peri_status check_table(const char *function, const peri_tbe *tbe, int64_t table)
-{
-    if (table >= 0 && table < tbe->n_tables) return PERI_OK;
-    return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table,
-                      (long long)tbe->n_tables - 1);
-}
-
 peri_status peri_tbe_table_file(const peri_tbe *tbe, int64_t table, peri_table_file *out)
 {
     PERI_NEED(tbe);
     PERI_NEED(out);
-    PERI_TRY(check_table("peri_tbe_table_file", tbe, table));
+    PERI_TRY(peri__tbe_check_table("peri_tbe_table_file", tbe, table));
     *out = (peri_table_file){0};
     if (tbe->store->table_file) tbe->store->table_file(tbe, table, out);
     return PERI_OK;
@@ -65,7 +58,7 @@ peri_status peri_tbe_ids_mark_set(peri_tbe *tbe, int64_t table, const peri_ids_m
 {
     PERI_NEED(tbe);
     PERI_NEED(mark);
-    PERI_TRY(check_table("peri_tbe_ids_mark_set", tbe, table));
+    PERI_TRY(peri__tbe_check_table("peri_tbe_ids_mark_set", tbe, table));
     if (!tbe->tables[table].config.raw_ids || mark->sum == 0)
         return peri__fail(PERI_EINVAL,
                           "peri_tbe_ids_mark_set: table '%s' %s raw_ids, and sum is %llu; allowed: with raw_ids, not 0",

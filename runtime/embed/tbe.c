@@ -132,14 +132,12 @@ static peri_status check_table(const peri_table_config *t, int64_t i)
     return PERI_OK;
 }
 
-static bool small_float(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F16 || dtype == PERI_BF16; }
-
 static peri_status check_dtypes(const peri_tbe_config *c)
 {
-    if (!small_float(c->dtype) && !peri__tbe_bytes(c->dtype))
+    if (!peri__small_float(c->dtype) && !peri__tbe_bytes(c->dtype))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: weights of dtype %s (%d), allowed: f32, f16, bf16, rows of bytes",
                           peri_dtype_name(c->dtype), c->dtype);
-    if (c->output_dtype && !small_float(c->output_dtype))
+    if (c->output_dtype && !peri__small_float(c->output_dtype))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: output_dtype %s, allowed: f32, f16, bf16",
                           peri_dtype_name(c->output_dtype));
     if (!peri__tbe_bytes(c->dtype)) return PERI_OK;

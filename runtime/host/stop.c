@@ -7,6 +7,7 @@
  * SIGTERM, and SIGUSR2 for SIGINT, which all versions of Open MPI do, and keeps the deadline itself.
  */
 #include "host_internal.h"
+#include <perilune/base.h>
 
 #include <errno.h>
 #include <lauxlib.h>
@@ -19,7 +20,6 @@
 #include <string.h>
 #include <sys/time.h>
 #include <sysexits.h>
-#include <time.h>
 #include <unistd.h>
 
 /** Signals by the numbers that stop.lua has for them, from 1. */
@@ -32,13 +32,6 @@ static struct {
     double grace;                 /* seconds */
     bool launched;                /* SIGUSR1 and SIGUSR2 are the launcher's */
 } asked;
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 static void tell(const char *line)
 {
@@ -70,7 +63,7 @@ static void heard(int number)
     while (asking[why] != number) why++;
     if (passed_on) why = number == SIGUSR1 ? ASK_TERM : ASK_INT;
     if (atomic_load(&asked.why) == 0) {
-        atomic_store(&asked.since_ns, now_ns());
+        atomic_store(&asked.since_ns, peri_time_ns());
         atomic_compare_exchange_strong(&asked.why, &none, why);
         struct itimerval once = {
             .it_value = {(time_t)asked.grace, (suseconds_t)((asked.grace - (double)(time_t)asked.grace) * 1e6)}};
@@ -131,7 +124,7 @@ static int stop_asked(lua_State *L)
     int why = atomic_load(&asked.why);
     if (!why) return 0;
     lua_pushinteger(L, why);
-    lua_pushnumber(L, (lua_Number)(now_ns() - atomic_load(&asked.since_ns)) * 1e-9);
+    lua_pushnumber(L, (lua_Number)(peri_time_ns() - atomic_load(&asked.since_ns)) * 1e-9);
     return 2;
 }
 

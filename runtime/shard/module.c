@@ -12,15 +12,10 @@
 
 /* -- checks -------------------------------------------------------------------------------------------------------- */
 
-static bool small_float(int32_t dtype)
-{
-    return !dtype || dtype == PERI_F32 || dtype == PERI_F16 || dtype == PERI_BF16;
-}
-
 static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
 {
     if (table->compute_kernel == PERI_KERNEL_QUANT && peri__tbe_bytes(table->dtype)) return PERI_OK;
-    if (!small_float(table->dtype))
+    if (table->dtype && !peri__small_float(table->dtype))
         return peri__fail(PERI_EINVAL, "%s: table '%s': weights of dtype %s (%d), allowed: f32, f16, bf16", f,
                           table->name, peri_dtype_name(table->dtype), table->dtype);
     if (table->compute_kernel == PERI_KERNEL_DENSE && table->dtype != PERI_F32)
@@ -135,7 +130,7 @@ static peri_status check_config(const peri_sharded_config *c)
     static const char *const f = "peri_sharded_new";
     if (c->gradient_division < 0 || c->gradient_division > PERI_DIVISION_OFF)
         return peri__fail(PERI_EINVAL, "%s: gradient_division %d, allowed: PERI_DIVISION_*", f, c->gradient_division);
-    if (!small_float(c->output_dtype))
+    if (c->output_dtype && !peri__small_float(c->output_dtype))
         return peri__fail(PERI_EINVAL, "%s: output_dtype %s (%d), allowed: f32, f16, bf16", f,
                           peri_dtype_name(c->output_dtype), c->output_dtype);
     if (c->kind < 0 || c->kind >= PERI_SHARDED_KIND_COUNT)

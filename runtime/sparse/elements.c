@@ -73,7 +73,7 @@ peri_status peri_sparse_nonzero(peri_tensor *x, peri_tensor **out)
 
 /* -- distinct elements --------------------------------------------------------------------------------------------- */
 
-static void release_unique(peri_unique_result *r)
+void peri__unique_release(peri_unique_result *r)
 {
     peri_tensor_release(r->unique);
     peri_tensor_release(r->inverse);
@@ -146,7 +146,7 @@ peri_status peri_sparse_unique_elements(peri_tensor *x, bool inverse, bool count
     r.unique = back;
     if (r.inverse) status = peri__shaped(&r.inverse, x->ndim, x->shape);
 out:
-    if (status < 0) release_unique(&r);
+    if (status < 0) peri__unique_release(&r);
     else *out = r;
     return status;
 }

@@ -80,8 +80,6 @@ static int64_t rows_of(const peri_tensor *t)
     return n;
 }
 
-bool peri__small_float(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F16 || dtype == PERI_BF16; }
-
 static int64_t grain(int64_t cols) { return peri__max(1, PERI_INT_GRAIN / peri__max(cols, 1)); }
 
 /** Codes of fp8 have no NaN, and without a scale nothing else could say that there was one. @x contiguous. Waits for

@@ -82,8 +82,9 @@ peri_status peri__total_offsets(const char *function, const peri_tensor *lengths
 
 /** Everything of the arguments of rows_quantize but data: the layout of rows of @cols numbers. Checked. */
 peri_status peri__rows_layout(const char *function, const peri_row_format *format, int64_t cols, peri_k_rows_args *out);
-/** f32, f16, bf16. */
-bool peri__small_float(int32_t dtype);
+
+/** Release the tensors of @r; the struct is the caller's. */
+void peri__unique_release(peri_unique_result *r);
 
 /** The places at which each number of [0, lists) stands in @x [n] (contiguous, all numbers in range): @list [n], its
  *  parts in

@@ -5,13 +5,6 @@
 #include "sparse_internal.h"
 #include "../../kernels/sparse.h"
 
-static void release(peri_unique_result *r)
-{
-    peri_tensor_release(r->unique);
-    peri_tensor_release(r->inverse);
-    peri_tensor_release(r->counts);
-}
-
 /** Room for all of @n ids to be different. */
 static peri_status allocate(const peri_tensor *ids, int64_t n, bool inverse, bool counts, peri_unique_result *r)
 {
@@ -80,7 +73,7 @@ peri_status peri_sparse_unique(peri_tensor *ids, bool inverse, bool counts, peri
     peri_status status = allocate(flat, n, inverse, counts, &r);
     if (status >= 0 && n > 0) status = distinct(flat, &r);
     peri_tensor_release(flat);
-    if (status < 0) release(&r);
+    if (status < 0) peri__unique_release(&r);
     else *out = r;
     return status;
 }

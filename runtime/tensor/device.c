@@ -206,14 +206,6 @@ bool peri_device_probe(const char *name, char *reason, int64_t size)
 
 const char *peri_cpu_isa(void) { return peri_kernels_get()->isa; }
 
-/** Add a reference unless the last one has gone already. */
-static bool try_retain(peri_stream *s)
-{
-    int32_t refs = atomic_load(&s->refs);
-    while (refs > 0 && !atomic_compare_exchange_weak(&s->refs, &refs, refs + 1)) {}
-    return refs > 0;
-}
-
 /** What is queued on a stream at the first question. */
 typedef struct dry {
     peri_stream *stream;
@@ -250,7 +242,7 @@ peri_status peri__device_dry(peri_device *device)
     for (peri_stream *s = &device->default_stream; s; s = s->next) count++;
     if (count > SOME) held = peri__alloc(sizeof *held * (size_t)count);
     for (peri_stream *s = &device->default_stream; s && held; s = s->next)
-        if (try_retain(s)) held[n++] = s;
+        if (peri__refs_try(&s->refs)) held[n++] = s;
     pthread_mutex_unlock(&stream_lock);
     if (!held) return PERI_ENOMEM;
     peri_status status = PERI_OK;

@@ -131,8 +131,6 @@ peri_status peri__from_padded(peri_tensor *padded, peri_tensor *offsets, int64_t
 
 /** Whether two tensors have the same dtype, shape and bits; both or neither NULL. Reads them. */
 peri_status peri__tensors_equal(const peri_tensor *a, const peri_tensor *b, bool *same);
-/** Bytes of the elements of @t, 0 for NULL. */
-int64_t peri__tensor_bytes(const peri_tensor *t);
 
 /* -- columns: blocks of columns of some matrices copied or summed into others -------------------------------------- */
 

@@ -324,8 +324,6 @@ peri_status peri__tensors_equal(const peri_tensor *a, const peri_tensor *b, bool
     return status;
 }
 
-int64_t peri__tensor_bytes(const peri_tensor *t) { return t ? peri__numel(t) * peri_dtype_size(t->dtype) : 0; }
-
 peri_status peri_jt_equal(peri_jt *a, peri_jt *b, bool *out)
 {
     PERI_NEED(a);

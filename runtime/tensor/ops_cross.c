@@ -196,11 +196,6 @@ static const peri__node_vtab cross_vtab = {.name = "cross_net", .backward = cros
 
 /* -- forwards ------------------------------------------------------------------------------------------------------ */
 
-static bool is_number(int32_t dtype)
-{
-    return dtype == PERI_F32 || dtype == PERI_F64 || dtype == PERI_F16 || dtype == PERI_BF16;
-}
-
 /** A matrix or bias of layer @l: of x0's dtype, or f32 beside x0 of 16 bits. */
 static peri_status check_given(const char *what, int32_t l, const peri_tensor *x0, const peri_tensor *t)
 {
@@ -325,7 +320,7 @@ peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tenso
     PERI_NEED(w);
     PERI_NEED(out);
     PERI_TRY(peri__check_tensor(function, "x0", x0, -1, -1));
-    if (!is_number(x0->dtype) || x0->ndim < 1)
+    if (!peri__is_float(x0->dtype) || x0->ndim < 1)
         return peri__fail(PERI_EINVAL, "%s: x0 is %s, wanted f32, f64, f16 or bf16 with one dimension or more",
                           function, peri__tensor_text(x0, text, sizeof text));
     if (n < 1) return peri__fail(PERI_EINVAL, "%s: %d layers, at least one is needed", function, n);

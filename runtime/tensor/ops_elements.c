@@ -11,7 +11,6 @@
 #include <math.h>
 
 static bool is_complex(int32_t dtype) { return dtype == PERI_C64 || dtype == PERI_C128; }
-static bool is_float(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F64 || peri__is_16(dtype); }
 
 static peri_status check_order(const char *function, const char *what, const peri_tensor *t)
 {
@@ -80,7 +79,7 @@ static bool integer_comparison(int32_t dtype, int32_t *op, double x, int64_t *in
 static peri_status compare_number(const char *function, peri_tensor *a, int32_t op, double number, peri_tensor **out)
 {
     int64_t integer = 0;
-    if (!is_float(a->dtype))
+    if (!peri__is_float(a->dtype))
         return integer_comparison(a->dtype, &op, number, &integer)
                    ? peri__compare(function, op, a, NULL, 0, integer, out)
                    : peri__compare(function, op, a, a, 0, 0, out);
@@ -367,7 +366,10 @@ out:
 static const peri__node_vtab scatter_vtab = {.name = "scatter", .backward = scatter_backward};
 
 /** The dtype that elements of @dtype are added and put in: i64 holds all integers and bool, f32 all 16-bit floats. */
-static int32_t summed_in(int32_t dtype) { return peri__is_16(dtype) ? PERI_F32 : is_float(dtype) ? dtype : PERI_I64; }
+static int32_t summed_in(int32_t dtype)
+{
+    return peri__is_16(dtype) ? PERI_F32 : peri__is_float(dtype) ? dtype : PERI_I64;
+}
 
 static peri_status scatter(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor *src,
                            bool add, peri_tensor **out)

@@ -42,12 +42,7 @@ uint64_t peri__storage_serial(peri__storage *s)
     return atomic_load_explicit(&s->serial, memory_order_relaxed);
 }
 
-bool peri__storage_hold(peri__storage *s)
-{
-    int32_t refs = atomic_load(&s->refs);
-    while (refs > 0 && !atomic_compare_exchange_weak(&s->refs, &refs, refs + 1)) {}
-    return refs > 0;
-}
+bool peri__storage_hold(peri__storage *s) { return peri__refs_try(&s->refs); }
 
 peri_status peri__storages_hold(const peri_device *device, peri__storage ***list, int64_t *n)
 {

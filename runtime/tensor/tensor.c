@@ -69,7 +69,7 @@ peri_status peri__check_float(const char *function, const char *what, const peri
 peri_status peri__check_real(const char *function, const char *what, const peri_tensor *t)
 {
     PERI_TRY(peri__check_tensor(function, what, t, -1, -1));
-    if (t->dtype == PERI_F32 || t->dtype == PERI_F64 || peri__is_16(t->dtype)) return PERI_OK;
+    if (peri__is_float(t->dtype)) return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64, f16, bf16%s", function, what,
                       peri_dtype_name(t->dtype), peri__is_integer(t->dtype) ? "; cast it (in Lua t:to \"f32\")" : "");
 }

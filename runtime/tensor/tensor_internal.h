@@ -223,6 +223,11 @@ static inline int64_t peri__numel(const peri_tensor *t)
     for (int32_t d = 0; d < t->ndim; d++) n *= t->shape[d];
     return n;
 }
+/** Bytes of the elements of @t, 0 for NULL. */
+static inline int64_t peri__tensor_bytes(const peri_tensor *t)
+{
+    return t ? peri__numel(t) * peri_dtype_size(t->dtype) : 0;
+}
 /** Elements of one row, which an index of dimension 0 names. */
 static inline int64_t peri__row_numel(const peri_tensor *t)
 {
@@ -452,10 +457,13 @@ bool peri__exclusive(const peri_tensor *t);
 /* -- the dtypes that operations compute in: autocast.c ------------------------------------------------------------- */
 
 static inline bool peri__is_16(int32_t dtype) { return dtype == PERI_F16 || dtype == PERI_BF16; }
+/** Floats of at most 32 bits: what rows of tables are made of, unless they are bytes. */
+static inline bool peri__small_float(int32_t dtype) { return dtype == PERI_F32 || peri__is_16(dtype); }
+static inline bool peri__is_float(int32_t dtype) { return dtype == PERI_F64 || peri__small_float(dtype); }
 /** Whether @t has real numbers of floating point, of whatever width, and an operation on it is to be recorded. */
 static inline bool peri__differentiable(peri_tensor *t)
 {
-    return (t->dtype == PERI_F32 || t->dtype == PERI_F64 || peri__is_16(t->dtype)) && peri__recording(&t, 1);
+    return peri__is_float(t->dtype) && peri__recording(&t, 1);
 }
 /** The dtype that products on @device are cast to in the autocast region that the thread is in; -1: it is in none. */
 int32_t peri__autocast(const peri_device *device);

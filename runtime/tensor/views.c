@@ -300,11 +300,6 @@ peri_status peri_tensor_clone(peri_tensor *t, peri_tensor **out)
     return status;
 }
 
-static bool floating(int32_t dtype)
-{
-    return dtype == PERI_F32 || dtype == PERI_F64 || dtype == PERI_F16 || dtype == PERI_BF16;
-}
-
 /** @queued: peri_tensor_upload. */
 static peri_status to(peri_tensor *t, int32_t dtype, peri_device *device, bool queued, peri_tensor **out)
 {
@@ -322,7 +317,7 @@ static peri_status to(peri_tensor *t, int32_t dtype, peri_device *device, bool q
     if (queued && dtype == t->dtype && peri__contiguous(t)) status = peri__pinned_copy(copy, t, &done);
     if (status >= 0 && !done) status = peri_tensor_copy(copy, t);
     peri__node *node;
-    if (status >= 0 && floating(dtype) && peri__recording(&t, 1)) {
+    if (status >= 0 && peri__is_float(dtype) && peri__recording(&t, 1)) {
         status = peri__record(&to_vtab, &t, 1, &copy, 1, &node);
         if (status >= 0) {
             node->kept[KEPT_DTYPE] = t->dtype;

@@ -175,6 +175,7 @@ local function tensor_at(ptr, device)
   return Tensor.wrap(tensor_out[0])
 end
 
+--- The KeyedJaggedTensor at address `ptr`, of which it takes the reference; device: a copy of it there.
 local function kjt_at(ptr, device)
   if not device then return KJT.wrap(ffi.cast(kinds.k.type, ptr)) end
   local status = C.peri_kjt_upload(ptr, device, kjt_out)

@@ -27,7 +27,8 @@ local kjt_ptr = KeyedJaggedTensor.ptr
 local QuantCollection = TableCollection:extend "QuantCollection"
 QuantCollection.data_types = config.table_types
 
---- The arguments of both, and `more`. tables: configurations, whose data_type says how rows are stored.
+--- The named arguments of both classes with their defaults, and those of `more`, which one class has alone. tables:
+--- configurations, whose data_type says how rows are stored.
 local function arguments_of(more)
   local list = {
     tables = util.required.list,

@@ -157,7 +157,7 @@ local function lengths_of(batches, field, k)
   end
 end
 
---- A function that returns of each batch how many samples it has, and how many rows a field of it.
+--- A function that returns, for each batch, its number of samples and the number of rows of its tensor batch[field].
 local function rows_of(batches, field)
   return function()
     return util.map(batches, function(batch)

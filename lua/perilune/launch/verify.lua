@@ -1,19 +1,12 @@
 -- verify.lua: what was predicted of plans beside what steps of them take here: `perilune plan --verify`, and make
 -- bench-plan.
 local peri = require "perilune"
-local measure = require "perilune.calibration.measure"
-local Tensor, util, step = peri.Tensor, peri.util, require "perilune.plan.step"
+local measure, most = require "perilune.calibration.measure", require("perilune.calibration.rates").most
+local util, step = peri.util, require "perilune.plan.step"
 
 local M = {}
 
 local LEAST, MOST = 5, 500 -- turns
-
---- The largest of all ranks' numbers.
-local function most(group, x)
-  local t = Tensor.tensor({ x }, "f64")
-  group:all_reduce(t, "max"):wait()
-  return t:item()
-end
 
 --- Run plans in turns. list: of { plan = ShardingPlan, ... }; args: { model =, topology =, batch_size =, constraints =,
 --- group =, device = where tables are (nil: the processor), seconds = (about, for each) }. Each entry gets predicted

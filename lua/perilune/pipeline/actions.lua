@@ -146,8 +146,8 @@ local function looked_up(ring, i, first)
   return false
 end
 
---- After a step that has looked up rows of later batches (from number `first` on): the tables as they are now are those
---- of these rows.
+--- After a step, note how often the tables of each module have been changed, if rows of a later batch (number `first`
+--- or later) have been looked up in them: a change after this makes these rows old (forward.lua, _tables_changed).
 function M.note_changes(pipeline, first)
   local forwards, ring = pipeline.forwards, pipeline.ring
   for i = 1, #forwards do forwards[i]:_note_tables(looked_up(ring, i, first)) end

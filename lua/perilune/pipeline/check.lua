@@ -116,8 +116,8 @@ local function check_hook(plan, o)
   end
 end
 
---- What operations of one's own read is changed by somebody, and what they change is read or changed by another: other
---- words are slips of the pen.
+--- An error for a misspelt name among what operations of the user's own read and change: one that is read and that no
+--- operation changes, or one that is changed and that no other operation reads or changes.
 local function check_words(plan)
   local read, changed, library = {}, {}, util.index_of(operations.beside)
   for _, o in ipairs(plan.operations) do

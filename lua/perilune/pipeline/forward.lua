@@ -101,7 +101,8 @@ function BaseForward:_loaded()
   return true
 end
 
---- Rows of later batches are here (ahead), and are those of the tables as they are now.
+--- Note how often the tables have been changed, for _tables_changed. ahead: whether rows of later batches have been
+--- looked up; if not, there is nothing to note.
 function BaseForward:_note_tables(ahead)
   self.everywhere, self.here = false, false
   if not ahead then return end

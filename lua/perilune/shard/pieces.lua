@@ -144,7 +144,8 @@ local function copy_rows(collection, s, name)
   end
 end
 
-local function numbers_of(t)
+--- The elements of a tensor as f32, as a string of their bytes: two strings are equal when all bits are.
+local function bytes_of(t)
   local host = t:to("f32", "cpu"):contiguous()
   local memory, n = host:read()
   return ffi.string(memory, 4 * n)
@@ -160,7 +161,7 @@ function M.starts(s, collection, t)
       fused_params = { optimizer = "none" },
       tables = { { name = t.name, rows = n, cols = s.cols, row_offset = s.row_offset + row, col_offset = s.col_offset,
         total_rows = t.num_embeddings, total_cols = t.embedding_dim, init = t:initialiser() } } }
-    local same = numbers_of(from) == numbers_of(fresh:state(1, "weight"))
+    local same = bytes_of(from) == bytes_of(fresh:state(1, "weight"))
     fresh:release()
     if not same then return false end
   end

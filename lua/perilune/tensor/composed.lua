@@ -73,7 +73,7 @@ local are_not_0 = formula("any", 1, 0, function(f, t) return f.ne(t, f.number(0)
 local are_0 = formula("all", 1, 0, function(f, t) return f.eq(t, f.number(0)) end)
 --- Whether any element over dim (as in sum) is true, or not 0: bool.
 function F.any(t, dim, keepdim) return (F.gt(are_not_0(SUM, dim, keepdim, t:detach()), 0)) end
---- Whether all of them are.
+--- Whether all elements over dim (as in sum) are true, or not 0: bool.
 function F.all(t, dim, keepdim) return (F.eq(are_0(SUM, dim, keepdim, t:detach()), 0)) end
 
 --- Views of t cut along dim (1) into n parts of one size, the last of which may be smaller, or missing.

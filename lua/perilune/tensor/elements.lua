@@ -141,17 +141,6 @@ function Tensor._alike(func, name_of_a, a, name_of_b, b)
     Tensor._text(b)))
 end
 
---- The shape that two tensors broadcast to. Sizes that do not fit are left to `expand` to refuse.
-function Tensor._broadcast(a, b)
-  local x, y, shape = a:shape(), b:shape(), {}
-  local n = math.max(#x, #y)
-  for d = 1, n do
-    local own, other = x[d + #x - n] or 1, y[d + #y - n] or 1
-    shape[d] = own == 1 and other or own
-  end
-  return shape
-end
-
 -- -- picking ----------------------------------------------------------------------------------------------------------
 
 --- Element (i, j) of the result is t[index[i][j]][j] for dim 1, t[i][index[i][j]] for dim 2, and so on.

@@ -310,7 +310,8 @@ int32_t peri__mpi_note_take(void *group, int32_t *from, void *data)
     return bytes;
 }
 
-/** Read what a rank that is gone has said: @g, or the group that it was made from, that it failed; NULL: none. */
+/** Read the notes that ranks have sent before they went. Returns the group that has failed: @g, or one that it was made
+ *  from; NULL: none, or no @g. */
 static const mpi_group *hear_last(const mpi_group *g)
 {
     const mpi_group *bad = NULL;

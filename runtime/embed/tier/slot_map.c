@@ -159,7 +159,8 @@ static void want(const mapping *m, int64_t i)
     m->mapped[i] = -2 - (int32_t)(place & ~PERI__WANTED);
 }
 
-/** What is left of a cache that is not listed: pins of all parts behind each other, and rows that are not there. */
+/** The rest of the mapping, in one thread, after find_parts, for a cache that is not listed: move the pins of all parts
+ *  together, count the slots that are idle no more, and note the rows that no slot has as wanted. */
 static void finish_beside(const mapping *m)
 {
     peri__ticket *t = m->ticket;
