@@ -43,13 +43,13 @@ for _, device in ipairs { "cpu", "opaque" } do
     local saved = {
       { "peri_op_mul", function(x, y) return x * y, y end },
       { "peri_op_div", function(x, y) return x / y, y end },
-      { "peri_op_sigmoid", function(x) local s = x:sigmoid() return s, s end },
+      { "peri_op_sigmoid", function(x) local s = x:sigmoid() return s:sum(), s end },
       { "peri_op_log", function(x, y) local z = x + y return z:log(), z end },
       { "muladd", function(x, y) return F.muladd(x, y, y), y end },
       { "matmul", function(x, y) return x:matmul(y), y end },
       { "linear", function(x, y) return F.linear(x, y), y end },
       { "cross_net", function(x, y) return F.cross_net(x, nil, { y }), y end },
-      { "softmax", function(x) local s = x:softmax(1) return s, s end },
+      { "softmax", function(x) local s = x:softmax(1) return s:sum(), s end },
       { "peri_op_mse", function(x, y) return F.mse_loss(x, y), y end },
     }
     local changes = {
@@ -83,6 +83,35 @@ for _, device in ipairs { "cpu", "opaque" } do
       m:backward()
       y:fill(1) -- after the pass nobody needs it
       assert.same({ 10, 10 }, x:grad():to_list())
+    end)
+
+    it("is refused by what would give old elements' gradients to what a tensor was computed from", function()
+      for how, change in pairs(changes) do
+        for name, view in pairs {
+          itself = function(y) return y end, ["a part"] = function(y) return y:slice(2, 1, 2) end,
+          ["another shape"] = function(y) return y:reshape(4) end,
+          ["the transpose"] = function(y) return y:transpose(1, 2) end,
+        } do
+          local x, w = t({ { 1, 2 }, { 3, 4 } }):requires_grad(), t({ { 1, 1 }, { 1, 1 } }):requires_grad()
+          local y = x * 2
+          local before = view(y)
+          change(y)
+          for _, z in ipairs { before, y } do
+            fails("an input %(f32 %[[%d, ]+%]%) was changed in place after %S+ had computed it", function() z:sum() end)
+          end
+          peri.no_grad(y.sum, y)
+          local product = y:detach() * w
+          product:sum():backward() -- its new elements are numbers like others
+          assert.same(y:to_table(), w:grad():to_table(), how .. name)
+          local leaf = t({ { 1, 2 }, { 3, 4 } }) -- a view of a leaf has what is written into it
+          leaf:requires_grad()
+          local part = view(leaf)
+          leaf:detach():fill(5)
+          part:sum():backward()
+          assert.equal(part:numel(), leaf:grad():sum():item())
+          assert.is_nil(x:grad())
+        end
+      end
     end)
 
     it("sees an optimizer's step between forward and backward", function()

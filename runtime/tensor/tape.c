@@ -59,6 +59,25 @@ static peri__node *node_new(const peri__node_vtab *vtab, int32_t n_in, int32_t n
     return node;
 }
 
+/** The version of which gradients of @out are: a view of a leaf stays one whatever is written into it, a view of what
+ *  was computed is as old as that. */
+static uint64_t made_of(const peri_tensor *out, peri_tensor *const *in, int32_t n_in)
+{
+    for (int32_t i = 0; i < n_in; i++)
+        if (in[i] && in[i]->storage == out->storage) return in[i]->node ? in[i]->made : PERI__ANY_VERSION;
+    return peri__version(out);
+}
+
+static peri_status check_made(const peri__node_vtab *vtab, const peri_tensor *t)
+{
+    char text[128];
+    if (!t->node || t->made == PERI__ANY_VERSION || t->made == peri__version(t)) return PERI_OK;
+    return peri__fail(PERI_EINVAL,
+                      "%s: an input (%s) was changed in place after %s had computed it, and gradients would be those "
+                      "of its old elements; make a new tensor (where, masked_fill, cat), or detach it",
+                      vtab->name, peri__tensor_text(t, text, sizeof text), t->node->name);
+}
+
 static void attach(peri__node *node, peri_tensor *const *out, int32_t n_out)
 {
     for (int32_t i = 0; i < n_out; i++) {
@@ -71,8 +90,11 @@ static void attach(peri__node *node, peri_tensor *const *out, int32_t n_out)
 peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out,
                          int32_t n_out, peri__node **result)
 {
+    for (int32_t i = 0; i < n_in; i++)
+        if (in[i]) PERI_TRY(check_made(vtab, in[i]));
     peri__node *node = node_new(vtab, n_in, n_out);
     if (!node) return PERI_ENOMEM;
+    for (int32_t i = 0; out && i < n_out; i++) out[i]->made = made_of(out[i], in, n_in);
     for (int32_t i = 0; i < n_in; i++) {
         if (!in[i] || !in[i]->requires_grad) continue;
         peri__edge *e = &node->in[i];
@@ -96,6 +118,7 @@ peri_status peri__record_after(const peri__node_vtab *vtab, peri__node *before, 
     peri__node *node = node_new(vtab, 1, n_out);
     if (!node) return PERI_ENOMEM;
     node->in[0].node = before;
+    for (int32_t i = 0; i < n_out; i++) out[i]->made = made_of(out[i], NULL, 0);
     attach(node, out, n_out);
     *result = node;
     return PERI_OK;

@@ -189,6 +189,8 @@ typedef struct peri__trained {
     peri_coll_facts step; /* the last one, for messages; without names: there was none. The last number is free */
 } peri__trained;
 
+#define PERI__ANY_VERSION UINT64_MAX
+
 struct peri_tensor {
     peri__refs refs;
     int32_t dtype, ndim;
@@ -198,6 +200,7 @@ struct peri_tensor {
     bool requires_grad;
     peri__node *node; /* what computed it (retained); NULL for leaves */
     int32_t output;   /* which of the node's outputs it is */
+    uint64_t made;    /* the version of its storage of which the node's gradients are; PERI__ANY_VERSION: of all */
     peri_tensor *grad; /* leaves: accumulated gradient, or NULL */
     int64_t place;     /* leaves, during a backward pass: its gradient among those that are summed */
     /* Leaves: called when a backward pass has finished this tensor's gradient (data-parallel reduction). */
@@ -408,7 +411,8 @@ bool peri__recording(peri_tensor *const *in, int32_t n);
 /** Record an operation: make a node with inputs @in (NULL entries allowed) and attach it to outputs @out (n_out
  *  tensors, which become non-leaves that require grad). @node borrowed; add saved tensors with peri__node_save. A node
  *  with n_in = 0 is legal: a module that updates its own weights in backward. @out NULL (n_out 1): the first half of an
- *  operation that is two nodes; @node new. */
+ *  operation that is two nodes; @node new. An input that was computed, and changed in place since, is an error: what it
+ *  was computed from would get gradients of elements that are gone. */
 peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out,
                          int32_t n_out, peri__node **node);
 /** Record the second half of an operation whose first is @before (the caller's reference is taken). @node borrowed. */
