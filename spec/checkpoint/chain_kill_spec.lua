@@ -154,9 +154,12 @@ describe("a chain of increments", function()
     local function compact(path)
       os.remove(folder .. "/pid")
       return shell.start(("echo $$ > %s/pid; exec %s checkpoint compact %s/%s"):format(folder, shell.perilune, path,
-        name))
+        name), nil, PATIENCE)
     end
-    local function copy(path) shell.run(("rm -rf %s; cp -a %s %s"):format(path, of, path)) end
+    local function copy(path)
+      local out, status = shell.run(("rm -rf %s && cp -a %s %s"):format(path, of, path), nil, PATIENCE)
+      assert.equal(0, status, out)
+    end
     local want, whole = contents(tip), folder .. "/whole"
     copy(whole)
     local from = C.peri_time_ns()

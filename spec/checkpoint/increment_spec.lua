@@ -304,7 +304,8 @@ describe("an increment", function()
     end
     for _, name in ipairs { ".hidden", "line\nfeed", "..", ("x"):rep(201) } do
       for _, async in ipairs { false, true } do
-        assert.error_matches(function() save(name, p, { async = async }) end, "is no name for a checkpoint.*no line feed")
+        assert.error_matches(function() save(name, p, { async = async }) end,
+          "is no name for a checkpoint.*no line feed")
       end
     end
   end)
