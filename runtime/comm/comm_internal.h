@@ -96,8 +96,9 @@ bool peri__record_line(const peri_group *group, uint64_t sequence, int64_t now_n
 struct peri_group {
     peri__refs refs;
     peri__comm *comm;   /* retained */
-    peri_group *parent; /* retained, but by `node` of the parent; NULL for the world */
-    peri_group *node;   /* of this rank's node, once peri__group_node has made it; lives as long as this group */
+    peri_group *parent; /* retained, but by `node` of a parent that others retain; NULL for the world */
+    peri_group *node;   /* of this rank's node, once peri__group_node has made it; lives as long as others retain this
+                           group, or longer */
     void *ctx;          /* the transport's */
     void *device_ctx;   /* the device transport's; NULL: there is none */
     char name[PERI_GROUP_NAME];

@@ -188,8 +188,12 @@ void peri_group_release(peri_group *group)
 {
     while (group && peri__refs_drop(&group->refs)) {
         peri_group *parent = group->parent, *node = group->node;
-        if (node) node->parent = NULL; /* what is in flight there may outlive this group */
-        peri_group_release(node);
+        if (node) { /* what is in flight there may outlive this group and looks at it: `node` retains it from now on */
+            group->node = NULL;
+            peri__refs_init(&group->refs);
+            group = node;
+            continue;
+        }
         if (group->comm->shown == &group->numbers) group->comm->shown = NULL;
         if (group->ctx) group->comm->vtab->release(group->ctx);
         if (group->device_ctx) group->comm->device_vtab->release(group->device_ctx);

@@ -723,6 +723,40 @@ static void sim_refuses_another_order(void **state)
     }
 }
 
+/** Whoever gives a world up may release it before its works end: those on the group of a node look at the world still,
+ *  in the core and in the transport. */
+static void works_of_a_node_keep_the_world(void **state)
+{
+    (void)state;
+    const int64_t before = peri_mem_objects();
+    peri_device *cpu = device_of("cpu");
+    for (int closed = 0; closed < 2; closed++) {
+        peri_group *group[4], *node[4];
+        for (int32_t i = 0; i < 4; i++) {
+            const peri_comm_config config = {.size = sizeof config, .transport = "sim", .rank = i, .world_size = 4,
+                                             .job = closed ? "node closed" : "node left", .timeout_s = 20,
+                                             .local_size = 2};
+            assert_ok(peri_comm_open(&config, &group[i]));
+        }
+        for (int32_t i = 0; i < 4; i++) assert_ok(peri__group_node(group[i], &node[i]));
+        peri_tensor *t = filled(cpu, 10, 1);
+        peri_work *work;
+        assert_ok(peri_coll_all_reduce(node[0], t, PERI_REDUCE_SUM, 0, &work)); /* rank 1 never does */
+        for (int32_t i = 0; i < 4; i++) {
+            if (closed) peri_group_abort(group[i], "given up");
+            if (closed) (void)peri_group_close(group[i]);
+            peri_group_release(group[i]);
+        }
+        for (int k = 0; k < 3; k++) (void)peri_work_test(work);
+        if (closed) assert_true(peri_work_test(work) < 0);
+        peri_tensor_release(t);
+        if (!closed) work->expired = true;
+        assert_true(peri_work_test(work) < 0);
+        peri_work_release(work);
+    }
+    assert_int_equal(peri_mem_objects(), before);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -732,6 +766,7 @@ int main(void)
         cmocka_unit_test(dropped_protocols_go_on),
         cmocka_unit_test(a_deadline_passes),
         cmocka_unit_test(releasing_keeps_the_message),
+        cmocka_unit_test(works_of_a_node_keep_the_world),
         cmocka_unit_test(memory_runs_out),
         cmocka_unit_test(memory_runs_out_in_lists),
         cmocka_unit_test(memory_runs_out_in_reducers),
