@@ -47,6 +47,15 @@ describe_launcher("perilune run, one rank", function()
     assert.equal(0, select(2, run("run " .. script "local _ = 1" .. " >&-"))) -- closed from the start, and never used
   end)
 
+  it("prints nothing into files that it opens where its streams are closed", function()
+    local path = os.tmpname()
+    local writes = script(("local f = io.open('%s', 'w')\nprint 'lost'\nio.stdout:flush()\nio.stderr:write 'lost'\n"
+      .. "f:write 'data'\nf:close()"):format(path))
+    assert.equal(74, select(2, run("run " .. writes .. " </dev/null >&- 2>&-")))
+    assert.equal("data", io.open(path):read "*a")
+    os.remove(path)
+  end)
+
   it("fails when the output of ranks could not be written, and goes on when nobody reads it any more", function()
     local path = script "print(('x'):rep(100))\nrequire('perilune').init()\nprint 'lost'"
     local out, status = run("run -n 2 " .. path .. " >/dev/full")

@@ -134,6 +134,9 @@ int peri__make_folders(const char *path, bool itself);
  *  would go into the file, and a program that opens its streams again (dup2) would close it. Negative, with errno: @fd
  *  is negative, or there is no other descriptor; then @fd is closed. */
 int peri__fd_of_ours(int fd);
+/** For programs of this repository, as the first thing: those of stdin, stdout and stderr that are closed become files
+ *  that can be neither read nor written, so that nothing that is opened later gets their numbers. */
+void peri__streams_hold(void);
 /** Read @bytes bytes of an open file from byte @at on, in as many calls as it takes. Returns how many it has read; if
  *  those are fewer, errno says why: 0 at the end of the file. */
 int64_t peri__read_at(int fd, void *to, int64_t bytes, int64_t at);

@@ -37,6 +37,12 @@ int peri__fd_of_ours(int fd)
     return other;
 }
 
+void peri__streams_hold(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0) (void)open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 enum { ONE_CALL = 1 << 30 }; /* the most bytes that are read or written by one call: Linux takes up to 2 GiB */
 
 int64_t peri__read_at(int fd, void *to, int64_t bytes, int64_t at)

@@ -118,8 +118,8 @@ static int start(lua_State *L)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* ranks whose mpirun has died come here: see sweep */
     job.signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (job.signals < 0 || pipe2(error, O_CLOEXEC) != 0 || pipe2(report, O_CLOEXEC) != 0) return failure(L, "a pipe");
-    if (fcntl(STDOUT_FILENO, F_GETFD) >= 0 && !isatty(STDOUT_FILENO) && pipe2(output, O_CLOEXEC) != 0)
-        return failure(L, "a pipe");
+    const bool printing = (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY && !isatty(STDOUT_FILENO);
+    if (printing && pipe2(output, O_CLOEXEC) != 0) return failure(L, "a pipe");
     fflush(NULL);
     pid_t parent = getpid();
     job.pid = fork();

@@ -6,8 +6,8 @@
  * PERI_LUA_PATH (a folder, or patterns with '?') makes modules from files go before the packed ones: for work on
  * Perilune itself.
  */
+#include "../base/base_internal.h"
 #include "host_internal.h"
-#include "perilune/base.h"
 
 #include <errno.h>
 #include <lauxlib.h>
@@ -206,6 +206,7 @@ static void close_output(int code, void *unused)
 int main(int argc, char **argv)
 {
     on_exit(close_output, NULL);
+    peri__streams_hold();
     keep_small_pages();
     if (getauxval(AT_SECURE) != 0) forget_environment();
     lua_State *L = luaL_newstate();

@@ -171,6 +171,7 @@ int main(int argc, char **argv)
                   .watch_ns = -1,
                   .source = {.saved = "model"}};
     sigset_t set;
+    peri__streams_hold();
     if (!take_words(&s, argc, argv) || !allow_files(s.server.http.most_connections)) return 2;
     s.server.http.names = s.hosts;
     signal(SIGPIPE, SIG_IGN);

@@ -2,12 +2,20 @@
  *
  * ranks.c: an MPI program that brings its own communicator, in which some of its ranks have no part: those add up
  * something of their own meanwhile. `ranks low` initialises MPI for too few threads; `ranks late` has a rank that never
- * comes. spec/linking_spec.lua runs it.
+ * comes; `ranks refused` may make no memory that others could share. spec/linking_spec.lua runs it.
  */
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <mpi.h>
 #include <perilune/perilune.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 static int failed(const char *what)
@@ -16,14 +24,30 @@ static int failed(const char *what)
     return 1;
 }
 
-/* Whether memory of the library's has the number of a stream that is closed: printed lines would go into it. */
+/* From now on the system makes no memory files for this process. */
+static int refuse_memory_files(void)
+{
+    struct sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                                 BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),
+                                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+/* Whether memory or a socket of the library's has the number of a stream that is closed: printed lines would go into
+ * it. */
 static int in_a_stream(void)
 {
     char name[32], of[64];
+    struct sockaddr_un address;
     for (int fd = 0; fd <= STDERR_FILENO; fd++) {
         snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
         memset(of, 0, sizeof of);
         if (readlink(name, of, sizeof of - 1) > 0 && strstr(of, "memfd")) return 1;
+        memset(&address, 0, sizeof address);
+        if (getsockname(fd, (struct sockaddr *)&address, &(socklen_t){sizeof address}) != 0) continue;
+        if (address.sun_family == AF_UNIX && !strncmp(address.sun_path + 1, "perilune/", 9)) return 1;
     }
     return 0;
 }
@@ -100,7 +124,8 @@ static int finalize_too_early(void)
 
 int main(int argc, char **argv)
 {
-    const int low = argc > 1 && !strcmp(argv[1], "low"), late = argc > 1 && !strcmp(argv[1], "late");
+    const int low = argc > 1 && !strcmp(argv[1], "low"), late = argc > 1 && !strcmp(argv[1], "late"),
+              refused = argc > 1 && !strcmp(argv[1], "refused");
     int rank, size, level, wrong = 0;
     double sum = 0;
     MPI_Init_thread(&argc, &argv, low ? MPI_THREAD_SINGLE : MPI_THREAD_SERIALIZED, &level);
@@ -123,7 +148,8 @@ int main(int argc, char **argv)
     }
     MPI_Errhandler handler;
     close(STDIN_FILENO);
-    close(STDERR_FILENO);
+    if (!refused) close(STDERR_FILENO);
+    else if (!refuse_memory_files()) fprintf(stderr, "ranks: there are no filters here\n");
     if (part != MPI_COMM_NULL) MPI_Comm_create_errhandler(own_errors, &own);
     if (part != MPI_COMM_NULL) MPI_Comm_set_errhandler(part, own);
     for (int round = 0; round < 2 && rank < size - 1; round++) { /* twice: a world that was left can be opened again */

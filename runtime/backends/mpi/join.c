@@ -39,7 +39,7 @@ typedef struct process {
 /** A socket and the address that stands for @what of the job; -1: none. */
 static int join_socket(const char *what, struct sockaddr_un *address, socklen_t *len)
 {
-    int fd = join.job ? socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) : -1;
+    int fd = join.job ? peri__mpi_host->own_file(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) : -1;
     *address = (struct sockaddr_un){.sun_family = AF_UNIX};
     const char *job = join.job ? join.job : "";
     size_t length = strlen(job); /* Open MPI 5 begins a job's name with the host's, which may be long: its end tells

@@ -81,9 +81,10 @@ static void *near_map(MPI_Comm comm, int32_t rank, int32_t size, const peer *fir
     int from[2] = {-1, 0}, ok, all = 0; /* the first rank's file, and why it has none */
     if (rank == 0) from[0] = near_file(bytes, &from[1]);
     if (MPI_Bcast(from, 2, MPI_INT, 0, comm) != MPI_SUCCESS) return NULL;
+    const bool refused = from[1] == EPERM || from[1] == EACCES || from[1] == ENOSYS; /* by a sandbox, as is meant */
     if (from[0] < 0 && rank == 0)
         peri__mpi_host->log(
-            PERI_LOG_WARN,
+            refused ? PERI_LOG_INFO : PERI_LOG_WARN,
             "%d ranks of this machine share no memory: %zu bytes wanted: %s; what they send each other is copied twice",
             (int)size, bytes, strerror(from[1]));
     int fd = rank == 0 || from[0] < 0 ? from[0] : peri__mpi_open_of(first, from[0]);

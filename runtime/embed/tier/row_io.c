@@ -8,9 +8,9 @@
 #include "../../base/fault.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #if defined(PERI_HAVE_URING)
@@ -203,7 +203,7 @@ static bool ring_open(peri__row_io *io)
 {
     /* Those of descriptors 0..2 that the program has closed are taken meanwhile, so that the ring gets none of them. */
     int low[STDERR_FILENO + 1], n = 0;
-    while (n <= STDERR_FILENO && (low[n] = eventfd(0, EFD_CLOEXEC)) >= 0)
+    while (n <= STDERR_FILENO && (low[n] = open("/", O_PATH | O_CLOEXEC)) >= 0)
         if (low[n++] > STDERR_FILENO) break;
     int code = io_uring_queue_init(RING_DEPTH, &io->ring, 0);
     while (n > 0) close(low[--n]);
