@@ -2,10 +2,9 @@
  *
  * buffer.c: see buffer.h.
  */
+#include "base_internal.h"
 #include "buffer.h"
 #include "json.h"
-
-#include <stdio.h>
 
 static peri_status grow(void **array, int64_t *room, int64_t need, size_t element, void *resize(void *, size_t))
 {
@@ -64,14 +63,14 @@ void peri__buffer_print(peri__buffer *b, const char *format, ...)
     char line[256];
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(line, sizeof line, format, args);
+    int n = peri__print(line, sizeof line, format, args);
     va_end(args);
     PERI_ASSERT(n >= 0);
     if (n < (int)sizeof line) {
         peri__buffer_append(b, line, n);
     } else if (room_for(b, n)) {
         va_start(args, format);
-        vsnprintf(b->data + b->bytes, (size_t)n + 1, format, args);
+        peri__print(b->data + b->bytes, (size_t)n + 1, format, args);
         va_end(args);
         b->bytes += n;
     }

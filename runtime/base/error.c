@@ -121,7 +121,7 @@ peri_status peri__fail_va(peri_status status, const char *file, int line, const 
 {
     int saved = errno;
     char message[4 * PERI_MESSAGE_MAX]; /* apart: an argument may be the old message */
-    int length = vsnprintf(message, sizeof message, format, args);
+    int length = peri__print(message, sizeof message, format, args);
     keep_outside();
     fit(record.message, message, length < (int)sizeof message ? length : (int)sizeof message - 1);
     record.status = status;
@@ -255,7 +255,7 @@ void peri__log(int32_t level, const char *format, ...)
                          : snprintf(line, sizeof line, "perilune %s: ", names[level & 3]);
     va_list args;
     va_start(args, format);
-    vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
+    peri__print(line + used, sizeof line - (size_t)used - 1, format, args);
     va_end(args);
     size_t n = strlen(line);
     if (!told(level, line, n)) {

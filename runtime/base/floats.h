@@ -12,44 +12,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#if defined(__aarch64__)
 /** What a thread had before; `theirs` false: the same as the library's. */
 typedef struct peri__floats {
     bool theirs;
-#if defined(__x86_64__)
-    unsigned control; /* MXCSR: all arithmetic of float and double */
-#elif defined(__aarch64__)
-    uint64_t control; /* FPCR */
-#else
-    fenv_t env;
-#endif
+    uint64_t control; /* FPCR: all arithmetic, and how the C library rounds the numbers of texts */
 } peri__floats;
 
-#if defined(__x86_64__)
-enum { PERI__FLOATS_FLAGS = 0x3f, PERI__FLOATS_OWN = 0x1f80 }; /* what happened so far; all exceptions masked */
-
-static inline peri__floats peri__floats_own(void)
-{
-    const unsigned control = __builtin_ia32_stmxcsr();
-    const peri__floats before = {(control & ~(unsigned)PERI__FLOATS_FLAGS) != PERI__FLOATS_OWN, control};
-    if (before.theirs) __builtin_ia32_ldmxcsr(PERI__FLOATS_OWN);
-    return before;
-}
-
-static inline void peri__floats_back(const peri__floats *before)
-{
-    if (before->theirs) __builtin_ia32_ldmxcsr(before->control);
-}
-#elif defined(__aarch64__)
 /** Write FPCR. In assembly, for clang has no builtin function for it. No access to memory moves across. */
 static inline void peri__floats_set(uint64_t control) { __asm__ volatile("msr fpcr, %0" : : "r"(control) : "memory"); }
 
-static inline peri__floats peri__floats_own(void)
+static inline void peri__floats_own(peri__floats *before)
 {
-    peri__floats before;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(before.control));
-    before.theirs = before.control != 0;
-    if (before.theirs) peri__floats_set(0);
-    return before;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before->control));
+    before->theirs = before->control != 0;
+    if (before->theirs) peri__floats_set(0);
 }
 
 static inline void peri__floats_back(const peri__floats *before)
@@ -57,11 +34,33 @@ static inline void peri__floats_back(const peri__floats *before)
     if (before->theirs) peri__floats_set(before->control);
 }
 #else
-static inline peri__floats peri__floats_own(void)
+/** What a thread had before; `theirs` false: the same as the library's. On x86-64 `env` has MXCSR, by which float and
+ *  double are computed, and the settings of the x87, by which the C library rounds the numbers of texts. */
+typedef struct peri__floats {
+    bool theirs;
+    fenv_t env;
+} peri__floats;
+
+#if defined(__x86_64__)
+/** Bits of MXCSR: what happened so far; all exceptions masked. Then the x87's word, as processes begin with it. */
+enum { PERI__FLOATS_FLAGS = 0x3f, PERI__FLOATS_OWN = 0x1f80, PERI__FLOATS_X87 = 0x37f };
+
+static inline bool peri__floats_theirs(void)
 {
-    peri__floats before = {.theirs = true};
-    before.theirs = fegetenv(&before.env) == 0 && fesetenv(FE_DFL_ENV) == 0;
-    return before;
+    uint16_t x87;
+    __asm__ volatile("fnstcw %0" : "=m"(x87));
+    return (__builtin_ia32_stmxcsr() & ~(unsigned)PERI__FLOATS_FLAGS) != PERI__FLOATS_OWN || x87 != PERI__FLOATS_X87;
+}
+#else
+static inline bool peri__floats_theirs(void) { return true; }
+#endif
+
+static inline void peri__floats_own(peri__floats *before)
+{
+    before->theirs = peri__floats_theirs() && fegetenv(&before->env) == 0 && fesetenv(FE_DFL_ENV) == 0;
+#if defined(__x86_64__)
+    if (before->theirs) __builtin_ia32_ldmxcsr(PERI__FLOATS_OWN); /* C libraries differ about denormals */
+#endif
 }
 
 static inline void peri__floats_back(const peri__floats *before)
@@ -72,6 +71,7 @@ static inline void peri__floats_back(const peri__floats *before)
 
 /** A declaration: until the end of this block the thread computes as the library does. */
 #define PERI__OWN_FLOATS                                                                                               \
-    __attribute__((cleanup(peri__floats_back), unused)) const peri__floats peri__before = peri__floats_own()
+    __attribute__((cleanup(peri__floats_back))) peri__floats peri__before;                                             \
+    peri__floats_own(&peri__before)
 
 #endif

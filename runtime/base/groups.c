@@ -87,7 +87,7 @@ int32_t peri__quota_of(const peri__groups *groups)
 {
     double least = 0;
     groups_ask(groups, "cpu", least_quota, &least);
-    return least > 0 ? (int32_t)peri__max(1, (int64_t)(least + 0.999)) : 0;
+    return least > 0 && least < INT32_MAX ? (int32_t)peri__max(1, (int64_t)(least + 0.999)) : 0;
 }
 
 /* -- memory -------------------------------------------------------------------------------------------------------- */

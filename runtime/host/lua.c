@@ -5,6 +5,7 @@
  */
 #include "guest.h"
 
+#include "../base/floats.h"
 #include "../plugin/plugin_internal.h"
 
 #include <dlfcn.h>
@@ -58,6 +59,7 @@ static peri_status leave(peri_lua *lua, peri_status status)
 static void drop(peri_lua *lua)
 {
     if (!peri__refs_drop(&lua->refs)) return;
+    PERI__OWN_FLOATS; /* for finalizers of scripts */
     forget_objects(lua);
     lua->guest->close(lua->state);
     peri__object_count(-1);
@@ -101,6 +103,7 @@ peri_status peri_lua_new(const peri_lua_config *config, peri_lua **out)
     peri_lua *lua = peri__alloc_zero(sizeof *lua);
     if (!lua) return PERI_ENOMEM;
     peri__refs_init(&lua->refs);
+    PERI__OWN_FLOATS;
     peri_status status = find_guest(&lua->guest);
     if (status >= 0) status = lua->guest->open(config, &core, &lua->state);
     if (status < 0) {
@@ -123,6 +126,7 @@ peri_status peri_lua_collect(peri_lua *lua)
 {
     PERI_NEED(lua);
     PERI_TRY(enter(lua, __func__));
+    PERI__OWN_FLOATS;
     return leave(lua, lua->guest->collect(lua->state));
 }
 
@@ -234,6 +238,7 @@ static peri_status load(const char *function, peri_lua *lua, const char *name, c
     int64_t number = 0;
     PERI_TRY(values_in(function, lua, in, n, own));
     PERI_TRY(enter(lua, function));
+    PERI__OWN_FLOATS;
     peri_status status = lua->guest->load(lua->state, name, text, length, own, n, &number);
     if (status >= 0) status = object_new(lua, number, out);
     return leave(lua, status);
@@ -270,6 +275,7 @@ peri_status peri_lua_call(peri_lua_object *object, const char *method, const per
     if (n_out > 0) PERI_NEED(out);
     PERI_TRY(values_in(__func__, lua, in, n_in, own));
     PERI_TRY(enter(lua, __func__));
+    PERI__OWN_FLOATS; /* for what the script computes */
     peri_status status = lua->guest->call(lua->state, object->number, method, own, n_in, results, n_out);
     if (status >= 0) status = values_out(lua, results, n_out, out);
     return leave(lua, status);

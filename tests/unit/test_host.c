@@ -5,6 +5,8 @@
  */
 #include "guest.h"
 
+#include "runtime/base/buffer.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <fenv.h>
@@ -253,6 +255,8 @@ static void threads_follow_the_quota_of_the_control_group(void **state)
     assert_int_equal(peri__quota_of(&groups), 0);
     write_text(folder, "a/cpu.max", "250000 100000\n");
     assert_int_equal(peri__quota_of(&groups), 3); /* of the group above, rounded up */
+    write_text(folder, "a/b/cpu.max", "9000000000000000000 1000\n"); /* as good as none */
+    assert_int_equal(peri__quota_of(&groups), 3);
     write_text(folder, "a/b/cpu.max", "150000 100000\n");
     assert_int_equal(peri__quota_of(&groups), 2);
     write_text(folder, "cpu.max", "10000 100000\n"); /* what a container sees of its own */
@@ -469,6 +473,8 @@ static void rounding_and_masks_stay(void **state)
     const double sum = guest_use(&g), one = product(g.cpu);
     odd_numbers(g.cpu, odd[1]);
     odd_numbers_of_the_caller(g.cpu, own[1]);
+    assert_fails(peri__fail(PERI_EINVAL, "given: %g", 0.9), PERI_EINVAL, "given: 0.9");
+    assert_int_equal(strlen(peri_error_message()), strlen("given: 0.9"));
     assert_int_equal(fegetround(), FE_UPWARD);
 #if defined(__x86_64__)
     assert_int_equal(__builtin_ia32_stmxcsr() & ~0x3fu, control & ~0x3fu);
@@ -529,6 +535,11 @@ static void numbers_have_a_point_in_every_locale(void **state)
         assert_string_equal(peri__number_text(-1.5e-30, text), "-1.5e-30");
         assert_true(peri__number_of("0.25", 4, &x) && x == 0.25);
         assert_false(peri__number_of("0,25", 4, &x) || peri__number_of("{", 1, &x));
+        assert_fails(peri__fail(PERI_EINVAL, "given: %g", 0.25), PERI_EINVAL, "given: 0.25");
+        peri__buffer buffer = {0};
+        peri__buffer_print(&buffer, "[%g]", 0.25);
+        assert_string_equal(buffer.data, "[0.25]");
+        peri__free(buffer.data);
         setlocale(LC_ALL, "C");
     }
     unsetenv("LOCPATH");

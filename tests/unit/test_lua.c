@@ -5,8 +5,10 @@
  */
 #include "tests/harness/check.h"
 
+#include <fenv.h>
 #include <lauxlib.h>
 #include <lualib.h>
+#include <math.h>
 #include <perilune/host.h>
 #include <perilune/perilune.h>
 #include <pthread.h>
@@ -140,6 +142,41 @@ static void values_come_back_as_they_went(void **state)
 
 /* -- errors
  * ------------------------------------------------------------------------------------------------------------------ */
+
+/** What scripts compute depends on nothing that the thread has set, which gets it back. */
+static void scripts_round_as_the_library_does(void **state)
+{
+    (void)state;
+    peri_lua_value plain[4], odd[4];
+    fenv_t before;
+    fegetenv(&before);
+    for (int i = 0; i < 2; i++) {
+        if (i) fesetround(FE_UPWARD);
+#if defined(__x86_64__)
+        /* denormals are zero, and are flushed; what is invalid, too large, or divided by 0 traps */
+        if (i) __builtin_ia32_ldmxcsr((__builtin_ia32_stmxcsr() | 0x8040u) & ~0x680u);
+#endif
+        peri_lua *lua = lua_new();
+        peri_lua_object *m = load(lua, "local sum, x = 0, 0/0\n"
+                                       "for i = 1, 100 do sum = sum + 0.1 end\n"
+                                       "return function(tiny) return sum, tiny / 2, 1 / (tiny - tiny),\n"
+                                       "  ('%.3g %s'):format(0.9, x ~= x) end");
+        const peri_lua_value tiny = {.kind = PERI_LUA_NUMBER, .number = 0x1p-1070};
+        peri_lua_value *out = i ? odd : plain;
+        assert_ok(peri_lua_call(m, NULL, &tiny, 1, out, 4));
+        assert_string_equal(out[3].text, "0.9 true");
+        assert_ok(peri_lua_collect(lua));
+        peri_lua_object_release(m);
+        if (i) assert_int_equal(fegetround(), FE_UPWARD);
+#if defined(__x86_64__)
+        if (i) assert_int_equal(__builtin_ia32_stmxcsr() & 0xffc0u, 0x8040u | FE_UPWARD << 3 | (0x1f80u & ~0x680u));
+#endif
+        peri_lua_release(lua);
+    }
+    fesetenv(&before);
+    assert_true(plain[1].number == 0x1p-1071 && isinf(plain[2].number));
+    for (int i = 0; i < 3; i++) assert_memory_equal(&plain[i].number, &odd[i].number, sizeof(double));
+}
 
 static void errors_are_statuses_with_words(void **state)
 {
@@ -538,6 +575,7 @@ static void code_finds_memory_in_hosts_with_much_mapped(void **state)
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(scripts_work_in_the_hosts_memory),
     cmocka_unit_test(values_come_back_as_they_went),
+    cmocka_unit_test(scripts_round_as_the_library_does),
     cmocka_unit_test(errors_are_statuses_with_words),
     cmocka_unit_test(endless_recursion_is_an_error),
     cmocka_unit_test(a_state_is_one_threads_at_a_time),
