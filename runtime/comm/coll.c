@@ -6,6 +6,7 @@
  * waits for the stream of the post), post when the copy has run, copy in on the comm stream, and the stream of the post
  * waits for that copy.
  */
+#include "../base/floats.h"
 #include "comm_internal.h"
 #include "../../kernels/route.h"
 
@@ -155,6 +156,7 @@ static peri_status post(coll_work *w)
         w->op.recv = w->op.kind == PERI_COLL_BROADCAST && w->out ? w->out->data : w->in->data;
     }
     if (w->op.stream && g->comm->vtab->elsewhere) g->comm->vtab->elsewhere(g->ctx, &w->op);
+    PERI__OWN_FLOATS; /* a transport may add up where it has all numbers */
     status = w->vtab->post(w->op.stream ? g->device_ctx : g->ctx, &w->op, &w->request);
     if (status < 0) return fail(w, status);
     peri__group_posted(g, w->op.channel, w->op.sequence);

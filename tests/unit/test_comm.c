@@ -9,6 +9,7 @@
 
 #include <perilune/ops.h>
 
+#include <fenv.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -103,6 +104,30 @@ static void sums_in_one_thread(void **state)
             close_world(n, group);
         }
     assert_int_equal(peri_mem_objects(), before);
+}
+
+/** A third of 1, three times, is 1 to nearest, and more where the thread that adds them up rounds up. */
+static void sums_are_rounded_to_nearest(void **state)
+{
+    (void)state;
+    peri_group *group[3];
+    peri_work *work[3];
+    peri_tensor *t[3];
+    open_world(3, group);
+    fesetround(FE_UPWARD);
+    for (int32_t i = 0; i < 3; i++) {
+        t[i] = filled(device_of("cpu"), 100, 0x1.555556p-2);
+        assert_ok(peri_coll_all_reduce(group[i], t[i], PERI_REDUCE_SUM, 0, &work[i]));
+    }
+    run(work, 3);
+    assert_int_equal(fegetround(), FE_UPWARD);
+    fesetround(FE_TONEAREST);
+    for (int32_t i = 0; i < 3; i++) {
+        assert_true(item(t[i], 99) == 1);
+        peri_tensor_release(t[i]);
+    }
+    release(work, 3);
+    close_world(3, group);
 }
 
 typedef struct rank {
@@ -762,6 +787,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_in_one_thread),
         cmocka_unit_test(sums_in_several_threads),
+        cmocka_unit_test(sums_are_rounded_to_nearest),
         cmocka_unit_test(phases_overlap),
         cmocka_unit_test(dropped_protocols_go_on),
         cmocka_unit_test(a_deadline_passes),
