@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * io_faults.c: loaded before the C library, it lets a call on files fail with EIO, as a disk or a network does. Of the
- * calls below whose path begins with `under`, number `n` from io_faults_arm on fails (the first is 1; 0: none does).
- * io_faults_arm returns how many such calls there were since it was called last.
+ * io_faults.c: loaded before the C library, it lets a call on files fail, as a disk or a network does. Of the calls
+ * below whose path begins with `under`, number `n` from io_faults_arm on fails with errno `how` (the first is 1; 0:
+ * none does); if `how` is 0 it reads or writes half of the bytes, which is no failure. io_faults_arm returns how many
+ * such calls there were since it was called last.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -17,30 +18,53 @@
 
 static char under[PATH_MAX];
 static atomic_long seen, failing;
+static int how;
 
-long io_faults_arm(const char *path, long n)
+long io_faults_arm(const char *path, long n, int error)
 {
     const long before = atomic_exchange(&seen, 0);
     snprintf(under, sizeof under, "%s", path);
+    how = error;
     atomic_store(&failing, n);
     return before;
 }
 
+/** Whether it is the turn of a call on @path. */
+static int is_turn(const char *path)
+{
+    return under[0] && strncmp(path, under, strlen(under)) == 0 &&
+           atomic_fetch_add(&seen, 1) + 1 == atomic_load(&failing);
+}
+
+static const char *path_of(int fd, char path[PATH_MAX])
+{
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    const ssize_t n = readlink(link, path, PATH_MAX - 1);
+    path[n < 0 ? 0 : n] = 0;
+    return path;
+}
+
 static int fails(const char *path)
 {
-    if (!under[0] || strncmp(path, under, strlen(under)) != 0) return 0;
-    if (atomic_fetch_add(&seen, 1) + 1 != atomic_load(&failing)) return 0;
-    errno = EIO;
+    if (!is_turn(path) || !how) return 0;
+    errno = how;
     return 1;
 }
 
 static int fails_open(int fd)
 {
-    char link[64], path[PATH_MAX];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    const ssize_t n = readlink(link, path, sizeof path - 1);
-    path[n < 0 ? 0 : n] = 0;
-    return fails(path);
+    char path[PATH_MAX];
+    return fails(path_of(fd, path));
+}
+
+/** How many of @n bytes are read or written; -1: the call fails. */
+static ssize_t some(int fd, size_t n)
+{
+    char path[PATH_MAX];
+    if (!is_turn(path_of(fd, path))) return (ssize_t)n;
+    errno = how;
+    return how ? -1 : (ssize_t)(n >= 8192 ? n / 8192 * 4096 : n > 1 ? n / 2 : n); /* whole pages, past the cache */
 }
 
 #define CALL(result, name, parameters, failed, bad, ...)                                                              \
@@ -52,11 +76,23 @@ static int fails_open(int fd)
     }
 CALL(DIR *, opendir, (const char *path), fails(path), NULL, path)
 CALL(struct dirent *, readdir, (DIR *d), fails_open(dirfd(d)), NULL, d)
+CALL(int, open, (const char *path, int flags, mode_t mode), fails(path), -1, path, flags, mode)
+CALL(int, openat, (int fd, const char *path, int flags, mode_t mode), fails_open(fd), -1, fd, path, flags, mode)
 CALL(int, mkdir, (const char *path, mode_t mode), fails(path), -1, path, mode)
 CALL(int, rmdir, (const char *path), fails(path), -1, path)
+CALL(int, access, (const char *path, int mode), fails(path), -1, path, mode)
+CALL(int, faccessat, (int fd, const char *path, int mode, int flags), fails_open(fd), -1, fd, path, mode, flags)
 CALL(int, stat, (const char *path, struct stat *out), fails(path), -1, path, out)
+CALL(int, lstat, (const char *path, struct stat *out), fails(path), -1, path, out)
+CALL(int, fstat, (int fd, struct stat *out), fails_open(fd), -1, fd, out)
+CALL(int, fstatat, (int fd, const char *path, struct stat *out, int flags), fails_open(fd), -1, fd, path, out, flags)
 CALL(int, fsync, (int fd), fails_open(fd), -1, fd)
+CALL(int, fallocate, (int fd, int mode, off_t at, off_t n), fails_open(fd), -1, fd, mode, at, n)
+CALL(int, unlink, (const char *path), fails(path), -1, path)
 CALL(int, unlinkat, (int fd, const char *name, int flags), fails_open(fd), -1, fd, name, flags)
 CALL(int, rename, (const char *from, const char *to), fails(from), -1, from, to)
 CALL(int, renameat2, (int a, const char *from, int b, const char *to, unsigned flags), fails(from), -1, a, from, b, to,
      flags)
+CALL(ssize_t, pread, (int fd, void *to, size_t n, off_t at), (ssize_t)(n = (size_t)some(fd, n)) < 0, -1, fd, to, n, at)
+CALL(ssize_t, pwrite, (int fd, const void *from, size_t n, off_t at), (ssize_t)(n = (size_t)some(fd, n)) < 0, -1, fd,
+     from, n, at)
