@@ -88,22 +88,34 @@ static bool put(int fd, const char *data, size_t size)
     return ok && closed;
 }
 
-/** Beside @path, then under its name, with the rights of the file that was there (@mode, or 0); of another user's file
- *  those of others to write are left out, and no file becomes a program that runs as this user. No @data: only whether
- *  it can be made. Where others may make files too (/tmp), nobody has put one under the first name, which cannot be
- *  guessed. */
+/** A new file beside @path, whose path is in @fresh, with the rights of the file that is there (@mode, or 0); of
+ *  another user's file those of others to write are left out, and no file becomes a program that runs as this user.
+ *  Where others may make files too (/tmp), nobody has put one under its name, which cannot be guessed. Its descriptor;
+ *  -1: errno says why, and there is none. */
+static int make_beside(const char *path, mode_t mode, char fresh[PATH_MAX])
+{
+    uint64_t mark;
+    if (getrandom(&mark, sizeof mark, 0) != sizeof mark) return -1;
+    if (snprintf(fresh, PATH_MAX, "%s.%016llx", path, (unsigned long long)mark) >= PATH_MAX) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    int fd = peri__fd_of_ours(open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (fd < 0 || !mode || fchmod(fd, mode) == 0) return fd;
+    int why = errno;
+    close(fd);
+    unlink(fresh);
+    errno = why;
+    return -1;
+}
+
+/** Beside @path, then under its name. No @data: only whether it can be made. */
 static bool replace(const char *path, const void *data, size_t size, mode_t mode)
 {
     char fresh[PATH_MAX];
-    uint64_t mark;
-    if (getrandom(&mark, sizeof mark, 0) != sizeof mark) return false;
-    if (snprintf(fresh, sizeof fresh, "%s.%016llx", path, (unsigned long long)mark) >= (int)sizeof fresh) {
-        errno = ENAMETOOLONG;
-        return false;
-    }
-    int fd = peri__fd_of_ours(open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+    int fd = make_beside(path, mode, fresh);
     if (fd < 0) return false;
-    bool ok = (!mode || fchmod(fd, mode) == 0) && put(fd, data, size);
+    bool ok = put(fd, data, size);
     if (ok && data && rename(fresh, path) == 0) return true;
     int why = errno;
     unlink(fresh);
@@ -173,21 +185,64 @@ static const char *follow(const char *path, char target[PATH_MAX])
 /** The rights of a file that the one in its place keeps. */
 static mode_t kept_rights(const struct stat *there) { return there->st_uid == geteuid() ? 0777 : 0755; }
 
+/** Where what is written to @path goes. */
+typedef struct place {
+    char target[PATH_MAX];
+    mode_t mode;  /* rights of the file that is there; 0: there is none */
+    bool special; /* a pipe, a terminal, a device */
+} place;
+
+/** Find it; what cannot be written to is refused with the system's words, after the name @function. */
+static peri_status find_place(const char *path, const char *function, place *out)
+{
+    struct stat there;
+    if (!*path) return peri__fail(PERI_EINVAL, "%s: the name of the file is empty", function);
+    const char *refused = follow(path, out->target);
+    const bool known = !refused && stat(path, &there) == 0;
+    out->special = known && !S_ISREG(there.st_mode);
+    out->mode = known ? there.st_mode & kept_rights(&there) : 0;
+    if (known && S_ISDIR(there.st_mode)) refused = strerror(EISDIR);
+    else if (known && !out->special && access(out->target, W_OK) != 0) refused = strerror(errno);
+    return refused ? peri__fail(PERI_EIO, "%s: %s: %s", function, path, refused) : PERI_OK;
+}
+
 peri_status peri_file_write(const char *path, const void *data, int64_t size, bool folders)
 {
-    char target[PATH_MAX];
-    struct stat there;
+    place at;
     PERI_NEED(path);
     if (size < 0) return peri__fail(PERI_EINVAL, "peri_file_write: %lld bytes, allowed: 0 or more", (long long)size);
-    if (!*path) return peri__fail(PERI_EINVAL, "peri_file_write: the name of the file is empty");
     if (!data) size = 0;
-    if (folders) peri__make_folders(path, false);
-    const char *refused = follow(path, target);
-    if (refused) return peri__fail(PERI_EIO, "peri_file_write: %s: %s", path, refused);
-    bool known = stat(path, &there) == 0, ok;
-    if (known && S_ISDIR(there.st_mode)) ok = false, errno = EISDIR;
-    else if (known && !S_ISREG(there.st_mode)) ok = !data || put(open_special(path), data, (size_t)size);
-    else if (known && access(target, W_OK) != 0) ok = false;
-    else ok = replace(target, data, (size_t)size, known ? there.st_mode & kept_rights(&there) : 0);
+    if (folders && *path) peri__make_folders(path, false);
+    PERI_TRY(find_place(path, __func__, &at));
+    const bool ok = at.special ? !data || put(open_special(path), data, (size_t)size)
+                               : replace(at.target, data, (size_t)size, at.mode);
     return ok ? PERI_OK : peri__fail(PERI_EIO, "peri_file_write: %s: %s", path, strerror(errno));
+}
+
+peri_status peri_file_begin(const char *path, char fresh[PERI_PATH_MOST])
+{
+    place at;
+    PERI_NEED(path);
+    PERI_NEED(fresh);
+    PERI_TRY(find_place(path, __func__, &at));
+    if (at.special) return snprintf(fresh, PERI_PATH_MOST, "%s", path), PERI_OK;
+    int fd = make_beside(at.target, at.mode, fresh);
+    if (fd < 0) return peri__fail(PERI_EIO, "peri_file_begin: %s: %s", path, strerror(errno));
+    close(fd);
+    return PERI_OK;
+}
+
+peri_status peri_file_end(const char *path, const char *fresh)
+{
+    place at;
+    PERI_NEED(path);
+    PERI_NEED(fresh);
+    if (strcmp(path, fresh) == 0) return PERI_OK;
+    peri_status status = find_place(path, __func__, &at);
+    int fd = status < 0 ? -1 : open(fresh, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (status >= 0 && (fd < 0 || fsync(fd) != 0 || rename(fresh, at.target) != 0))
+        status = peri__fail(PERI_EIO, "peri_file_end: %s: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    if (status < 0) unlink(fresh);
+    return status;
 }

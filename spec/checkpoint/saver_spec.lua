@@ -487,6 +487,14 @@ describe("perilune checkpoint", function()
     assert.equal(1, status)
     assert.truthy(words:find("rank%-0.safetensors' is damaged: bytes %d+ to %d+, of tensor 'model/%a+', have another "
       .. "checksum"), words)
+    -- What is exported is there whole or not at all; a pipe gets it as it comes.
+    local w, left = folder .. "/w.npy", shell.run("ls -A " .. folder)
+    assert.equal(1, select(2, cli(("export %s model/weight -o %s"):format(a, w))))
+    assert.equal(text, shell.read(w))
+    assert.equal(left, (shell.run("ls -A " .. folder)))
+    shell.run(("mkfifo %s/pipe; cat %s/pipe >%s/piped & %s checkpoint export %s model/weight -o %s/pipe; wait"):format(
+      folder, folder, folder, shell.perilune, b, folder))
+    assert.equal(text, shell.read(folder .. "/piped"))
     -- An error is told from an answer: of these questions nothing is known.
     for _, question in ipairs { "diff %s/none %s", "diff %s %s/none", "verify %s/none" } do
       assert.equal(2, select(2, cli(question:format(b, b))), question)

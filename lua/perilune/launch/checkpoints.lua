@@ -283,6 +283,26 @@ end
 local npy_types = { f64 = "<f8", f32 = "<f4", f16 = "<f2", i64 = "<i8", i32 = "<i4", i16 = "<i2", i8 = "|i1",
   u8 = "|u1", bool = "|b1", c64 = "<c8" }
 
+--- Write file `path` by f(put), where put(bytes) writes some: beside, and then under its name; a pipe at once.
+local function written(path, f)
+  local function told(status)
+    if status >= 0 then return end
+    P.fail("checkpoint export: " .. ffi.string(C.peri_error_message()):gsub("^peri_file_%w+: ", ""))
+  end
+  local fresh = ffi.new("char[?]", C.PERI_PATH_MOST)
+  told(C.peri_file_begin(path, fresh))
+  fresh = ffi.string(fresh)
+  local function whole(ok) return ok or P.fail(("checkpoint: '%s' could not be written as a whole"):format(path)) end
+  local ok, err = xpcall(function()
+    local file = whole(io.open(fresh, "wb"))
+    f(function(bytes) whole(file:write(bytes)) end)
+    whole(file:close())
+  end, P.locate)
+  if ok then return told(C.peri_file_end(path, fresh)) end
+  if fresh ~= path then os.remove(fresh) end
+  error(err, 0)
+end
+
 function actions.export(paths, options)
   local c, name = checkpoint.open(paths[1]), paths[2]
   local t = c:tensor(name)
@@ -291,24 +311,20 @@ function actions.export(paths, options)
   local shape = table.concat(t.shape, ", ") .. (#t.shape == 1 and "," or "")
   local header = ("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }"):format(npy_types[dtype], shape)
   header = header .. (" "):rep(63 - (10 + #header) % 64) .. "\n"
-  local file, why = io.open(path, "wb")
-  if not file then P.fail("checkpoint export: " .. why) end
-  local function put(bytes)
-    if not file:write(bytes) then P.fail(("checkpoint: '%s' could not be written as a whole"):format(path)) end
-  end
-  local most = collectgarbage "count" + 2 ^ 14 -- KiB
-  put("\147NUMPY\1\0" .. string.char(#header % 256, math.floor(#header / 256)) .. header)
-  blocks(t.shape, function(offset, size)
-    P.scope(function()
-      local block = c:read(name, { offset = offset, size = size }):to(dtype)
-      P.check(P.C.peri_tensor_data(Tensor.ptr(block), out))
-      local bytes, memory = block:numel() * tonumber(P.C.peri_dtype_size(P.C.peri_dtype_parse(dtype))),
-        ffi.cast("char *", out[0])
-      for at = 0, bytes - 1, PUT do put(ffi.string(memory + at, math.min(PUT, bytes - at))) end
-      if collectgarbage "count" > most then collectgarbage() end -- by itself Lua waits for twice of what there was
+  written(path, function(put)
+    put("\147NUMPY\1\0" .. string.char(#header % 256, math.floor(#header / 256)) .. header)
+    local most = collectgarbage "count" + 2 ^ 14 -- KiB
+    blocks(t.shape, function(offset, size)
+      P.scope(function()
+        local block = c:read(name, { offset = offset, size = size }):to(dtype)
+        P.check(P.C.peri_tensor_data(Tensor.ptr(block), out))
+        local bytes, memory = block:numel() * tonumber(P.C.peri_dtype_size(P.C.peri_dtype_parse(dtype))),
+          ffi.cast("char *", out[0])
+        for at = 0, bytes - 1, PUT do put(ffi.string(memory + at, math.min(PUT, bytes - at))) end
+        if collectgarbage "count" > most then collectgarbage() end -- by itself Lua waits for twice of what there was
+      end)
     end)
   end)
-  if not file:close() then P.fail(("checkpoint: '%s' could not be written as a whole"):format(path)) end
   print(("%s: %s [%s]%s"):format(path, dtype, table.concat(t.shape, ", "), dtype ~= t.dtype and ", from " .. t.dtype
     or ""))
   return 0

@@ -296,6 +296,13 @@ PERI_API int64_t peri_host_memory(int64_t *available);
  *  and renamed. A pipe or a device is written to. @folders: make those above it that are missing. @data NULL: only try
  *  whether a file could be made there, which leaves none. PERI_EIO: it could not, with the system's words. Local. */
 PERI_API peri_status peri_file_write(const char *path, const void *data, int64_t size, bool folders);
+enum { PERI_PATH_MOST = 4096 }; /* bytes of a path, with the 0 at its end */
+/** The same of a file that is written bit by bit: makes an empty one beside @path, which the caller writes and then
+ *  gives to peri_file_end, or removes. @fresh: its path. Where @path is a pipe or a device that is @path itself. */
+PERI_API peri_status peri_file_begin(const char *path, char fresh[PERI_PATH_MOST]);
+/** What was written to @fresh, and closed, is on the disk, and then has the name @path. If that fails @fresh is
+ *  removed. */
+PERI_API peri_status peri_file_end(const char *path, const char *fresh);
 
 /* -- fault points (tests) ------------------------------------------------------------------------------------------ */
 
