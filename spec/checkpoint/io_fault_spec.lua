@@ -16,9 +16,9 @@ describe("a call on files that fails", function()
   -- What each call of fails: with which errno (0: it reads or writes half), and how far apart the calls are that do;
   -- PERI_TEST_KILLS has all of them.
   local all = os.getenv "PERI_TEST_KILLS"
-  for what, of in peri.util.ordered { increments = { 5, 13 }, keep = { 5, 11 }, replace = { 5, 13 },
+  for what, how in peri.util.ordered { increments = { 5, 13 }, keep = { 5, 11 }, replace = { 5, 13 },
     compact = { 5, 19 }, compact_into = { 5, 23 }, remove_read = { 5, 1 }, load = { 5, 5 }, short = { 0, 23 } } do
-    local errno, every = of[1], all and 1 or of[2]
+    local errno, every = how[1], all and 1 or how[2]
     it("leaves the old checkpoint or the new one: " .. what, function()
       local env = shell.luajit_env()
       env.LD_PRELOAD = library

@@ -59,7 +59,7 @@ local function local_pieces(module, t)
 end
 
 --- Shards of all ranks that hold something. A piece of this rank that is a whole table is the only one: the plan is not
---- asked. Of other tables those of the last one are kept: who asks for one state of a table often asks for the next one,
+--- asked. Of other tables those of the last one are kept: who asks for one state of a table often asks for the next,
 --- too.
 local function shards_of(module, t)
   local only, entry, known = local_pieces(module, t)[1], module.plan.tables[t.name], rawget(module, "_shards")

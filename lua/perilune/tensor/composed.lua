@@ -166,12 +166,12 @@ end
 local function closeness_of_nan(f, a, b, rtol, atol)
   return f.maximum(closeness(f, a, b, rtol, atol), f.mul(f.ne(a, a), f.ne(b, b)))
 end
-local function apart(f, close) return f.affine(close, -1, 1) end
+local function opposite(f, close) return f.affine(close, -1, 1) end
 --- [whether NaN is close to NaN]
 local are_close = { [false] = formula("isclose", 2, 2, closeness), [true] = formula("isclose", 2, 2, closeness_of_nan) }
 local are_apart = {
-  [false] = formula("allclose", 2, 2, function(f, ...) return apart(f, closeness(f, ...)) end),
-  [true] = formula("allclose", 2, 2, function(f, ...) return apart(f, closeness_of_nan(f, ...)) end),
+  [false] = formula("allclose", 2, 2, function(f, ...) return opposite(f, closeness(f, ...)) end),
+  [true] = formula("allclose", 2, 2, function(f, ...) return opposite(f, closeness_of_nan(f, ...)) end),
 }
 local function compare(how, reduction, a, b, rtol, atol, equal_nan)
   if not (Tensor._is_float(a) and Tensor._is_float(b)) then a, b = a:to "f64", b:to "f64" end
