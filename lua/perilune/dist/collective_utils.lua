@@ -15,9 +15,9 @@ local OK, FAILED = 0, 1
 
 --- True on the rank of the group that leads (its rank 0 unless said otherwise).
 function M.is_leader(group, leader_rank)
-  local most = group ~= nil and group_of("is_leader", group):size() - 1 or nil
-  leader_rank = util.integer("is_leader", "leader_rank", leader_rank or 0, 0, most)
-  return (group and group:rank() or 0) == leader_rank
+  local own = group ~= nil and group_of("is_leader", group) or nil
+  leader_rank = util.integer("is_leader", "leader_rank", leader_rank or 0, 0, own and own:size() - 1)
+  return (own and own:rank() or 0) == leader_rank
 end
 
 --- The bytes of rank `rank` on all ranks, with a number beside them. Waits.
