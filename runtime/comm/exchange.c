@@ -169,7 +169,7 @@ static peri_status put_together(const peri__exchange *x, const peri__side *s, pe
         } else { /* a view of the caller's tensor, which may be on the tape by now, is not */
             peri_tensor *t = tensors[i];
             PERI_TRY(peri__tensor_view(t, t->ndim, t->shape, t->stride, t->offset, &to));
-            PERI_TRY(peri_tensor_copy(to, part));
+            PERI_TRY(peri__tensor_arrive(to, part));
         }
     }
     return PERI_OK;

@@ -615,28 +615,21 @@ static bool overlap(const peri_tensor *dst, const peri_tensor *src)
     return !same && first <= to && from <= last;
 }
 
-peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src)
+/** @src: of dst's shape. */
+static peri_status copy_elements(peri_tensor *dst, const peri_tensor *src)
 {
-    PERI_NEED(dst);
-    PERI_NEED(src);
-    peri_tensor wide = *src; /* a borrowed view on the stack, repeated to dst's shape */
-    PERI_TRY(peri__expanded("peri_tensor_copy", src, dst->ndim, dst->shape, wide.stride));
-    PERI_TRY(check_distinct("peri_tensor_copy", dst));
-    wide.ndim = dst->ndim;
-    memcpy(wide.shape, dst->shape, sizeof wide.shape);
-    peri__changed(dst);
-    if (overlap(dst, &wide)) {
+    if (overlap(dst, src)) {
         peri_tensor *apart;
-        PERI_TRY(peri__tensor_like(&wide, wide.ndim, wide.shape, &apart));
-        peri_status copied = convert(apart, &wide);
+        PERI_TRY(peri__tensor_like(src, src->ndim, src->shape, &apart));
+        peri_status copied = convert(apart, src);
         if (copied >= 0) copied = convert(dst, apart);
         peri_tensor_release(apart);
         return copied;
     }
-    if (peri__device(dst) == peri__device(src)) return convert(dst, &wide);
+    if (peri__device(dst) == peri__device(src)) return convert(dst, src);
     peri_tensor *from = NULL, *to = NULL;
     peri_status status;
-    PERI_TRY_GOTO(peri__contiguous_of(&wide, &from), out);
+    PERI_TRY_GOTO(peri__contiguous_of(src, &from), out);
     if (dst->dtype == src->dtype && peri__contiguous(dst)) {
         status = across(dst, from);
     } else {
@@ -645,7 +638,35 @@ peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src)
         status = convert(dst, to);
     }
 out:
-    if (from != &wide) peri_tensor_release(from);
+    if (from != src) peri_tensor_release(from);
     peri_tensor_release(to);
     return status;
+}
+
+/** @wide = a borrowed view of @src, repeated to dst's shape. */
+static peri_status widen(const peri_tensor *dst, const peri_tensor *src, peri_tensor *wide)
+{
+    *wide = *src;
+    PERI_TRY(peri__expanded("peri_tensor_copy", src, dst->ndim, dst->shape, wide->stride));
+    wide->ndim = dst->ndim;
+    memcpy(wide->shape, dst->shape, sizeof wide->shape);
+    return PERI_OK;
+}
+
+peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src)
+{
+    peri_tensor wide;
+    PERI_NEED(dst);
+    PERI_NEED(src);
+    PERI_TRY(widen(dst, src, &wide));
+    PERI_TRY(check_distinct("peri_tensor_copy", dst));
+    peri__changed(dst);
+    return copy_elements(dst, &wide);
+}
+
+peri_status peri__tensor_arrive(peri_tensor *dst, const peri_tensor *src)
+{
+    peri_tensor wide;
+    PERI_TRY(widen(dst, src, &wide));
+    return copy_elements(dst, &wide);
 }

@@ -309,6 +309,8 @@ const char *peri__dim_text(int32_t dim, peri__words *words);
 peri_status peri__contiguous_of(const peri_tensor *t, peri_tensor **out);
 /** *out (a new reference, recorded) = @t with its dimension @d exchanged with the last one: @t itself if it is that. */
 peri_status peri__exchange_last(peri_tensor *t, int32_t d, peri_tensor **out);
+/** peri_tensor_copy into what has been said to change (peri__changed) when it was posted. */
+peri_status peri__tensor_arrive(peri_tensor *dst, const peri_tensor *src);
 /** Strides of @t when repeated to @shape[ndim]; PERI_EINVAL, naming @function, if it cannot be. */
 peri_status peri__expanded(const char *function, const peri_tensor *t, int32_t ndim, const int64_t *shape,
                            int64_t *stride);

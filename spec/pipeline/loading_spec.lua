@@ -158,9 +158,15 @@ describe("a DataLoadingThread", function()
   end)
 
   it("waits for a batch so long, and no longer", function()
-    local t = DataLoadingThread { timeout = 0.05, loader = function()
-      return function()
-        for _ = 1, 2000 do require("perilune.ffi").C.peri_pause(2 ^ 40) end -- half a second
+    local path = os.tmpname()
+    local t = DataLoadingThread { timeout = 0.05, arguments = { path = path }, loader = function(a)
+      return function() -- at work until the file is gone
+        local file = io.open(a.path)
+        while file do
+          file:close()
+          require("perilune.ffi").C.peri_pause(2 ^ 40)
+          file = io.open(a.path)
+        end
       end
     end }
     local ok, err = pcall(t.get_next_batch, t)
@@ -169,6 +175,7 @@ describe("a DataLoadingThread", function()
     ok, err = pcall(t.stop, t, 0.01)
     assert.is_false(ok)
     assert.matches("peri_feed_stop: the thread has not ended after 0%.0[01]%d* s", err.message) -- what was left of it
+    os.remove(path)
     t:stop(20)
   end)
 
