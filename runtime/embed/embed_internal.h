@@ -307,11 +307,17 @@ bool peri__tbe_bytes(int32_t dtype);
 int64_t peri__tbe_stride(int32_t dtype, int64_t cols);
 /** How one of PERI_ROWS_* stores numbers. */
 peri_row_format peri__tbe_row_format(int32_t dtype);
-/** Whether rows of @tbe hold @numbers (f32 [rows, cols], contiguous), of which @bytes was made, from row @row of a
- *  table on; PERI_ERANGE names the first row that does not. Waits for the device. @bytes NULL: there are none, or the
- *  numbers alone say it (fp8, f16, bf16). */
-peri_status peri__rows_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row, peri_tensor *numbers,
-                            peri_tensor *bytes);
+/** Rows of a table that are about to be stored. */
+typedef struct peri__rows_place {
+    const char *who, *table; /* who stores them, for messages; the table's name */
+    int32_t dtype;           /* of the table: a float, or PERI_ROWS_* */
+    int64_t row;             /* the first of them; the others follow it */
+    const int64_t *list;     /* NULL, or the number of each row, and `row` says nothing */
+} peri__rows_place;
+/** Whether these rows hold @numbers (f32 [rows, cols], contiguous), of which @bytes was made; PERI_ERANGE names the
+ *  first row that does not. Waits for the device. @bytes NULL: there are none, or the numbers alone say it (fp8, f16,
+ *  bf16). */
+peri_status peri__rows_held(const peri__rows_place *place, peri_tensor *numbers, peri_tensor *bytes);
 /** The same of rows @src that become f16 or bf16: a finite number may not become an infinity. */
 peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,
                               const peri_tensor *src);

@@ -51,26 +51,26 @@ static bool held(int32_t dtype, const float *x, int64_t cols, const uint8_t *byt
     return (scale & 0x7fff) <= 0x7c00;
 }
 
-static peri_status complain(const char *function, const peri_tbe *tbe, int64_t table, int64_t row, const float *x,
-                            int64_t at)
+/** Row @i of those at @place, the numbers @x, is not held. */
+static peri_status complain(const peri__rows_place *place, int64_t i, const float *x, int64_t cols, int64_t at)
 {
-    const char *name = tbe->tables[table].name;
+    const long long row = (long long)(place->list ? place->list[i] : place->row + i);
     if (at >= 0)
         return peri__fail(
             PERI_ERANGE,
-            "%s: table '%.120s', row %lld: its number %lld is %g, which rows of %s do not hold; allowed: %s", function,
-            name, (long long)row, (long long)at, isnan(x[at]) ? (double)NAN : (double)x[at],
-            peri__data_type_name(tbe->dtype), allowed(tbe->dtype));
+            "%s: table '%.120s', row %lld: its number %lld is %g, which rows of %s do not hold; allowed: %s",
+            place->who, place->table, row, (long long)at, isnan(x[at]) ? (double)NAN : (double)x[at],
+            peri__data_type_name(place->dtype), allowed(place->dtype));
     float least = x[0], largest = x[0];
-    for (int64_t c = 1; c < tbe->layout[table].cols; c++) {
+    for (int64_t c = 1; c < cols; c++) {
         least = fminf(least, x[c]);
         largest = fmaxf(largest, x[c]);
     }
     return peri__fail(
         PERI_ERANGE,
         "%s: table '%.120s', row %lld: its numbers go from %g to %g, which rows of %s do not hold; allowed: %s",
-        function, name, (long long)row, (double)least, (double)largest, peri__data_type_name(tbe->dtype),
-        allowed(tbe->dtype));
+        place->who, place->table, row, (double)least, (double)largest, peri__data_type_name(place->dtype),
+        allowed(place->dtype));
 }
 
 /** Rows [begin, end) of @t in host memory: where they are, or read into @room. */
@@ -89,8 +89,7 @@ static peri_status on_host(peri_tensor *t, int64_t begin, int64_t end, void *roo
     return status;
 }
 
-peri_status peri__rows_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row, peri_tensor *numbers,
-                            peri_tensor *bytes)
+peri_status peri__rows_held(const peri__rows_place *place, peri_tensor *numbers, peri_tensor *bytes)
 {
     int64_t rows = numbers->shape[0], cols = numbers->shape[1], width = bytes ? bytes->shape[1] : 0, at;
     int64_t step = peri__max(1, CHUNK / peri__max(cols, 1));
@@ -104,8 +103,8 @@ peri_status peri__rows_held(const char *function, const peri_tbe *tbe, int64_t t
         if (status >= 0 && bytes) status = on_host(bytes, begin, end, more, &codes);
         for (int64_t r = 0; r < end - begin && status >= 0; r++) {
             const float *own = (const float *)x + r * cols;
-            if (!held(tbe->dtype, own, cols, codes ? (const uint8_t *)codes + r * width : NULL, &at))
-                status = complain(function, tbe, table, row + begin + r, own, at);
+            if (!held(place->dtype, own, cols, codes ? (const uint8_t *)codes + r * width : NULL, &at))
+                status = complain(place, begin + r, own, cols, at);
         }
     }
     peri__free(room);
@@ -125,7 +124,9 @@ peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_to((peri_tensor *)src, PERI_F32, NULL, &numbers), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(numbers, &flat), out);
-    status = peri__rows_held(function, tbe, table, row, flat, NULL);
+    const peri__rows_place place = {
+        .who = function, .table = tbe->tables[table].name, .dtype = tbe->dtype, .row = row};
+    status = peri__rows_held(&place, flat, NULL);
 out:
     peri_tensor_release(numbers);
     peri_tensor_release(flat);

@@ -127,7 +127,7 @@ static peri_status bring(peri_model_follower *f, half *h, peri_checkpoint *c, bo
     peri_status status = peri_checkpoint_verify_since(c, level);
     if (status >= 0) status = peri__model_update(h->model, c, level, f->prefix, &begun);
     if (status >= 0 && lost(h)) status = unreadable(h->model);
-    *damaged = status == PERI_EFORMAT || status == PERI_EMISMATCH;
+    *damaged = status == PERI_EFORMAT || status == PERI_EMISMATCH || status == PERI_ERANGE;
     if (status < 0) {
         if (begun) *h->digest = *h->same_as = 0;
         return status;

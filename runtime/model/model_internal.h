@@ -225,6 +225,10 @@ peri_status peri__model_check(peri_model *m, const char *what);
 /** Write panels of @cols x @inner numbers as those of @dtype (PERI_F32, PERI_BF16, PERI_I8; to nearest even) to @to;
  *  returns their bytes. */
 int64_t peri__model_panels_as(const float *panels, int64_t cols, int64_t inner, int32_t dtype, void *to);
+/** Whether a matrix of @dtype (PERI_F32, PERI_BF16, PERI_I8) holds @weight, whose element (column, k) lies at column *
+ *  @column_step + k * @inner_step; PERI_ERANGE names the first one that it does not. @who: for the message. */
+peri_status peri__model_matrix_held(const char *who, const float *weight, int64_t cols, int64_t inner,
+                                    int64_t column_step, int64_t inner_step, int32_t dtype);
 /** The input whose lists output @output follows; -1: it has numbers of samples. */
 static inline int32_t peri__model_output_list(const peri_model *m, int32_t output)
 {

@@ -14,6 +14,7 @@
 
 enum {
     BLOCK_BYTES = 4 << 20, /* of rows that are read at a time */
+    MOST_WHOLE = 1 << 24,  /* up to it f32 has all whole numbers */
     PAGE_BYTES = 4096      /* that are compared before they are written */
 };
 
@@ -33,6 +34,7 @@ typedef struct target {
     int64_t rows, columns; /* of the tensor; VALUES: 1, their number */
     int64_t index;         /* of the tensor in the checkpoint */
     peri_checkpoint_tensor tensor;
+    const char *from; /* path of the checkpoint, for messages */
     char *to;
     interval *read; /* ROWS: rows that were read as the newest checkpoint has them */
     int64_t n_read;
@@ -173,15 +175,27 @@ static int64_t width_of(const peri_checkpoint_region *r, int32_t ndim)
     return n;
 }
 
-/** Rows as they lie in the file, from a tensor of numbers, which is given up; @out new. */
-static peri_status encode(const peri_model *m, const target *t, peri_tensor *numbers, peri_tensor **out)
+/** Rows as they lie in the file, from a tensor of numbers; @out new. PERI_ERANGE: one that they cannot hold. */
+static peri_status encode(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out)
 {
-    const int32_t format = m->rows[t->table].format;
+    const int32_t format = place->dtype;
     const peri_row_format coded = peri__tbe_row_format(format);
-    peri_status status = format == PERI_F32 || format == PERI_F16 || format == PERI_BF16
-                             ? peri_tensor_to(numbers, format, NULL, out)
-                             : peri_quantize_rows(numbers, &coded, NULL, out);
-    peri_tensor_release(numbers);
+    const bool floats = format == PERI_F32 || format == PERI_F16 || format == PERI_BF16;
+    peri_tensor *wide = NULL, *rows = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_to(numbers, PERI_F32, NULL, &wide), out);
+    if (format != PERI_F32 && (floats || coded.scale_dtype < 0))
+        PERI_TRY_GOTO(peri__rows_held(place, wide, NULL), out);
+    PERI_TRY_GOTO(floats ? peri_tensor_to(numbers, format, NULL, &rows)
+                         : peri_quantize_rows(numbers, &coded, NULL, &rows),
+                  out);
+    if (!floats && coded.scale_dtype >= 0) PERI_TRY_GOTO(peri__rows_held(place, wide, rows), out);
+    status = PERI_OK;
+    *out = rows;
+    rows = NULL;
+out:
+    peri_tensor_release(wide);
+    peri_tensor_release(rows);
     return status;
 }
 
@@ -199,8 +213,17 @@ static peri_status lay_rows(const peri_model *m, const target *t, int64_t row, c
     const int64_t bytes = ids ? 8 : m->rows[t->table].row_bytes;
     peri_tensor *rows = numbers;
     void *data;
-    if (!ids) PERI_TRY(encode(m, t, numbers, &rows));
-    peri_status status = peri_tensor_data(rows, &data);
+    peri_status status = PERI_OK;
+    if (!ids) {
+        char who[256];
+        snprintf(who, sizeof who, "checkpoint '%.200s'", t->from);
+        const peri__rows_place place = {.who = who, .table = m->tables[t->table].name,
+                                        .dtype = m->rows[t->table].format, .row = row, .list = list};
+        status = encode(&place, numbers, &rows);
+        peri_tensor_release(numbers);
+        PERI_TRY(status);
+    }
+    status = peri_tensor_data(rows, &data);
     for (int64_t i = 0; status >= 0 && i < n; i++) {
         const int64_t at = list ? list[i] : row + i;
         if (at < 0 || at >= t->rows)
@@ -214,14 +237,33 @@ static peri_status lay_rows(const peri_model *m, const target *t, int64_t row, c
 
 /* -- sections ------------------------------------------------------------------------------------------------------ */
 
-/** All elements of a tensor of the checkpoint as f32; @out new. */
-static peri_status read_numbers(peri_checkpoint *c, const target *t, peri_tensor **out, const float **numbers)
+/** Elements [first, first + n) of a tensor of whole numbers are those that f32 holds. */
+static peri_status whole_held(const target *t, peri_tensor *x, int64_t first, int64_t n)
+{
+    void *data;
+    PERI_TRY(peri_tensor_data(x, &data));
+    for (int64_t i = first; i < first + n; i++) {
+        const int64_t value = x->dtype == PERI_I64 ? ((int64_t *)data)[i] : ((int32_t *)data)[i];
+        if (value < -MOST_WHOLE || value > MOST_WHOLE)
+            return peri__fail(PERI_ERANGE,
+                              "checkpoint '%.200s': tensor '%.200s': its number %lld is %lld, which the model file "
+                              "does not hold; allowed: -2^24..2^24",
+                              t->from, t->tensor.name, (long long)i, (long long)value);
+    }
+    return PERI_OK;
+}
+
+/** All elements of a tensor of the checkpoint as f32, of which @n from @first on are used; @out new. */
+static peri_status read_numbers(peri_checkpoint *c, const target *t, int64_t first, int64_t n, peri_tensor **out,
+                                const float **numbers)
 {
     peri_checkpoint_region all = rows_of(&t->tensor, 0, -1);
     peri_tensor *x;
     void *data;
     PERI_TRY(read_region(c, t->index, &t->tensor, &all, &x));
-    peri_status status = peri_tensor_to(x, PERI_F32, NULL, out);
+    peri_status status = PERI_OK;
+    if (x->dtype == PERI_I64 || x->dtype == PERI_I32) status = whole_held(t, x, first, n);
+    if (status >= 0) status = peri_tensor_to(x, PERI_F32, NULL, out);
     peri_tensor_release(x);
     if (status >= 0) status = peri_tensor_data(*out, &data);
     if (status >= 0) *numbers = data;
@@ -235,10 +277,15 @@ static peri_status lay_dense(const target *t, const peri__model_section *s, cons
         lay(t->to, numbers, t->columns * 4);
         return PERI_OK;
     }
+    char who[PERI_MESSAGE_MAX];
+    const int64_t column_step = s->turned ? 1 : t->columns, inner_step = s->turned ? t->rows : 1;
+    if (s->source) snprintf(who, sizeof who, "checkpoint '%.200s': tensor '%.100s'", t->from, s->source);
+    else snprintf(who, sizeof who, "checkpoint '%.200s': a matrix that is computed of it", t->from);
+    PERI_TRY(peri__model_matrix_held(who, numbers, t->rows, t->columns, column_step, inner_step, t->dtype));
     float *panels = peri__alloc(sizeof *panels * (size_t)peri_panel_size(t->rows, t->columns));
     void *bytes = peri__alloc((size_t)peri_panel_bytes(t->rows, t->columns, t->dtype));
     if (panels && bytes) {
-        peri_panel_pack(panels, numbers, t->rows, t->columns, s->turned ? 1 : t->columns, s->turned ? t->rows : 1);
+        peri_panel_pack(panels, numbers, t->rows, t->columns, column_step, inner_step);
         lay(t->to, bytes, peri__model_panels_as(panels, t->rows, t->columns, t->dtype, bytes));
     }
     const peri_status status = panels && bytes ? PERI_OK : PERI_ENOMEM;
@@ -251,7 +298,7 @@ static peri_status take_dense(peri_checkpoint *c, const target *t, const peri__m
 {
     peri_tensor *wide = NULL;
     const float *numbers;
-    peri_status status = read_numbers(c, t, &wide, &numbers);
+    peri_status status = read_numbers(c, t, s->first, t->rows * t->columns, &wide, &numbers);
     if (status >= 0) status = lay_dense(t, s, numbers + s->first);
     peri_tensor_release(wide);
     return status;
@@ -302,7 +349,7 @@ static peri_status evaluate(peri_model *f, peri_checkpoint *c, const target *giv
     if (!e->tensors || !e->values || !e->outputs) return PERI_ENOMEM;
     PERI_TRY(peri_model_context_new(f, 1, 1, &e->context));
     for (int32_t i = 0; i < f->n_inputs; i++)
-        PERI_TRY(read_numbers(c, &given[i], &e->tensors[i], &e->values[i].dense));
+        PERI_TRY(read_numbers(c, &given[i], 0, given[i].columns, &e->tensors[i], &e->values[i].dense));
     for (int32_t i = 0; i < f->n_outputs; i++)
         if (!(e->outputs[i] = peri__alloc(sizeof(float) * (size_t)f->outputs[i].columns))) return PERI_ENOMEM;
     return peri_model_predict(e->context, 1, e->values, e->outputs);
@@ -358,8 +405,21 @@ static peri_status take_whole(const peri_model *m, peri_checkpoint *c, target *t
     return PERI_OK;
 }
 
+/** Rows @list[n], as @c has them. */
+static peri_status take_newest(const peri_model *m, peri_checkpoint *c, const target *t, const int64_t *list, int64_t n)
+{
+    for (int64_t i = 0, k; i < n; i = k) {
+        for (k = i + 1; k < n && list[k] == list[k - 1] + 1; k++) {
+        }
+        if (list[i] < 0 || list[k - 1] >= t->rows)
+            return peri__fail(PERI_EFORMAT, "rows beyond a table of %lld", (long long)t->rows);
+        PERI_TRY(take_rows(m, c, t, list[i], list[k - 1] + 1));
+    }
+    return PERI_OK;
+}
+
 /** Rows [from, from + n) of the list of a piece of increment @level; as @c has them where the piece has some of their
- *  columns only. */
+ *  columns only, or numbers that the file cannot hold: a later increment may have better ones. */
 static peri_status take_listed(const peri_model *m, peri_checkpoint *c, peri_checkpoint *level, const target *t,
                                int64_t index, int64_t piece, const peri_checkpoint_region *r, int64_t from, int64_t n)
 {
@@ -377,15 +437,8 @@ static peri_status take_listed(const peri_model *m, peri_checkpoint *c, peri_che
         if (status >= 0) status = peri_tensor_write(numbers, values, n * width * element);
         if (status >= 0) status = lay_rows(m, t, 0, rows, n, numbers);
         else peri_tensor_release(numbers);
-    } else {
-        for (int64_t i = 0, k; status >= 0 && i < n; i = k) {
-            for (k = i + 1; k < n && rows[k] == rows[k - 1] + 1; k++) {
-            }
-            if (rows[i] < 0 || rows[k - 1] >= t->rows)
-                status = peri__fail(PERI_EFORMAT, "rows beyond a table of %lld", (long long)t->rows);
-            else status = take_rows(m, c, t, rows[i], rows[k - 1] + 1);
-        }
     }
+    if (width == t->columns ? status == PERI_ERANGE : status >= 0) status = take_newest(m, c, t, rows, n);
     peri__free(rows);
     peri__free(values);
     return status;
@@ -469,13 +522,15 @@ void peri__model_copy(peri_model *m, const peri_model *from)
 static peri_status find_all(const peri_model *m, const peri_checkpoint *c, const char *prefix, target *list,
                             target *given)
 {
-    for (int32_t i = 0; i < m->n_sections; i++)
+    for (int32_t i = 0; i < m->n_sections; i++) {
+        list[i].from = peri_checkpoint_level(c, 0);
         if (list[i].kind != NOTHING && m->sections[i].formula < 0)
             PERI_TRY(find(c, prefix, &m->sections[i], &list[i]));
+    }
     for (int32_t i = 0; m->formulas && i < m->formulas->n_inputs; i++) {
         const peri_model_input *input = &m->formulas->inputs[i];
         const peri__model_section as = {.source = (char *)(uintptr_t)input->name, .formula = -1};
-        given[i] = (target){.kind = VALUES, .rows = 1, .columns = input->columns};
+        given[i] = (target){.kind = VALUES, .rows = 1, .columns = input->columns, .from = peri_checkpoint_level(c, 0)};
         PERI_TRY(find(c, prefix, &as, &given[i]));
     }
     return PERI_OK;

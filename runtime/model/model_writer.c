@@ -195,6 +195,25 @@ int64_t peri__model_panels_as(const float *panels, int64_t cols, int64_t inner, 
     return peri_panel_bytes(cols, inner, dtype);
 }
 
+peri_status peri__model_matrix_held(const char *who, const float *weight, int64_t cols, int64_t inner,
+                                    int64_t column_step, int64_t inner_step, int32_t dtype)
+{
+    static const float most_bf16 = 0x1.fefffep127F; /* rounds to the largest one; the next f32 rounds to infinity */
+    for (int64_t c = 0; c < cols && dtype != PERI_F32; c++)
+        for (int64_t k = 0; k < inner; k++) {
+            const float x = weight[c * column_step + k * inner_step];
+            const bool held = dtype == PERI_BF16 ? !isfinite(x) || fabsf(x) <= most_bf16 : isfinite(x);
+            if (held) continue;
+            return peri__fail(PERI_ERANGE,
+                              "%s: its number for output %lld, input %lld is %g, which a matrix of %s does not hold; "
+                              "allowed: %s",
+                              who, (long long)c, (long long)k, isnan(x) ? (double)NAN : (double)x,
+                              dtype == PERI_BF16 ? "bf16" : "int8",
+                              dtype == PERI_BF16 ? "-3.3895314e38..3.3895314e38, inf, nan" : "finite numbers");
+        }
+    return PERI_OK;
+}
+
 peri_status peri_model_writer_matrix(peri_model_writer *writer, const float *weight, int64_t columns, int64_t inner,
                                      int32_t dtype)
 {
@@ -206,6 +225,7 @@ peri_status peri_model_writer_matrix(peri_model_writer *writer, const float *wei
     if (columns < 1 || inner < 1)
         return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: a matrix of %lld x %lld, allowed: 1 and more",
                           (long long)columns, (long long)inner);
+    PERI_TRY(peri__model_matrix_held("peri_model_writer_matrix", weight, columns, inner, inner, 1, dtype));
     const int64_t step = peri__max(PACKED / PERI_PANEL / inner, 1) * PERI_PANEL; /* columns at a time: whole panels */
     float *panels = peri__alloc(sizeof *panels * (size_t)peri_panel_size(peri__min(step, columns), inner));
     void *bytes = peri__alloc((size_t)peri_panel_bytes(peri__min(step, columns), inner, dtype));

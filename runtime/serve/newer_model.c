@@ -115,7 +115,7 @@ static void amiss(peri__follow *f, int which, const char *why)
                             ? "the last good model serves on"
                             : "the file of the last good model was cut or written to, or cannot be read; no answers "
                               "without it";
-    snprintf(text, sizeof text, "%s: %.300s", state, because);
+    snprintf(text, sizeof text, "%s: %.380s", state, because);
     if (strcmp(f->notes[which], text) != 0) atomic_fetch_add(&peri__server_metrics(f->server)->reload_failures, 1);
     memcpy(f->notes[which], text, sizeof text);
 }

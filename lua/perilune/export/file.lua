@@ -246,8 +246,13 @@ function Writer:matrix(p)
   local shape, section = t:shape(), self:begin(of, p.transposed)
   if self.handle then
     local dtype, buffer = matrix_dtype(self.dense), t:read()
-    check(C.peri_model_writer_matrix(self.handle.ptr, buffer, shape[1], shape[2],
-      P.dtype(dtype == "int8" and "i8" or dtype)))
+    local status = C.peri_model_writer_matrix(self.handle.ptr, buffer, shape[1], shape[2],
+      P.dtype(dtype == "int8" and "i8" or dtype))
+    if status == C.PERI_ERANGE then
+      P.fail(("export: matrix %s, of %s: %s; or another `dense`"):format(of and of.source and ("'%s'"):format(of.source)
+        or "computed of the model's state", p.used or "the model", ffi.string(C.peri_error_message())))
+    end
+    check(status)
   end
   self.panels[key] = section
   return section

@@ -235,7 +235,8 @@ PERI_API peri_status peri_model_follower_new(const char *path, const char *folde
  *  somebody still has the model before the last one. PERI_OK: @out new (peri_model_release): the model that has it; its
  *  `step` is that of the checkpoint's name, its `digest` the checkpoint's. Reads what changed since then; all of that
  *  is compared with its checksums first. Other errors say why what is there cannot be had; it is tried again, and less
- *  and less often where a checkpoint is damaged or does not fit the model (peri_checkpoint_follower_refuse). The models
+ *  and less often where a checkpoint is damaged, does not fit the model, or has numbers that the file's dtypes do not
+ *  hold (PERI_ERANGE; peri_checkpoint_follower_refuse). The models
  *  that were given stay what they are. With PERI_MODEL_GUARD: a model that has met a page of the file that could not be
  *  read refuses calls (PERI_EIO), and a later poll gives another one in its place. */
 PERI_API peri_status peri_model_follower_poll(peri_model_follower *follower, peri_model **out);
@@ -267,7 +268,8 @@ PERI_API peri_status peri_model_writer_begin(peri_model_writer *writer, int32_t 
 PERI_API peri_status peri_model_writer_put(peri_model_writer *writer, const void *data, int64_t bytes);
 /** Append the matrix @weight [columns][inner], as peri_op_linear takes it, in the panels that the operation `linear`
  *  reads, as @dtype: PERI_F32, PERI_BF16 (rounded to nearest even), or PERI_I8 (codes from -127 to 127, and a scale for
- *  each column). */
+ *  each column). PERI_ERANGE: a number would become another than by rounding (above the range of bf16; not finite as
+ *  PERI_I8). */
 PERI_API peri_status peri_model_writer_matrix(peri_model_writer *writer, const float *weight, int64_t columns,
                                               int64_t inner, int32_t dtype);
 /** The same as PERI_F32. */
