@@ -52,4 +52,4 @@ local answers = batches[1].labels:to_list()
 for i = 1, QUESTIONS do write(("question-%d.json"):format(i), question(batches[1], i)) end
 write("answers.txt", table.concat(answers, "\n", 1, QUESTIONS) .. "\n")
 
-return { model = model, batches = batches, name = "demo", allowed_difference = 1e-4 }
+return { model = model, batches = batches, name = "demo" }

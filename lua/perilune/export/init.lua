@@ -220,20 +220,23 @@ end
 
 -- -- exporting --------------------------------------------------------------------------------------------------------
 
+local PLACE = "an option of model:export, and a field of what the script of `perilune export --model` returns"
+
 local function allowed(func, a, report, tables)
   local rounded = a.dense ~= "f32"
   for _, t in ipairs(tables) do rounded = rounded or t.rounded end
   local most = a.allowed_difference or (not rounded and 0) or nil
   local equal = not most or report.difference <= most
   if not equal then
-    P.fail(("%s: the file would answer otherwise than the model, by up to %.3g, allowed_difference: %.3g. Nothing was "
-      .. "written\n%s")
-      :format(func, report.difference, most, tostring(report)))
+    P.fail(("%s: the file would answer otherwise than the model, by up to %.3g, allowed_difference: %.3g (%s%s). "
+      .. "Nothing was written\n%s"):format(func, report.difference, most, PLACE,
+      rounded and "; without it, a file that is rounded is judged by its NE alone" or "", tostring(report)))
   end
   local good = not report.model or not report.file or report.file.ne <= report.model.ne * (1 + a.allowed_ne)
   if not good then
-    P.fail(("%s: the file loses more than allowed_ne = %g allows. Nothing was written\n%s"):format(func, a.allowed_ne,
-      tostring(report)))
+    P.fail(("%s: the file loses more than allowed_ne = %g allows: its NE is larger than the model's by %.3g of it; "
+      .. "allowed: another dtype of tables or matrices, or a larger allowed_ne (%s). Nothing was written\n%s"):format(func,
+      a.allowed_ne, report.file.ne / report.model.ne - 1, PLACE, tostring(report)))
   end
 end
 
