@@ -278,7 +278,8 @@ describe("a model file", function()
     local ok, why = pcall(export, dlrm {}, { tables = "int4", allowed_difference = 1e-9 })
     assert.is_false(ok)
     assert.matches("the file would answer otherwise than the model.*allowed_difference: 1e%-09 %(an option of "
-      .. "model:export, and a field of what the script of `perilune export %-%-model` returns; without it", tostring(why))
+      .. "model:export, and a field of what the script of `perilune export %-%-model` returns; without it",
+      tostring(why))
     assert.is_nil(io.open(path):read "*a":match "PERIMODL")
   end)
 

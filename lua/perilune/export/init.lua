@@ -235,8 +235,8 @@ local function allowed(func, a, report, tables)
   local good = not report.model or not report.file or report.file.ne <= report.model.ne * (1 + a.allowed_ne)
   if not good then
     P.fail(("%s: the file loses more than allowed_ne = %g allows: its NE is larger than the model's by %.3g of it; "
-      .. "allowed: another dtype of tables or matrices, or a larger allowed_ne (%s). Nothing was written\n%s"):format(func,
-      a.allowed_ne, report.file.ne / report.model.ne - 1, PLACE, tostring(report)))
+      .. "allowed: another dtype of tables or matrices, or a larger allowed_ne (%s). Nothing was written\n%s"):format(
+      func, a.allowed_ne, report.file.ne / report.model.ne - 1, PLACE, tostring(report)))
   end
 end
 
