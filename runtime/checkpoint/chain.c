@@ -196,6 +196,19 @@ peri_status peri__checkpoint_child(const char *given, char *child)
     return status;
 }
 
+peri_status peri__checkpoint_needs(const char *path, const char *digest)
+{
+    siblings s = {0};
+    peri_status status = siblings_of(path, false, &s);
+    if (status >= 0 && !find(&s, digest))
+        status = peri__fail(PERI_ENOTFOUND,
+                            "checkpoint: '%.200s' is not saved: what it is an increment of, checkpoint %s, is not in "
+                            "folder '%.200s' any more: it was replaced or removed while this one was written",
+                            path, digest, s.folder);
+    siblings_fini(&s);
+    return status;
+}
+
 /* -- opening chains ------------------------------------------------------------------------------------------------ */
 
 /** @parent is what @c is an increment of: the number before, and all tensors of which @c has some rows only, in the

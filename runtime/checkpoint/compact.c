@@ -65,8 +65,9 @@ static peri_status put_all(peri_checkpoint *c, peri_checkpoint_writer *w, char *
     return peri_checkpoint_writer_finish(w);
 }
 
-/** Into folder @folder, which becomes @path. */
-static peri_status write(peri_checkpoint *c, const char *folder, const char *path, bool replace, char *digest)
+/** Into folder @folder, which becomes @path. @only: as for peri__checkpoint_publish. */
+static peri_status write(peri_checkpoint *c, const char *folder, const char *path, bool replace, const char *only,
+                         char *digest)
 {
     peri_checkpoint_writer *w;
     const peri_checkpoint_config config = {
@@ -84,7 +85,7 @@ static peri_status write(peri_checkpoint *c, const char *folder, const char *pat
     peri__free(memory);
     memory = NULL;
     if (status >= 0) status = peri_checkpoint_writer_part(w, &part);
-    if (status >= 0) status = peri_checkpoint_publish(folder, path, &part, 1, &config, replace, digest);
+    if (status >= 0) status = peri__checkpoint_publish(folder, path, part, &config, replace, only, digest);
     peri_checkpoint_writer_release(w);
 out:
     peri__free(memory);
@@ -103,10 +104,14 @@ peri_status peri_checkpoint_compact(peri_checkpoint *c, const char *path, bool r
                           c->folder);
     if (!c->parent) return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' was opened alone", c->folder);
     const peri_checkpoint_config config = {.size = sizeof config, .same_as = c->m.digest};
-    PERI_TRY(peri_checkpoint_may_publish(path, &config, replace));
+    /* Compacting takes long: what is saved at @path meanwhile is not what the caller wants replaced. */
+    peri_checkpoint_info there = {.size = sizeof there};
+    const bool known = strcmp(path, c->folder) != 0 && peri_checkpoint_identify(path, &there) >= 0;
+    const char *only = strcmp(path, c->folder) == 0 ? c->m.digest : known ? there.digest : "";
+    PERI_TRY(peri__checkpoint_may_publish(path, &config, replace, only));
     PERI_TRY(peri_checkpoint_verify_since(c, -1));
     PERI_TRY(peri_checkpoint_folder_new(path, &folder));
-    peri_status status = write(c, peri_checkpoint_folder_path(folder), path, replace, digest);
+    peri_status status = write(c, peri_checkpoint_folder_path(folder), path, replace, only, digest);
     /* In its own place: what it was has another name now, is durable as the new one, and goes if nobody else reads
      * it. */
     if (status >= 0 && peri__same_folder(peri_checkpoint_folder_path(folder), c->dir)) {

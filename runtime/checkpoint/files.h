@@ -44,6 +44,10 @@ peri_status peri__checkpoint_name(const char *path);
 /** The name of a save's folder for checkpoint @path, ".NAME.saving-0123456789abcdef" beside it with digits drawn anew,
  *  in @out of PATH_MAX bytes. What has such a name and is not locked is swept by later saves. */
 peri_status peri__saving_name(const char *path, char *out);
+/** Lock the folder in which @path lies: until @lock is closed no other save, compaction or removal gives or takes names
+ *  in it, so what was found there is still so when it is acted on. Waits for others, at most PERI__LATE_SECONDS. On
+ *  file systems without locks nobody waits. */
+peri_status peri__names_lock(const char *path, int *lock);
 /** What a Saver's name, save-NUMBER-step-STEP, says; false: @path ends with another name. */
 bool peri__saver_name(const char *path, int64_t *number, int64_t *step);
 /** Remove a save's folder @path, unless somebody has it locked: then a later save sweeps it. */

@@ -91,6 +91,29 @@ void peri__parent_of(const char *path, char *out)
     else snprintf(out, PATH_MAX, "%.*s", (int)peri__max(slash - path, 1), path);
 }
 
+peri_status peri__names_lock(const char *path, int *lock)
+{
+    char parent[PATH_MAX];
+    const struct timespec pause = {.tv_nsec = 5 * 1000 * 1000};
+    const int64_t deadline = peri_time_ns() + (int64_t)(PERI__LATE_SECONDS * 1e9);
+    peri__parent_of(path, parent);
+    *lock = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int why = errno;
+    if (*lock < 0)
+        return peri__fail(peri__status_of(why), "checkpoint: folder '%.300s': %s", parent, strerror(why));
+    while (flock(*lock, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
+        if (peri_time_ns() > deadline) {
+            close(*lock);
+            return peri__fail(PERI_EPEER,
+                              "checkpoint: '%.200s': another process has had folder '%.200s' locked for %.0f s: it is "
+                              "saving or removing a checkpoint there, and is stopped or waits for the disk",
+                              path, parent, PERI__LATE_SECONDS);
+        }
+        nanosleep(&pause, NULL);
+    }
+    return PERI_OK;
+}
+
 /** Remove what saves whose process is gone have left beside @path. A folder that was just made may not be locked yet:
  *  it has a minute. One of a later time than now is of before a clock was set back. */
 static void sweep(const char *parent)

@@ -100,8 +100,9 @@ static peri_status only_its_own(const char *path)
     return status;
 }
 
-/** Whether a checkpoint may get the path @path; one that is there must be one, since it is removed. */
-static peri_status replaceable(const char *path, bool replace, const peri_checkpoint_config *config)
+/** Whether a checkpoint may get the path @path; one that is there must be one, since it is removed. @only: as for
+ *  peri__checkpoint_publish. */
+static peri_status replaceable(const char *path, bool replace, const peri_checkpoint_config *config, const char *only)
 {
     char manifest[PATH_MAX], child[PATH_MAX];
     peri_checkpoint_info old = {.size = sizeof old};
@@ -119,7 +120,12 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, manifest));
     if (S_ISDIR(s.st_mode) && lstat(manifest, &s) == 0) {
         PERI_TRY(peri__checkpoint_child(path, child));
-        const bool known = (config->same_as || config->parent) && peri_checkpoint_identify(path, &old) >= 0;
+        const bool known = (config->same_as || config->parent || only) && peri_checkpoint_identify(path, &old) >= 0;
+        if (only && strcmp(old.digest, only) != 0)
+            return peri__fail(PERI_EINVAL,
+                              "checkpoint: '%.300s' is not replaced: another checkpoint has been saved there since "
+                              "this one was read; take another name",
+                              path);
         if (known && config->parent &&
             (strcmp(old.digest, config->parent) == 0 || strcmp(old.same_as, config->parent) == 0))
             return peri__fail(
@@ -145,7 +151,13 @@ peri_status peri_checkpoint_may_publish(const char *path, const peri_checkpoint_
     PERI_NEED(path);
     if (!config) config = &nothing;
     PERI_TAKE(peri_checkpoint_config, config);
-    return replaceable(path, replace, config);
+    return replaceable(path, replace, config, NULL);
+}
+
+peri_status peri__checkpoint_may_publish(const char *path, const peri_checkpoint_config *config, bool replace,
+                                         const char *only)
+{
+    return replaceable(path, replace, config, only);
 }
 
 /** Remove what is in folder @path, which is open as @fd: the manifest first, so that what is half removed is no
@@ -163,35 +175,44 @@ static peri_status remove_files(const peri__manifest *m, const char *path, int f
     return rmdir(path) == 0 ? PERI_OK : PERI_EIO;
 }
 
+/** Give checkpoint @c, open alone, whose path is @path, a name in @away that later saves sweep: nobody sees half of it
+ *  while it is removed, also if this process is killed in the middle. An error if it is to stay. */
+static peri_status take_away(const peri_checkpoint *c, const char *path, char away[PATH_MAX])
+{
+    char child[PATH_MAX];
+    if (!peri__same_folder(path, peri__checkpoint_folder(c)))
+        return peri__fail(PERI_EINVAL,
+                          "checkpoint: '%.300s' is no folder but a file, or a link to a folder, so it is not removed",
+                          path);
+    if (!peri__checkpoint_alone(c))
+        return peri__fail(PERI_EPEER, "checkpoint: '%.300s' is open elsewhere, so it is not removed", path);
+    PERI_TRY(peri__checkpoint_child(path, child));
+    if (*child)
+        return peri__fail(PERI_EPEER, "checkpoint: '%.200s' is not removed: '%.200s' is an increment of it", path,
+                          child);
+    if (peri__is_saving(path)) snprintf(away, PATH_MAX, "%s", path);
+    else PERI_TRY(peri__saving_name(path, away));
+    if (peri__is_saving(path) || rename(path, away) == 0) return PERI_OK;
+    const int why = errno;
+    return peri__fail(PERI_EIO, "checkpoint: removing '%.300s': %s", path, strerror(why));
+}
+
 peri_status peri_checkpoint_remove(const char *given)
 {
     char path[PATH_MAX], away[PATH_MAX], file[PATH_MAX];
     peri_checkpoint *c;
+    int lock;
     PERI_NEED(given);
     size_t n = strlen(given);
     while (n > 1 && given[n - 1] == '/') n--;
     if (n >= sizeof path) return peri__fail(PERI_EINVAL, "peri_checkpoint_remove: a path of %zu bytes", n);
     snprintf(path, sizeof path, "%.*s", (int)n, given);
-    PERI_TRY(peri_checkpoint_open_alone(path, &c));
+    PERI_TRY(peri__names_lock(path, &lock));
+    peri_status status = peri_checkpoint_open_alone(path, &c);
+    if (status < 0) return close(lock), status;
     const int fd = peri__checkpoint_folder(c);
-    peri_status status = PERI_OK;
-    if (!peri__same_folder(path, fd))
-        status = peri__fail(PERI_EINVAL,
-                            "checkpoint: '%.300s' is no folder but a file, or a link to a folder, so it is not removed",
-                            path);
-    else if (!peri__checkpoint_alone(c))
-        status = peri__fail(PERI_EPEER, "checkpoint: '%.300s' is open elsewhere, so it is not removed", path);
-    if (status >= 0) status = peri__checkpoint_child(path, file);
-    if (status >= 0 && *file)
-        status =
-            peri__fail(PERI_EPEER, "checkpoint: '%.200s' is not removed: '%.200s' is an increment of it", path, file);
-    /* Under a name that later saves sweep: nobody sees half of it, also if this process is killed in the middle. */
-    if (status >= 0 && peri__is_saving(path)) snprintf(away, sizeof away, "%s", path);
-    else if (status >= 0) status = peri__saving_name(path, away);
-    if (status >= 0 && !peri__is_saving(path) && rename(path, away) != 0) {
-        int why = errno;
-        status = peri__fail(PERI_EIO, "checkpoint: removing '%.300s': %s", path, strerror(why));
-    }
+    status = take_away(c, path, away);
+    close(lock);
     if (status >= 0 && (status = remove_files(peri__checkpoint_manifest(c), away, fd, file)) == PERI_EIO) {
         int why = errno;
         const bool strange = why == ENOTEMPTY || why == EEXIST, whole = faccessat(fd, PERI__MANIFEST, F_OK, 0) == 0;
@@ -210,9 +231,10 @@ static bool lacks_renameat2(int why) { return why == EINVAL || why == ENOSYS || 
 
 /** Give @folder the name @path. @replaces: whether a checkpoint of that name was there, which is now at @folder. */
 static peri_status take_name(const char *folder, const char *path, bool replace, const peri_checkpoint_config *config,
-                             bool *replaces)
+                             const char *only, bool *replaces)
 {
     *replaces = false;
+    if (config->parent) PERI_TRY(peri__checkpoint_needs(path, config->parent));
     if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_NOREPLACE) == 0) return PERI_OK;
     int why = errno;
     const bool there = access(path, F_OK) == 0;
@@ -223,7 +245,7 @@ static peri_status take_name(const char *folder, const char *path, bool replace,
     }
     if (why != EEXIST && why != ENOTEMPTY && !there)
         return peri__fail(PERI_EIO, "checkpoint: renaming '%.200s' to '%.200s': %s", folder, path, strerror(why));
-    PERI_TRY(replaceable(path, replace, config));
+    PERI_TRY(replaceable(path, replace, config, only));
     *replaces = true;
     if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) == 0) return PERI_OK;
     why = errno;
@@ -232,27 +254,37 @@ static peri_status take_name(const char *folder, const char *path, bool replace,
                                            : "");
 }
 
-/** Give @folder its name. An old checkpoint of that name is whole until the new name is on the disk, and removed
- *  afterwards. Where the name cannot be synced, the save has failed, and everything is as it was. */
-static peri_status give_name(const char *folder, const char *path, bool replace, const peri_checkpoint_config *config)
+/** Give @folder its name, and sync that. Where it cannot be synced, the save has failed, and all is as it was. */
+static peri_status take_synced_name(const char *folder, const char *path, bool replace,
+                                    const peri_checkpoint_config *config, const char *only, bool *replaces)
 {
     char parent[PATH_MAX];
-    bool replaces;
-    PERI_TRY(take_name(folder, path, replace, config, &replaces));
+    PERI_TRY(take_name(folder, path, replace, config, only, replaces));
     peri__parent_of(path, parent);
     peri_status status = peri__folder_sync(parent);
-    if (status < 0) {
-        char text[PERI_MESSAGE_MAX];
-        const int undone =
-            replaces ? renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) : rename(path, folder);
-        const int why = errno;
-        snprintf(text, sizeof text, "%s", peri_error_message());
-        return undone == 0 ? status
-                           : peri__fail(status,
-                                        "%s; and '%.300s' has its new name, which could not be taken back (%s): it is "
-                                        "whole, but a power failure may undo it",
-                                        text, path, strerror(why));
-    }
+    if (status >= 0) return PERI_OK;
+    char text[PERI_MESSAGE_MAX];
+    const int undone = *replaces ? renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) : rename(path, folder);
+    const int why = errno;
+    snprintf(text, sizeof text, "%s", peri_error_message());
+    return undone == 0 ? status
+                       : peri__fail(status,
+                                    "%s; and '%.300s' has its new name, which could not be taken back (%s): it is "
+                                    "whole, but a power failure may undo it",
+                                    text, path, strerror(why));
+}
+
+/** Give @folder its name. An old checkpoint of that name is whole until the new name is on the disk, and removed
+ *  afterwards. */
+static peri_status give_name(const char *folder, const char *path, bool replace, const peri_checkpoint_config *config,
+                             const char *only)
+{
+    bool replaces;
+    int lock;
+    PERI_TRY(peri__names_lock(path, &lock));
+    peri_status status = take_synced_name(folder, path, replace, config, only, &replaces);
+    close(lock);
+    if (status < 0) return status;
     /* The new one is there: what is left of the old one is no error. If somebody reads it, a later save sweeps it. */
     if (replaces && peri_checkpoint_remove(folder) < 0 && peri_error_status() != PERI_EPEER)
         peri__log(PERI_LOG_WARN, "checkpoint: '%s' was replaced; the old one stays as '%s': %s", path, folder,
@@ -288,9 +320,10 @@ static peri_status check_rows(const peri__manifest *m, const peri_checkpoint_con
 
 static const peri_checkpoint_config nothing = {.size = sizeof nothing};
 
-/** peri_checkpoint_publish. @owned: as for join. */
+/** peri_checkpoint_publish. @owned: as for join; @only: as for peri__checkpoint_publish. */
 static peri_status publish(const char *folder, const char *path, const char *const *parts, int32_t n, char **owned,
-                           const peri_checkpoint_config *config, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1])
+                           const peri_checkpoint_config *config, bool replace, const char *only,
+                           char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
     peri__manifest m = {0};
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: %d parts, allowed: 1 or more", n);
@@ -303,14 +336,14 @@ static peri_status publish(const char *folder, const char *path, const char *con
                           "more with a parent "
                           "and without same_as, 0 or more without a parent",
                           (long long)config->increment, config->parent ? "" : "out", config->same_as ? "" : "out");
-    peri_status status = replaceable(path, replace, config);
+    peri_status status = replaceable(path, replace, config, only);
     if (status >= 0) status = join(folder, parts, n, owned, &m);
     if (status >= 0) status = check_rows(&m, config);
     if (status >= 0) status = write_manifest(folder, &m, config);
     char own[PERI_CHECKPOINT_DIGEST + 1];
     memcpy(own, m.digest, sizeof own);
     peri__manifest_fini(&m); /* before the manifest of a checkpoint that is replaced is read */
-    if (status >= 0) status = give_name(folder, path, replace, config);
+    if (status >= 0) status = give_name(folder, path, replace, config, only);
     if (status >= 0) memcpy(digest, own, sizeof own);
     return status;
 }
@@ -325,7 +358,14 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     PERI_NEED(digest);
     if (!config) config = &nothing;
     PERI_TAKE(peri_checkpoint_config, config);
-    return publish(folder, path, parts, n, NULL, config, replace, digest);
+    return publish(folder, path, parts, n, NULL, config, replace, NULL, digest);
+}
+
+peri_status peri__checkpoint_publish(const char *folder, const char *path, const char *part,
+                                     const peri_checkpoint_config *config, bool replace, const char *only,
+                                     char digest[PERI_CHECKPOINT_DIGEST + 1])
+{
+    return publish(folder, path, &part, 1, NULL, config, replace, only, digest);
 }
 
 /* -- by a thread of its own ---------------------------------------------------------------------------------------- */
@@ -345,7 +385,7 @@ static void *publish_beside(void *context)
 {
     peri_checkpoint_publishing *p = context;
     p->status = publish(p->folder, p->path, (const char *const *)p->parts, p->n, p->parts, &p->config, p->replace,
-                        p->digest);
+                        NULL, p->digest);
     if (p->status < 0) snprintf(p->message, sizeof p->message, "%s", peri_error_message());
     atomic_store(&p->done, true);
     return NULL;

@@ -63,5 +63,14 @@ peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const 
 /** A checkpoint that is an increment of the one at @path and would be without its parent if that were gone: its path in
  *  @child (PATH_MAX bytes), or "". (chain.c) */
 peri_status peri__checkpoint_child(const char *path, char *child);
+/** An error unless the checkpoint of @digest, or one that stands for it, lies beside @path. (chain.c) */
+peri_status peri__checkpoint_needs(const char *path, const char *digest);
+/** peri_checkpoint_may_publish and peri_checkpoint_publish where only the checkpoint of digest @only may be replaced,
+ *  whatever is saved at @path meanwhile; "": only one that is damaged; NULL: any. (publish.c) */
+peri_status peri__checkpoint_may_publish(const char *path, const peri_checkpoint_config *config, bool replace,
+                                         const char *only);
+peri_status peri__checkpoint_publish(const char *folder, const char *path, const char *part,
+                                     const peri_checkpoint_config *config, bool replace, const char *only,
+                                     char digest[PERI_CHECKPOINT_DIGEST + 1]);
 
 #endif

@@ -2,8 +2,9 @@
  *
  * io_faults.c: loaded before the C library, it lets a call on files fail, as a disk or a network does. Of the calls
  * below whose path begins with `under`, number `n` from io_faults_arm on fails with errno `how` (the first is 1; 0:
- * none does); if `how` is 0 it reads or writes half of the bytes, which is no failure. io_faults_arm returns how many
- * such calls there were since it was called last.
+ * none does); if `how` is 0 it reads or writes half of the bytes, which is no failure; if it is -1 only calls
+ * that change names count, and the shell command of io_faults_command is run before call `n`, which goes on.
+ * io_faults_arm returns how many such calls there were since it was called last.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -12,11 +13,12 @@
 #include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char under[PATH_MAX];
+static char under[PATH_MAX], command[2 * PATH_MAX];
 static atomic_long seen, failing;
 static int how;
 
@@ -28,6 +30,8 @@ long io_faults_arm(const char *path, long n, int error)
     atomic_store(&failing, n);
     return before;
 }
+
+void io_faults_command(const char *text) { snprintf(command, sizeof command, "%s", text); }
 
 /** Whether it is the turn of a call on @path. */
 static int is_turn(const char *path)
@@ -45,8 +49,15 @@ static const char *path_of(int fd, char path[PATH_MAX])
     return path;
 }
 
+/** Before a call that gives or takes a name. */
+static void changes(const char *path)
+{
+    if (how < 0 && is_turn(path) && system(command)) abort();
+}
+
 static int fails(const char *path)
 {
+    if (how < 0) return 0;
     if (!is_turn(path) || !how) return 0;
     errno = how;
     return 1;
@@ -58,11 +69,17 @@ static int fails_open(int fd)
     return fails(path_of(fd, path));
 }
 
+static void changes_in(int fd)
+{
+    char path[PATH_MAX];
+    changes(path_of(fd, path));
+}
+
 /** How many of @n bytes are read or written; -1: the call fails. */
 static ssize_t some(int fd, size_t n)
 {
     char path[PATH_MAX];
-    if (!is_turn(path_of(fd, path))) return (ssize_t)n;
+    if (how < 0 || !is_turn(path_of(fd, path))) return (ssize_t)n;
     errno = how;
     return how ? -1 : (ssize_t)(n >= 8192 ? n / 8192 * 4096 : n > 1 ? n / 2 : n); /* whole pages, past the cache */
 }
@@ -78,8 +95,8 @@ CALL(DIR *, opendir, (const char *path), fails(path), NULL, path)
 CALL(struct dirent *, readdir, (DIR *d), fails_open(dirfd(d)), NULL, d)
 CALL(int, open, (const char *path, int flags, mode_t mode), fails(path), -1, path, flags, mode)
 CALL(int, openat, (int fd, const char *path, int flags, mode_t mode), fails_open(fd), -1, fd, path, flags, mode)
-CALL(int, mkdir, (const char *path, mode_t mode), fails(path), -1, path, mode)
-CALL(int, rmdir, (const char *path), fails(path), -1, path)
+CALL(int, mkdir, (const char *path, mode_t mode), (changes(path), fails(path)), -1, path, mode)
+CALL(int, rmdir, (const char *path), (changes(path), fails(path)), -1, path)
 CALL(int, access, (const char *path, int mode), fails(path), -1, path, mode)
 CALL(int, faccessat, (int fd, const char *path, int mode, int flags), fails_open(fd), -1, fd, path, mode, flags)
 CALL(int, stat, (const char *path, struct stat *out), fails(path), -1, path, out)
@@ -88,11 +105,11 @@ CALL(int, fstat, (int fd, struct stat *out), fails_open(fd), -1, fd, out)
 CALL(int, fstatat, (int fd, const char *path, struct stat *out, int flags), fails_open(fd), -1, fd, path, out, flags)
 CALL(int, fsync, (int fd), fails_open(fd), -1, fd)
 CALL(int, fallocate, (int fd, int mode, off_t at, off_t n), fails_open(fd), -1, fd, mode, at, n)
-CALL(int, unlink, (const char *path), fails(path), -1, path)
-CALL(int, unlinkat, (int fd, const char *name, int flags), fails_open(fd), -1, fd, name, flags)
-CALL(int, rename, (const char *from, const char *to), fails(from), -1, from, to)
-CALL(int, renameat2, (int a, const char *from, int b, const char *to, unsigned flags), fails(from), -1, a, from, b, to,
-     flags)
+CALL(int, unlink, (const char *path), (changes(path), fails(path)), -1, path)
+CALL(int, unlinkat, (int fd, const char *name, int flags), (changes_in(fd), fails_open(fd)), -1, fd, name, flags)
+CALL(int, rename, (const char *from, const char *to), (changes(from), fails(from)), -1, from, to)
+CALL(int, renameat2, (int a, const char *from, int b, const char *to, unsigned flags), (changes(from), fails(from)),
+     -1, a, from, b, to, flags)
 CALL(ssize_t, pread, (int fd, void *to, size_t n, off_t at), (ssize_t)(n = (size_t)some(fd, n)) < 0, -1, fd, to, n, at)
 CALL(ssize_t, pwrite, (int fd, const void *from, size_t n, off_t at), (ssize_t)(n = (size_t)some(fd, n)) < 0, -1, fd,
      from, n, at)

@@ -73,6 +73,14 @@ local function chain()
   checkpoint.save(path "next", parts, { increment_of = path "full" })
 end
 
+--- Make a full checkpoint of "next". A checkpoint that stays open keeps its folder from being swept.
+local function compact(name)
+  local c = checkpoint.open(path "next")
+  local ok, err = pcall(c.compact, c, path(name), true)
+  c:close()
+  if not ok then error(err, 0) end
+end
+
 --- What each kind does: act() is what fails; now() the step that is there; left() how many names the folder should have
 --- in the end; before() is done before each try.
 local kinds = {
@@ -83,11 +91,11 @@ local kinds = {
       now = function() return of(path "model") end, left = function() return 1 end }
   end,
   compact = function() -- in its place: the same step in any case
-    return { before = chain, act = function() checkpoint.open(path "next"):compact(path "next", true) end,
+    return { before = chain, act = function() compact "next" end,
       now = function() return of(path "next") end, same = true, left = function() return 2 end }
   end,
   compact_into = function()
-    return { before = chain, act = function() checkpoint.open(path "next"):compact(path "all", true) end,
+    return { before = chain, act = function() compact "all" end,
       now = function() return of(path "all") end, left = function() return 3 end }
   end,
   remove_read = function() -- somebody reads it

@@ -167,6 +167,8 @@ typedef struct peri_checkpoint_config {
 /** Join @parts[@n] (peri_checkpoint_writer_part of all ranks) to the manifest of @folder, sync it, and rename @folder
  *  to @path, beside which it must lie (in one file system). Where @path exists: with @replace that checkpoint is
  *  exchanged for the new one and then removed, without it PERI_EINVAL; what is no checkpoint is never replaced.
+ *  PERI_ENOTFOUND: the parent is not beside @path any more. PERI_EPEER: another process gives or takes a name beside
+ *  @path, and is not done within 30 s.
  *  PERI_EMISMATCH: parts contradict each other, or pieces of a tensor leave elements out or overlap. @digest: the new
  *  checkpoint's, with its final 0. One thread of one process calls it. */
 PERI_API peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
@@ -200,8 +202,9 @@ PERI_API peri_status peri_checkpoint_remove(const char *path);
  *  compared with their checksums first. It gets @checkpoint's values and stands for it: increments of that one are
  *  increments of this one, too. @replace: as for peri_checkpoint_publish; the path of @checkpoint itself may be
  *  replaced, also where there are increments of it: then its old files are removed, and there is nothing left to read
- *  through @checkpoint. Needs 32 MiB beside the manifests, whatever the sizes. PERI_EINVAL: it is no increment.
- *  @digest: the new one's, with its final 0. */
+ *  through @checkpoint. Only what is at @path when this is called is replaced, and at the path of @checkpoint only
+ *  @checkpoint: PERI_EINVAL if something else is saved there meanwhile, which stays. Needs 32 MiB beside the
+ *  manifests, whatever the sizes. PERI_EINVAL: it is no increment. @digest: the new one's, with its final 0. */
 PERI_API peri_status peri_checkpoint_compact(peri_checkpoint *checkpoint, const char *path, bool replace,
                                              char digest[PERI_CHECKPOINT_DIGEST + 1]);
 
