@@ -160,6 +160,16 @@ peri_status peri__checkpoint_may_publish(const char *path, const peri_checkpoint
     return replaceable(path, replace, config, only);
 }
 
+/** Whether a file lies in folder @path that is not the checkpoint's. */
+static bool has_strange_files(const peri__manifest *m, const char *path)
+{
+    bool strange = false;
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && !strange && (e = readdir(d));) strange = !is_its_own(m, e->d_name);
+    if (d) closedir(d);
+    return strange;
+}
+
 /** Remove what is in folder @path, which is open as @fd: the manifest first, so that what is half removed is no
  *  checkpoint. @file: what could not be removed. */
 static peri_status remove_files(const peri__manifest *m, const char *path, int fd, char file[PATH_MAX])
@@ -215,7 +225,9 @@ peri_status peri_checkpoint_remove(const char *given)
     close(lock);
     if (status >= 0 && (status = remove_files(peri__checkpoint_manifest(c), away, fd, file)) == PERI_EIO) {
         int why = errno;
-        const bool strange = why == ENOTEMPTY || why == EEXIST, whole = faccessat(fd, PERI__MANIFEST, F_OK, 0) == 0;
+        const bool whole = faccessat(fd, PERI__MANIFEST, F_OK, 0) == 0;
+        const bool strange =
+            (why == ENOTEMPTY || why == EEXIST) && has_strange_files(peri__checkpoint_manifest(c), away);
         /* Whole as it was, it gets its name again, and so does a folder with files that it does not know. Else the next
          * save removes what is left. */
         if ((strange || whole) && !peri__is_saving(path)) rename(away, path);

@@ -98,6 +98,14 @@ local kinds = {
     return { before = chain, act = function() compact "all" end,
       now = function() return of(path "all") end, left = function() return 3 end }
   end,
+  remove = function()
+    return { before = function()
+        remove "full"
+        checkpoint.save(path "full", parts)
+      end, act = function() checkpoint.remove(path "full") end, now = function()
+        return os.execute("test -e " .. path "full") == 0 and of(path "full") or step
+      end, same = true, left = function() return 0 end }
+  end,
   remove_read = function() -- somebody reads it
     local reader
     return { before = function()
