@@ -3,6 +3,7 @@
  * error.c: status names, the per-thread error record, log lines, dtype names, versions.
  */
 #include "base_internal.h"
+#include "quiet.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -204,23 +205,13 @@ bool peri__log_shows(int32_t level) { return level <= level_now(); }
  *  pipe that nobody reads any more takes nothing, and the program gets no signal for it. */
 static void write_stderr(const char *text, size_t n)
 {
-    const struct timespec now = {0};
-    sigset_t pipe, pending, before;
-    sigemptyset(&pipe);
-    sigaddset(&pipe, SIGPIPE);
-    sigpending(&pending);
-    pthread_sigmask(SIG_BLOCK, &pipe, &before);
-    bool broken = fflush(stderr) != 0 && errno == EPIPE;
+    PERI__QUIET;
+    fflush(stderr);
     for (size_t done = 0; done < n;) {
         ssize_t written = write(STDERR_FILENO, text + done, n - done);
-        if (written < 0 && errno != EINTR) {
-            broken = broken || errno == EPIPE;
-            break;
-        }
+        if (written < 0 && errno != EINTR) break;
         if (written > 0) done += (size_t)written;
     }
-    while (broken && !sigismember(&pending, SIGPIPE) && sigtimedwait(&pipe, NULL, &now) < 0 && errno == EINTR) continue;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 void peri__log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx)

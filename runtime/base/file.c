@@ -3,6 +3,7 @@
  * file.c: files that are there whole or not at all.
  */
 #include "base_internal.h"
+#include "quiet.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -60,6 +61,7 @@ int64_t peri__read_at(int fd, void *to, int64_t bytes, int64_t at)
 
 int64_t peri__write_at(int fd, const void *from, int64_t bytes, int64_t at)
 {
+    PERI__QUIET;
     int64_t done = 0;
     while (done < bytes) {
         const size_t left = (size_t)peri__min(bytes - done, ONE_CALL);
@@ -75,6 +77,7 @@ int64_t peri__write_at(int fd, const void *from, int64_t bytes, int64_t at)
 /** All bytes into an open file, which it closes. */
 static bool put(int fd, const char *data, size_t size)
 {
+    PERI__QUIET;
     bool ok = fd >= 0;
     while (ok && size > 0) {
         ssize_t n = write(fd, data, size);

@@ -238,7 +238,7 @@ peri_status peri_checkpoint_lock_new(const char *folder, peri_checkpoint_lock **
     char host[100] = "?";
     gethostname(host, sizeof host - 1);
     int n = snprintf(who, sizeof who, "process %lld on %s", (long long)getpid(), host);
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, who, (size_t)n, 0) != n) why = errno; /* words for others only */
+    if (ftruncate(fd, 0) != 0 || peri__write_at(fd, who, n, 0) != n) why = errno; /* words for others only */
     peri_checkpoint_lock *lock = peri__alloc_zero(sizeof *lock);
     if (!lock) {
         close(fd);

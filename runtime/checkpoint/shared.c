@@ -2,6 +2,7 @@
  *
  * shared.c: see shared.h.
  */
+#include "../base/quiet.h"
 #include "shared.h"
 
 #include <errno.h>
@@ -70,6 +71,12 @@ static bool make(common *all)
     return made;
 }
 
+static bool lengthen(int fd, int64_t bytes)
+{
+    PERI__QUIET;
+    return posix_fallocate(fd, 0, bytes) == 0;
+}
+
 /** Map the memory of that name: the first process makes it, others wait until it is made. NULL: it cannot be. */
 static common *meet(const char *path)
 {
@@ -80,7 +87,7 @@ static common *meet(const char *path)
     fd = peri__fd_of_ours(fd);
     if (fd < 0) return NULL;
     /* All of it has to be there: who writes to memory that a full file system does not have is killed. */
-    bool there = first ? posix_fallocate(fd, 0, whole) == 0 : false;
+    bool there = first && lengthen(fd, whole);
     for (int ms = 0; !first && !there && ms < LATE_MS; ms++) {
         if (fstat(fd, &is) != 0 || is.st_uid != geteuid() || is.st_mode & 077) break; /* somebody else's */
         there = is.st_size == whole && (int64_t)is.st_blocks * 512 >= whole;

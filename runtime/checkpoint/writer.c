@@ -4,6 +4,7 @@
  * last. The caller's thread copies the bytes into a ring of buffers, and hashes them while the processor's caches have
  * them; another thread writes the buffers (file_jobs.h).
  */
+#include "../base/quiet.h"
 #include "../tensor/tensor_internal.h"
 #include "file_jobs.h"
 #include "manifest.h"
@@ -290,6 +291,7 @@ static peri_status open_next(peri_checkpoint_writer *w)
         status = peri__io_file_new(fd, path, &w->open);
     }
     if (status >= 0) {
+        PERI__QUIET;
         const int64_t all = w->m.files[w->file].bytes;
         if (fallocate(fd, 0, 0, all) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
             int why = errno;

@@ -3,6 +3,7 @@
  * columns_write.c: batches as npy files. Rows are appended; the header, which says how many there are, is written again
  * at the end.
  */
+#include "../base/quiet.h"
 #include "io_internal.h"
 
 #include <errno.h>
@@ -220,6 +221,7 @@ peri_status peri_columns_writer_add(peri_columns_writer *w, const peri_batch *b)
     PERI_NEED(w);
     PERI_NEED(b);
     PERI_TRY(peri__batch_check("peri_columns_writer_add", b, w->dense_features, w->sparse_features));
+    PERI__QUIET;
     if (w->failed)
         return peri__fail(PERI_ECLOSED,
                           "peri_columns_writer_add: an earlier batch could not be written, or all are written");
@@ -232,6 +234,7 @@ peri_status peri_columns_writer_finish(peri_columns_writer *w, const char *text)
 {
     PERI_NEED(w);
     PERI_NEED(text);
+    PERI__QUIET;
     if (w->failed)
         return peri__fail(PERI_ECLOSED, "peri_columns_writer_finish: a batch could not be written, or all are written");
     w->failed = true;
@@ -246,6 +249,7 @@ peri_status peri_columns_writer_finish(peri_columns_writer *w, const char *text)
 void peri_columns_writer_release(peri_columns_writer *w)
 {
     if (!w || peri__border_refuses(__func__)) return;
+    PERI__QUIET;
     for (int i = 0; i < FILES; i++) {
         if (w->files[i].stream) fclose(w->files[i].stream);
         peri__free(w->files[i].path);

@@ -12,6 +12,7 @@
  * logit.
  */
 #include "../base/floats.h"
+#include "../base/quiet.h"
 #include "io_internal.h"
 
 #include <errno.h>
@@ -234,6 +235,7 @@ peri_status peri_synthetic_write(const peri_synthetic_args *o, int64_t first, in
         peri__free(laws);
         return PERI_ENOMEM;
     }
+    PERI__QUIET;
     FILE *file = peri__stream_new(path);
     bool good = file != NULL;
     for (int64_t i = 0; good && i < rows; i++) good = write_row(o, laws, first + i, numbers, file);

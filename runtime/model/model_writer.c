@@ -5,6 +5,7 @@
  * those who have it open.
  */
 #include "../base/floats.h"
+#include "../base/quiet.h"
 #include "../../kernels/dense.h"
 #include "../../kernels/ref/number.h"
 #include "model_internal.h"
@@ -85,6 +86,7 @@ peri_status peri_model_writer_new(const char *path, peri_model_writer **out)
 
 static peri_status flush(peri_model_writer *w)
 {
+    PERI__QUIET;
     const char *from = w->buffer;
     while (w->filled > 0) {
         ssize_t n = write(w->fd, from, (size_t)w->filled);

@@ -4,6 +4,7 @@
  */
 #include "row_file.h"
 
+#include "../../base/quiet.h"
 #include "../embed_internal.h"
 
 #include <errno.h>
@@ -223,6 +224,12 @@ static peri_status fail_errno(const char *path, const char *what)
 static int64_t map_at(const peri__row_header *h) { return PERI__ROW_HEADER_BYTES + h->rows * h->record_bytes; }
 static int64_t file_bytes(const peri__row_header *h) { return map_at(h) + peri__row_map_bytes(h->rows); }
 
+static bool lengthen(int fd, int64_t bytes)
+{
+    PERI__QUIET;
+    return ftruncate(fd, (off_t)bytes) == 0;
+}
+
 /** An error unless the file @have is of the table @want. */
 static peri_status check_same(const char *path, const peri__row_header *have, const peri__row_header *want)
 {
@@ -402,7 +409,7 @@ static peri_status make_named(peri__row_file *f, const char *directory, const pe
     }
     f->header = *want;
     peri_status status = lock(f, true, &size);
-    if (status >= 0 && ftruncate(f->fd, (off_t)file_bytes(want)) != 0)
+    if (status >= 0 && !lengthen(f->fd, file_bytes(want)))
         status = fail_errno(f->path, "making it as long as its rows need");
     if (status >= 0) status = write_header(f);
     if (status >= 0) status = give_name(f, directory, made);
@@ -483,7 +490,7 @@ peri_status peri__row_file_open(const char *directory, const peri__row_header *a
     if (status >= 0) status = directory ? open_named(f, directory, &want) : open_temporary(f);
     if (status >= 0 && f->temporary) {
         f->header = want;
-        if (ftruncate(f->fd, (off_t)file_bytes(&want)) != 0)
+        if (!lengthen(f->fd, file_bytes(&want)))
             status = fail_errno(f->path, "making it as long as its rows need");
     }
     if (status < 0) {
