@@ -413,6 +413,8 @@ bool peri__record_line(const peri_group *group, uint64_t sequence, int64_t now_n
 {
     const peri__coll_record *r = &group->records[sequence % PERI_RECORD_MOST];
     char what[160], sums[64] = "", end[64] = "pending";
+    /* In whole microseconds and milliseconds: printf writes fractions with the point of the program's locale. */
+    const int64_t took = (r->done_ns - r->posted_ns) / 1000, ago = (now_ns - r->posted_ns) / 1000000;
     bool here = r->op.sequence == sequence; /* else: reserved, not posted yet */
     if (!here || r->op.kind == PERI_COLL_KIND_COUNT) {
         const int32_t channel = group->numbers.what[sequence % PERI_COLL_NUMBERS] & (PERI_COLL_SPARE - 1);
@@ -424,9 +426,10 @@ bool peri__record_line(const peri_group *group, uint64_t sequence, int64_t now_n
     if (r->send_sum || r->recv_sum)
         snprintf(sums, sizeof sums, ", %lld out, %lld in", (long long)r->send_sum, (long long)r->recv_sum);
     if (r->done_ns)
-        snprintf(end, sizeof end, "%s after %.6f s", r->status == PERI_OK ? "done" : peri_status_name(r->status),
-                 (double)(r->done_ns - r->posted_ns) * 1e-9);
-    snprintf(text, len, "%s%s, posted %.3f s ago, %s", what, sums, (double)(now_ns - r->posted_ns) * 1e-9, end);
+        snprintf(end, sizeof end, "%s after %lld.%06lld s", r->status == PERI_OK ? "done" : peri_status_name(r->status),
+                 (long long)(took / 1000000), (long long)(took % 1000000));
+    snprintf(text, len, "%s%s, posted %lld.%03lld s ago, %s", what, sums, (long long)(ago / 1000),
+             (long long)(ago % 1000), end);
     return r->done_ns != 0;
 }
 

@@ -252,17 +252,29 @@ static inline const char *peri_coll_channel_name(int32_t channel)
     return names[channel];
 }
 
+/** Write @x with a point. printf writes that of the program's locale, which may be a comma. */
+static inline void peri_coll_number_text(double x, char text[32])
+{
+    snprintf(text, 32, "%.9g", x);
+    char *point = text + strspn(text, "-0123456789e"), *after = point + strcspn(point, "0123456789");
+    if (after == point || *after == 0) return; /* a whole number, or none: "inf" */
+    *point = '.';
+    memmove(point + 1, after, strlen(after) + 1);
+}
+
 /** Write " by Adam (step 12, lr 0.1)", without the numbers that are 0, at text + used; returns the new length. */
 static inline size_t peri_coll_facts_text(const peri_coll_facts *facts, char *text, size_t used, size_t len)
 {
     int32_t shown = 0;
+    char number[32];
     const char *name = facts->names;
     for (int32_t i = -1; name && i < PERI_COLL_FACTS && used < len; i++) {
         int n = (int)strcspn(name, ",");
         if (i < 0) used += (size_t)snprintf(text + used, len - used, " by %.*s", n, name);
-        else if (facts->number[i] != 0)
-            used += (size_t)snprintf(text + used, len - used, "%s%.*s %.9g", shown++ ? ", " : " (", n, name,
-                                     facts->number[i]);
+        else if (facts->number[i] != 0) {
+            peri_coll_number_text(facts->number[i], number);
+            used += (size_t)snprintf(text + used, len - used, "%s%.*s %s", shown++ ? ", " : " (", n, name, number);
+        }
         name = name[n] ? name + n + 1 : NULL;
     }
     if (shown && used < len) used += (size_t)snprintf(text + used, len - used, ")");

@@ -6,6 +6,7 @@
 #include "guest.h"
 
 #include "runtime/base/buffer.h"
+#include "runtime/plugin/coll.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,6 +18,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -514,6 +516,128 @@ static void a_broken_pipe_is_no_signal(void **state)
     assert_int_equal(in_child(logs_to_nobody, NULL), 0);
 }
 
+/* -- files that are too long --------------------------------------------------------------------------------------- */
+
+enum { LIMIT = 64 << 10, LONG = 1 << 20 };
+
+static peri_status saves(const char *folder)
+{
+    const int64_t n = LONG;
+    peri_device *cpu;
+    peri_tensor *numbers;
+    peri_checkpoint_state *state;
+    peri_checkpoint_folder *new_one;
+    peri_checkpoint_writer *writer;
+    assert_ok(peri_device_get("cpu", &cpu));
+    assert_ok(peri_tensor_new(cpu, PERI_U8, 1, &n, &numbers));
+    assert_ok(peri_checkpoint_state_new(0, &state));
+    assert_ok(peri_checkpoint_state_tensor(state, "model/w", numbers));
+    assert_ok(peri_checkpoint_folder_new(folder, &new_one));
+    assert_ok(peri_checkpoint_writer_new(peri_checkpoint_folder_path(new_one), "rank-0", 0, &writer));
+    const peri_status status = peri_checkpoint_state_write(state, writer);
+    peri_checkpoint_writer_release(writer);
+    peri_checkpoint_folder_release(new_one);
+    peri_checkpoint_state_release(state);
+    peri_tensor_release(numbers);
+    return status;
+}
+
+static peri_status exports(const char *path, const char *data)
+{
+    int32_t section;
+    peri_model_writer *writer;
+    assert_ok(peri_model_writer_new(path, &writer));
+    assert_ok(peri_model_writer_begin(writer, &section));
+    peri_status status = PERI_OK;
+    for (int i = 0; i < 20 && status >= 0; i++) status = peri_model_writer_put(writer, data, LONG);
+    peri_model_writer_release(writer);
+    return status;
+}
+
+static peri_status has_a_row_file(const char *folder)
+{
+    static const char *const features[] = {"f"};
+    const peri_table_config table = {.size = sizeof table, .name = "t", .rows = 10000, .cols = 16};
+    const peri_cache_config cache = {.size = sizeof cache, .directory = folder};
+    peri_tbe_optimizer_config sgd = {.size = sizeof sgd};
+    peri_tbe_config config = {.size = sizeof config, .tables = &table, .n_tables = 1, .caches = &cache};
+    peri_tbe *tbe;
+    assert_ok(peri_device_get("cpu", &config.device));
+    assert_ok(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
+    config.optimizer = &sgd, config.features = features, config.n_features = 1;
+    return peri_tbe_new(&config, &tbe);
+}
+
+static peri_status writes_columns(const char *folder)
+{
+    static float dense[LONG / 4], labels[LONG / 64];
+    const peri_batch batch = {.dense_features = 16, .dense = dense, .labels = labels, .rows = LONG / 64};
+    peri_columns_writer *writer;
+    assert_ok(peri_columns_writer_new(folder, 16, 0, false, &writer));
+    peri_status status = peri_columns_writer_add(writer, &batch);
+    if (status >= 0) status = peri_columns_writer_finish(writer, "");
+    peri_columns_writer_release(writer);
+    return status;
+}
+
+/** Every kind of file, where RLIMIT_FSIZE is low and SIGXFSZ ends the process. */
+static int files_that_are_too_long(void *folder)
+{
+    static char data[LONG], path[300];
+    sigset_t mask, now, pending;
+    if (chdir(folder) != 0 || signal(SIGXFSZ, SIG_DFL) == SIG_ERR) return 2;
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){LIMIT, LIMIT}) != 0) return 3;
+    assert_fails(peri_file_write("text", data, LONG, false), PERI_EIO, "File too large");
+    assert_fails(saves("model"), PERI_EIO, "File too large");
+    assert_fails(exports("model.peri", data), PERI_EIO, "File too large");
+    assert_fails(writes_columns("columns"), PERI_EIO, "File too large");
+    snprintf(path, sizeof path, "%s", (const char *)folder);
+    assert_fails(has_a_row_file(path), PERI_EIO, "File too large");
+    const int log = open("log", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (log < 0 || lseek(log, LIMIT, SEEK_SET) < 0 || dup2(log, STDERR_FILENO) < 0) return 4;
+    peri__log(PERI_LOG_ERROR, "there is no room for this");
+    pthread_sigmask(SIG_SETMASK, NULL, &now);
+    sigpending(&pending);
+    if (sigismember(&pending, SIGXFSZ) || sigismember(&now, SIGXFSZ) != sigismember(&mask, SIGXFSZ)) return 5;
+    pthread_kill(pthread_self(), SIGXFSZ); /* the program's own is as it was */
+    return 6;
+}
+
+static void files_that_are_too_long_are_errors_and_no_signals(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/peri_long_XXXXXX", command[100];
+    assert_non_null(mkdtemp(folder));
+    const int status = in_child(files_that_are_too_long, folder);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(status, 100 + SIGXFSZ);
+}
+
+/** What messages about ranks say of operations: without a digit, a comma and a digit. */
+static void operations_have_a_point(void)
+{
+    const peri_coll_facts facts = {.names = "Adam,step,lr,eps,beta", .number = {12, 0.25, -1.5e-30, INFINITY}};
+    const peri_coll_op op = {.kind = PERI_COLL_BARRIER, .sequence = 3, .facts = &facts};
+    const peri_comm_config config = {.size = sizeof config, .transport = "self", .timeout_s = 20};
+    peri_group *world;
+    peri_work *work;
+    char text[1000];
+    peri_coll_op_text(&op, 1, text, sizeof text);
+    assert_string_equal(text, "operation 3: barrier by Adam (step 12, lr 0.25, eps -1.5e-30, beta inf)");
+    assert_ok(peri_comm_open(&config, &world));
+    assert_ok(peri_coll_barrier(world, 0, &work));
+    assert_ok(peri_work_wait(work));
+    peri_work_release(work);
+    peri_group_record(world, text, sizeof text);
+    const char *after = strstr(text, "done after "), *posted = strstr(text, "posted ");
+    assert_true(after && after[strcspn(after, ".,\xd9\xab")] == '.');
+    assert_true(posted && posted[strcspn(posted, ".,\xd9\xab")] == '.');
+    assert_ok(peri_group_close(world));
+    peri_group_release(world);
+}
+
 /** Numbers in texts of the library's own have a point where those of the program's locale have something else. */
 static void numbers_have_a_point_in_every_locale(void **state)
 {
@@ -540,6 +664,7 @@ static void numbers_have_a_point_in_every_locale(void **state)
         peri__buffer_print(&buffer, "[%g]", 0.25);
         assert_string_equal(buffer.data, "[0.25]");
         peri__free(buffer.data);
+        operations_have_a_point();
         setlocale(LC_ALL, "C");
     }
     unsetenv("LOCPATH");
@@ -638,6 +763,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(rounding_and_masks_stay),
     cmocka_unit_test(a_broken_pipe_is_no_signal),
     cmocka_unit_test(numbers_have_a_point_in_every_locale),
+        cmocka_unit_test(files_that_are_too_long_are_errors_and_no_signals),
     cmocka_unit_test(a_sandbox_means_a_slower_way),
     cmocka_unit_test(the_standard_streams_stay_the_hosts),
     cmocka_unit_test(nothing_is_left_at_the_end_and_it_begins_again),
