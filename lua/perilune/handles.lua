@@ -14,7 +14,10 @@ local istype, gc, type = ffi.istype, ffi.gc, type
 
 -- -- sparing memory ---------------------------------------------------------------------------------------------------
 
-local GARBAGE = 16 * 1024 -- KiB of garbage after which the collector begins again while memory is spared
+-- The garbage after which the collector begins again while memory is spared: so many KiB, or this share (%) of Lua's
+-- heap if that is more. A collection visits the whole heap, so a fixed amount would make its costs grow with the square
+-- of the number of tables.
+local GARBAGE, SHARE = 16 * 1024, 25
 local sparing, pause, stepmul = 0, nil, nil
 
 local function spared(ok, ...)
@@ -33,7 +36,7 @@ end
 function M.sparing(f, ...)
   sparing = sparing + 1
   if sparing == 1 then
-    local share = math.min(100, math.ceil(100 * GARBAGE / collectgarbage "count"))
+    local share = math.max(SHARE, math.min(100, math.ceil(100 * GARBAGE / collectgarbage "count")))
     pause = collectgarbage("setpause", 200)
     collectgarbage("setpause", math.min(pause, 100 + share))
     stepmul = collectgarbage("setstepmul", 1000) -- a cycle ends before much garbage has come meanwhile

@@ -251,10 +251,13 @@ static void allow_descriptors(int64_t levels)
     (void)setrlimit(RLIMIT_NOFILE, &r); /* else opening fails in words */
 }
 
-/** @parent, opened for @c. */
+/** @parent, opened for @c, which says everything but rows by itself: what was saved beside the tensors of each
+ *  increment of a long chain would be in memory for nothing. */
 static void adopt(peri_checkpoint *c, peri_checkpoint *parent)
 {
     parent->inner = true;
+    peri__free(parent->m.values);
+    parent->m.values = NULL;
     parent->tools = c->tools;
     c->parent = parent;
 }

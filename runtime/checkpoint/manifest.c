@@ -32,10 +32,17 @@ static peri_status add_text(peri__manifest *m, const char *text, int64_t *at)
     return PERI_OK;
 }
 
-static peri_status add_numbers(peri__manifest *m, const int64_t *list, int64_t n)
+/** Put the numbers of a shape or a region; @at: where they are. Tables next to each other are often alike: then these
+ *  are the numbers at @before (-1: none), else they are appended. */
+static peri_status put_numbers(peri__manifest *m, const int64_t *list, int64_t n, int64_t before, int64_t *at)
 {
+    *at = before;
+    if (before >= 0 && before + n <= m->n_numbers &&
+        memcmp(m->numbers + before, list, (size_t)n * sizeof *list) == 0)
+        return PERI_OK;
     PERI_TRY(GROW(m, numbers, peri__max(n, 1))); /* an array in any case: scalars compare shapes of no number */
     if (n) memcpy(m->numbers + m->n_numbers, list, (size_t)n * sizeof *list);
+    *at = m->n_numbers;
     m->n_numbers += n;
     return PERI_OK;
 }
@@ -52,9 +59,10 @@ peri_status peri__manifest_file(peri__manifest *m, const char *name, int64_t byt
 
 peri_status peri__manifest_entry(peri__manifest *m, const char *name, int32_t dtype, int32_t ndim, const int64_t *shape)
 {
-    peri__entry e = {.shape = m->n_numbers, .first_piece = m->n_pieces, .dtype = dtype, .ndim = ndim};
+    peri__entry e = {.first_piece = m->n_pieces, .dtype = dtype, .ndim = ndim};
+    const int64_t before = m->n_entries ? m->entries[m->n_entries - 1].shape : -1;
     PERI_TRY(GROW(m, entries, 1));
-    PERI_TRY(add_numbers(m, shape, ndim));
+    PERI_TRY(put_numbers(m, shape, ndim, before, &e.shape));
     PERI_TRY(add_text(m, name, &e.name));
     m->entries[m->n_entries++] = e;
     return PERI_OK;
@@ -64,16 +72,17 @@ peri_status peri__manifest_piece(peri__manifest *m, const peri__region *region, 
 {
     peri__entry *e = &m->entries[m->n_entries - 1];
     peri__stored_piece p = *place;
-    const int64_t columns[2] = {region->column, region->columns};
-    p.numbers = m->n_numbers;
+    const int64_t before = m->n_pieces ? m->pieces[m->n_pieces - 1].numbers : -1, ndim = e->ndim;
+    int64_t numbers[2 * PERI_MAX_DIMS + 2] = {0};
+    memcpy(numbers, region->offset, (size_t)ndim * sizeof *numbers);
+    memcpy(numbers + ndim, region->size, (size_t)ndim * sizeof *numbers);
+    numbers[2 * ndim] = region->column;
+    numbers[2 * ndim + 1] = region->columns;
     p.listed = region->rows ? region->listed : 0;
     if (region->rows) PERI_TRY(add_text(m, region->rows, &p.rows));
     if (region->rows) p.rows++;
     PERI_TRY(GROW(m, pieces, 1));
-    PERI_TRY(GROW(m, numbers, 2 * e->ndim + 2));
-    PERI_TRY(add_numbers(m, region->offset, e->ndim));
-    PERI_TRY(add_numbers(m, region->size, e->ndim));
-    PERI_TRY(add_numbers(m, columns, 2));
+    PERI_TRY(put_numbers(m, numbers, 2 * ndim + 2, before, &p.numbers));
     m->pieces[m->n_pieces++] = p;
     e->n_pieces++;
     return PERI_OK;
