@@ -103,13 +103,27 @@ local function within(prefixes, name)
   end
 end
 
---- The name here of a tensor, and the begin that was renamed, of several that fit the longest (nil: none was).
+--- `as`, the new name of `name`. States of a table have its name, too: "users.momentum1" of "embedding_bags.users.weight"
+--- becomes "people.momentum1" where only the parameter's name was renamed.
+local function with_table(name, as)
+  if not as:find "/state/" then return as end
+  local old, new = parts_of.keys_of(name), parts_of.keys_of(as)
+  if #old ~= 3 or #new ~= 3 or old[1] ~= "state" or old[3] ~= new[3] or old[2] == new[2] then return as end
+  local was, key = tostring(old[3]):match "^(.+)(%.[^.]+)$"
+  local is = new[2]:match "^.*embedding_bags%.(.+)%.weight$" or new[2]:match "^.*embeddings%.(.+)%.weight$"
+  if not was or not is or old[2]:sub(-#was - 8) ~= "." .. was .. ".weight" then return as end
+  return parts_of.name_of(parts_of.name_of(as:match "^[^/]*" .. "/state", new[2]), is .. key)
+end
+
+--- The name here of a tensor, and the begin that was renamed, of several that fit the longest (nil: none was). States
+--- of a table follow its name.
 local function renamed(rename, name)
   local begin = nil
   for from in util.ordered(rename or {}) do -- what others begin with comes before them
     if name:sub(1, #from) == from then begin = from end
   end
-  return begin and rename[begin] .. name:sub(#begin + 1) or name, begin
+  if not begin then return name, nil end
+  return with_table(name, rename[begin] .. name:sub(#begin + 1)), begin
 end
 
 local function check_rename(func, rename)
