@@ -322,23 +322,21 @@ describe("a checkpoint", function()
     assert.same(old.model.old.weight:to_list(), new.model.new.weight:to_list())
     -- A table trains on under another name, its states with it: as it would have under the first.
     local function trained(table_name, steps, load_from)
-      local model = nn.Module()
+      local model, prefix = nn.Module(), "embeddings.embedding_bags."
       model.embeddings = peri.EmbeddingBagCollection { fused_params = { optimizer = "adagrad", learning_rate = 0.5 },
         tables = peri.util.map({ "kept", table_name }, function(t, i)
-          return peri.EmbeddingBagConfig { name = t, num_embeddings = 3, embedding_dim = 4, feature_names = { "f" .. i },
-            init_fn = peri.embed.constant(i) }
+          return peri.EmbeddingBagConfig { name = t, num_embeddings = 3, embedding_dim = 4,
+            feature_names = { "f" .. i }, init_fn = peri.embed.constant(i) }
         end) }
       model = peri.DistributedModelParallel { module = model }
-      if load_from then
-        peri.checkpoint.load(load_from, { model = model }, { rename = {
-          ["model/embeddings.embedding_bags.was."] = "model/embeddings.embedding_bags.is.",
-          ["model.tables/state/embeddings.embedding_bags.was."] = "model.tables/state/embeddings.embedding_bags.is." } })
-      end
+      local rename = { ["model/" .. prefix .. "was."] = "model/" .. prefix .. "is.",
+        ["model.tables/state/" .. prefix .. "was."] = "model.tables/state/" .. prefix .. "is." }
+      if load_from then peri.checkpoint.load(load_from, { model = model }, { rename = rename }) end
       for _ = 1, steps do
         model.module.embeddings(peri.KeyedJaggedTensor { keys = { "f1", "f2" }, values = { 0, 1, 2, 1 },
           lengths = { 2, 2 } }):values():square():sum():backward()
       end
-      return model, model:state_dict()["embeddings.embedding_bags." .. table_name .. ".weight"]:gather():to_list()
+      return model, model:state_dict()[prefix .. table_name .. ".weight"]:gather():to_list()
     end
     peri.checkpoint.save(path .. "-table", { model = (trained("was", 2)) })
     local _, as_was = trained("was", 3)

@@ -103,8 +103,8 @@ local function within(prefixes, name)
   end
 end
 
---- `as`, the new name of `name`. States of a table have its name, too: "users.momentum1" of "embedding_bags.users.weight"
---- becomes "people.momentum1" where only the parameter's name was renamed.
+--- `as`, the new name of `name`. States of a table have its name, too: "users.momentum1" of
+--- "embedding_bags.users.weight" becomes "people.momentum1" where only the parameter's name was renamed.
 local function with_table(name, as)
   if not as:find "/state/" then return as end
   local old, new = parts_of.keys_of(name), parts_of.keys_of(as)
@@ -326,6 +326,10 @@ local function refusal(func, parts, dicts, partial, refused, a)
     elseif d and part.object.check_state_dict then
       local why = part.object:check_state_dict(d.dict, not partial)
         or partial and part.module and lacks(part, d.dict, a) or nil
+      if why and d.dict.state then
+        why = ("%s; states that have no place here are left out by name: except = { '%s/state/NAME.' }"):format(why,
+          part.name)
+      end
       if why then wrong[#wrong + 1] = ("part '%s': %s"):format(part.name, why) end
     end
     if d and part.module and not partial then
