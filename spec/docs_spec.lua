@@ -3,10 +3,10 @@ local peri = require "perilune"
 local shell = require "spec.support.shell"
 
 describe("the examples of", function()
-  local documents = { cuda = 1, data = 7, embedding_tables = 6, managed_collision = 3, model_file = 2, models = 6,
-    pipelines = 6, plans = 5, precision = 2, quantized_tables = 4, sequences = 4, sharded_tables = 6,
-    sparse_operators = 1, streams = 1, tables_in_files = 2, tensors = 3, tutorial_from_torchrec = 1,
-    tutorial_plan_and_schedule = 2 }
+  local documents = { cuda = 1, data = 7, embedding_tables = 6, managed_collision = 3, model_file = 2, models = 7,
+    pipelines = 6, plans = 5, precision = 2, quantized_tables = 4, sequences = 4, serving = 1,
+    sharded_tables = 6, sparse_operators = 1, streams = 1, tables_in_files = 2, tensors = 3,
+    tutorial_from_torchrec = 1, tutorial_plan_and_schedule = 2 }
   for document, examples in peri.util.ordered(documents) do
     document = "docs/" .. document .. ".md"
     it(document, function()
