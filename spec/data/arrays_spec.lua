@@ -293,7 +293,9 @@ describe("data.samples", function()
     return function()
       i = i + 1
       if i > arguments.n then return nil end
-      return { label = i % 2, age = i + 100 * epoch, user = i, history = i % 3 > 0 and { i % 7, i % 5 } or nil }
+      local sample = { label = i % 2, age = i + 100 * epoch }
+      if not arguments.bare then sample.user, sample.history = i, i % 3 > 0 and { i % 7, i % 5 } or nil end
+      return sample
     end
   end
   local function loader(args)
@@ -330,7 +332,8 @@ describe("data.samples", function()
       end,
       dense = {}, ids = { { name = "user", rows = 10, ids = "raw" }, { name = "history", rows = 10, ids = "raw" } },
     }
-    for name, args in pairs { made = {}, raw = raw, bare = { ids = {} } } do -- any order
+    local bare = { ids = {}, arguments = { n = 20, bare = true } }
+    for name, args in pairs { made = {}, raw = raw, bare = bare } do -- any order
       local path = folder .. "/" .. name .. ".samples"
       assert.equal(#samples(loader(args)), data.cache.write { path = path, loader = loader(args) })
       local read_back = data.cache { path = path, batch_size = 6, rank = 0, world_size = 1, num_workers = 1 }

@@ -172,8 +172,8 @@ describe("data.synthetic", function()
     fails({ rows = 0 }, "rows is 0, allowed: whole numbers 1")
     fails({ ids_per_bag = { 3, 1 } }, "ids_per_bag is 1")
     fails({ num_rows = -1 }, "num_rows is %-1")
-    assert.error_matches(function() data.synthetic(shape { alpha = -1 }):next_host() end, "alpha %-1")
-    assert.error_matches(function() data.synthetic(shape { signal = 1 / 0 }):next_host() end, "signal inf")
+    fails({ alpha = -1 }, "alpha %-1")
+    fails({ signal = 1 / 0 }, "signal inf")
     assert.error_matches(function() data.synthetic.write { path = "/nowhere/x", num_rows = 1 } end,
       "/nowhere/x: No such file")
     assert.error_matches(function() data.synthetic.write { path = "/tmp/x", num_rows = 1, ids_per_bag = 2 } end,

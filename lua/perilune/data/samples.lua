@@ -22,7 +22,7 @@ local Source = util.seal(util.class "SampleSource")
 function Source:init(func, make, arguments, fields)
   self.func, self.make, self.arguments = func, make, arguments
   self.dense, self.keys, self.rows, self.tables = fields.dense, fields.keys, fields.rows, fields.tables
-  self.raw = fields.raw
+  self.raw, self.columns = fields.raw, fields.columns
   self._next, self._epoch, self._row, self._count = false, 0, 0, false
   self._lists, self._labels, self._numbers = {}, {}, {}
 end
@@ -97,11 +97,22 @@ local function add_ids(self, row, sample, f, list, n)
   return #bag
 end
 
+--- An error unless all that a sample has is described. A misspelt label would be 0, a misspelt list an empty bag.
+local function check_names(self, row, sample)
+  for name in next, sample do
+    if not self.columns[name] then
+      P.fail(("%s: sample %d of pass %d: '%s' is described nowhere, so nothing would read it; allowed: %s"):format(
+        self.func, row, self._epoch, tostring(name), table.concat(util.keys(self.columns), ", ")))
+    end
+  end
+end
+
 --- This rank's samples, which have been taken, go into the host batch. first: number of the first one in the pass.
 local function put(self, host, taken, first)
   local b, n, rows = host.ptr, 0, #taken
   b.rows = rows
   for i, sample in ipairs(taken) do
+    check_names(self, first + i - 1, sample)
     b.labels[i - 1] = number_of(self, first + i - 1, sample, "label")
     for d, name in ipairs(self.dense) do
       b.dense[(i - 1) * #self.dense + d - 1] = number_of(self, first + i - 1, sample, name)
@@ -159,10 +170,10 @@ local spec = {
 for name, default in util.ordered(Loader.common) do spec[name] = default end
 
 local function fields_of(func, a)
-  local fields = { dense = {}, keys = {}, rows = {}, tables = {}, raw = {} }
+  local fields = { dense = {}, keys = {}, rows = {}, tables = {}, raw = {}, columns = { label = true } }
   for i, name in ipairs(a.dense or {}) do
     if type(name) ~= "string" then P.fail(("%s: dense[%d] is %s, wanted a name"):format(func, i, errors.kind(name))) end
-    fields.dense[i] = name
+    fields.dense[i], fields.columns[name] = name, true
   end
   for i, f in ipairs(a.ids or {}) do
     local what = ("%s: ids[%d]"):format(func, i)
@@ -171,6 +182,7 @@ local function fields_of(func, a)
     util.one_of(what, "ids", f.ids, { "exact", "raw" })
     fields.raw[i] = f.ids == "raw"
     fields.keys[i], fields.rows[i] = f.name, util.integer(what, "rows", f.rows, 1)
+    fields.columns[f.name] = true
     fields.tables[i] = f.table or "t_" .. f.name
   end
   return fields

@@ -81,6 +81,8 @@ function M.loader(args)
   local func = "data.synthetic"
   local a = util.named(func, args, spec)
   local options, keep = options_of(func, a)
+  local none = batch.host_batch(a.dense_features, a.sparse_features, 1, 0) -- what is wrong is said now, not later
+  check(C.peri_synthetic_fill(options, 0, 0, batch.host_ptr(none)))
   local source = Source(a.dense_features, a.sparse_features, keep.list)
   source._options, source._keep = options, keep
   source._first = util.integer(func, "first_row", a.first_row, 0)

@@ -10,7 +10,7 @@ local data = {}
 ---
 ---- `kind = "label"`: a number, what is to be predicted. At most one column; without it labels are 0.
 ---- `kind = "dense"`: a number. `transform`: `raw` (default), `log`: `ln(1 + max(x, 0))`, `signed_log`:
----  `sign(x) ln(1 + abs(x))`; `fallback`: what an empty field has (0).
+---  `sign(x) ln(1 + abs(x))`; `fallback`: what an empty field has, before `transform` (0).
 ---- `kind = "ids"`: a bag of ids. `rows`: of its table; `table`: the table's name, which columns may share (`t_` and
 ---  the column's name); `separator`: the character between ids (without it there is one, or none); `base`: 10 or 16,
 ---  how they are written; `most`: so many are kept, the first ones (0: all); `ids`: what an id x becomes:
@@ -206,12 +206,12 @@ function data.cache.write(args) end
 ---@field loader peri.data.Loader Without workers, of one rank.
 
 ---Samples that a function of yours makes, one at a time. A sample is a table: `label`, a number for each name in
----`dense`, and an id or a list of ids for each feature in `ids` (nil: none). A sample without `label` has the label 0;
----names that the description does not have are not looked at. Every rank and worker makes all samples, and takes its
----own of them: for much work in the function write them into a folder first (`data.cache.write`).
+---`dense`, and an id or a list of ids for each feature in `ids` (nil: none). A sample without `label` has the label 0.
+---Every rank and worker makes all samples, and takes its own of them: for much work in the function write them into a
+---folder first (`data.cache.write`).
 ---
----Errors: a sample with another number than the description says, with its number; an error of the function; a function
----with upvalues where there are workers; an argument out of its range.
+---Errors: a sample that has a name, or a number, which is not as described, with the sample's number; an error of the
+---function; a function with upvalues where there are workers; an argument out of its range.
 ---
 ---```lua
 ---local loader = peri.data.samples { batch_size = 8, dense = { "age" },
