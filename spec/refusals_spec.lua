@@ -131,4 +131,87 @@ describe("what the reference says", function()
     local pipeline = peri.EvalPipelineSparseDist { model = nn.ReLU() }
     assert.equal("EvalPipelineSparseDist (schedule 'eval_sparse_dist', 0 steps taken)", tostring(pipeline))
   end)
+
+  it("of groups: what they are can be read, not set", function()
+    local world = peri.init()
+    for _, name in ipairs { "name", "rank_number", "world_size", "local_rank", "local_size", "transport" } do
+      local is = world[name]
+      refuses(name .. " cannot be set", function() world[name] = is end)
+      assert.equal(is, world[name])
+    end
+    refuses("no field 'rank_numbr' can be set", function() world.rank_numbr = 1 end)
+  end)
+
+  it("of losses and metrics: their group is one of ranks", function()
+    local words = "group is a number, wanted a group of ranks"
+    for _, name in ipairs { "MSELoss", "BCEWithLogitsLoss", "InBatchSoftmaxLoss" } do
+      refuses(words, nn[name], { group = 5 })
+      refuses(words, function() nn[name]({}):set_group(5) end)
+    end
+    for _, name in ipairs { "AUCMetric", "NEMetric", "GAUCMetric" } do
+      refuses(words, nn.metrics[name], { group = 5 })
+    end
+  end)
+
+  it("of numbers, when an object is made", function()
+    local optimizer = nn.optim.SGD { params = { peri.ones({ 2 }):requires_grad() }, lr = 1 }
+    for _, clipping in ipairs { "norm", "value" } do
+      for _, x in ipairs { -1, 0, 0 / 0 } do
+        refuses("max_gradient is", nn.optim.GradientClippingOptimizer,
+          { optimizer = optimizer, clipping = clipping, max_gradient = x })
+      end
+    end
+    refuses("norm_type is -1", nn.optim.GradientClippingOptimizer,
+      { optimizer = optimizer, clipping = "norm", norm_type = -1 })
+    for _, name in ipairs { "alpha", "signal", "interaction", "bias" } do
+      for _, x in ipairs { math.huge, -math.huge, 0 / 0, name == "alpha" and -1 or nil } do
+        local args = { num_rows = 1, batch_size = 1, [name] = x }
+        refuses(name .. (x == x and (" %g"):format(x) or ""), peri.data.synthetic, args)
+      end
+    end
+    refuses("EmbeddingBagCollectionSharder: fused_params: no argument 'learning_rat'",
+      peri.shard.EmbeddingBagCollectionSharder, { fused_params = { learning_rat = 1 } })
+    assert.same({ eps = 1 }, peri.shard.EmbeddingBagCollectionSharder { fused_params = { eps = 1 } }.fused_params)
+    local ok, why = pcall(peri.data.share, -1, 0, 1)
+    assert.is_falsy(ok or tostring(why):find("colon", 1, true)) -- it is no method
+    assert.matches("data.share: rows is %-1", tostring(why))
+  end)
+
+  it("of samples: a name that no column has", function()
+    for _, sample in ipairs { { lable = 1, x = 2, a = 1 }, { label = 1, x = 2, b = { 1 } }, { label = 1, x = 2, 7 } } do
+      local loader = peri.data.samples { batch_size = 1, dense = { "x" }, ids = { { name = "a", rows = 3 } },
+        make = function() return function() return sample end end }
+      refuses("allowed: a, label, x", loader)
+    end
+  end)
+
+  it("of shapes, by the function that was called", function()
+    local sparse, offsets = peri.sparse, peri.tensor({ 0, 2, 4 }, "i64")
+    for _, name in ipairs { "jagged_dense_elementwise_add", "jagged_dense_elementwise_add_jagged_output",
+      "jagged_dense_elementwise_mul" } do
+      for _, shape in ipairs { { 2, 2, 2 }, { 3, 2, 3 }, { 2, 3 }, { 2, 2, 1 } } do
+        refuses(("sparse.%s: y is [%s], wanted [2, L, 3]"):format(name, table.concat(shape, ", ")), sparse[name],
+          peri.ones { 4, 3 }, { offsets }, peri.ones(shape))
+      end
+    end
+    for _, shape in ipairs { { 3, 2 }, { 4 }, { 1, 2 }, { 6, 2 } } do -- 2 bags; of 3 heads 4 columns are no multiple
+      refuses("sparse.batched_dense_vec_jagged_2d_mul: v [" .. table.concat(shape, ", "),
+        sparse.batched_dense_vec_jagged_2d_mul, peri.ones(shape), peri.ones { 4, 4 }, offsets)
+    end
+    local world = peri.init()
+    for name, args in pairs { reduce_scatter = {}, all_to_all = {}, reduce_scatter_v = { { 1 } }, -- any order: a set
+      all_gather_v = { { 1 } }, all_to_all_v = { { 1 }, { 1 } } } do
+      refuses(name .. ": input is one number, wanted a tensor with a dimension", world[name], world, peri.tensor(3),
+        unpack(args))
+    end
+  end)
+
+  it("of metrics: they print what they were made with", function()
+    local m = nn.metrics
+    assert.equal("NEMetric { include_logloss = true, window_size = 7 }",
+      tostring(m.NEMetric { window_size = 7, include_logloss = true }))
+    assert.equal("AUCMetric { group = false, window_size = 10000000 }", tostring(m.AUCMetric { group = false }))
+    assert.equal("RecMetricModule { auc-t, ne-t }", tostring(m.RecMetricModule { metrics = { NEMetric = {},
+      AUCMetric = {} }, tasks = { { name = "t", label_name = "l", prediction_name = "p" } } }))
+  end)
 end)

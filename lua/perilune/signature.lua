@@ -189,7 +189,7 @@ M.methods = {}
 local function with_dot(func, a, x)
   local name = func:match "[%w_]+$"
   if not a.first or type(x) == "table" or type(x) == "cdata" then return "" end
-  if a.name ~= "self" and not rawget(M.methods, name) then return "" end
+  if a.name ~= "self" and (func:find(".", 1, true) or not rawget(M.methods, name)) then return "" end -- "data.share"
   return (" (a method is called with a colon: x:%s(...))"):format(name)
 end
 

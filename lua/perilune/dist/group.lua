@@ -21,7 +21,20 @@ for i = 0, C.PERI_CHANNEL_COUNT - 1 do
   channel_of[channels[i]] = i
 end
 
-local Group = util.seal(util.class "peri.Group")
+local Group = util.class "peri.Group"
+-- What a group is, which nothing changes: fields that can be read only.
+local facts = { name = true, rank_number = true, world_size = true, local_rank = true, local_size = true,
+  transport = true }
+function Group.__index(self, key)
+  if facts[key] then return rawget(self, "_" .. key) end
+  return Group[key]
+end
+function Group.__newindex(self, key, value)
+  if facts[key] then P.fail(("group '%s': %s cannot be set; it is %s"):format(self.name, key, tostring(self[key]))) end
+  util.check_assign(self, key, value)
+  rawset(self, key, value)
+end
+util.seal(Group)
 --- A misspelt method is an error that tells the name that may have been meant; names with a line in front are other
 --- modules' notes.
 getmetatable(Group).__index = function(_, name)
@@ -57,12 +70,12 @@ function Group:init(ptr)
   end
   if rawget(self, "_ref") then P.fail(("Group: '%s' is made already"):format(self.name)) end
   self._ref = P.lasting(wrap, ptr)
-  self.name = ffi.string(C.peri_group_name(ptr))
-  self.rank_number = C.peri_group_rank(ptr)
-  self.world_size = C.peri_group_size(ptr)
-  self.local_rank = C.peri_group_local_rank(ptr)
-  self.local_size = C.peri_group_local_size(ptr)
-  self.transport = ffi.string(C.peri_group_transport(ptr))
+  self._name = ffi.string(C.peri_group_name(ptr))
+  self._rank_number = C.peri_group_rank(ptr)
+  self._world_size = C.peri_group_size(ptr)
+  self._local_rank = C.peri_group_local_rank(ptr)
+  self._local_size = C.peri_group_local_size(ptr)
+  self._transport = ffi.string(C.peri_group_transport(ptr))
 end
 
 function Group:__tostring()
@@ -204,8 +217,14 @@ local function fill(group, what, rows, buffer)
   return sum
 end
 
+--- Rows of `input`, which a collective of this name cuts or puts together along dimension 1.
+local function rows_of(func, input)
+  if input:dim() == 0 then P.fail(func .. ": input is one number, wanted a tensor with a dimension: [n, ...]") end
+  return input:size(1)
+end
 --- A new tensor like `t` with another number of rows.
-local function with_rows(t, rows)
+local function with_rows(func, t, rows)
+  rows_of(func, t)
   local shape = t:shape()
   shape[1] = rows
   return Tensor.empty(shape, t:dtype(), t:device())
@@ -224,26 +243,26 @@ end
 --- The inputs of all ranks one after the other; all of one shape.
 function Group:all_gather(input, output, tag)
   output = output or (input:dim() == 0 and Tensor.empty({ self.world_size }, input:dtype(), input:device()) or
-    with_rows(input, input:size(1) * self.world_size))
+    with_rows("all_gather", input, input:size(1) * self.world_size))
   return posted(C.peri_coll_all_gather(self:ptr(), tensor_ptr(output), tensor_ptr(input), tag or 0, work_out), output)
 end
 --- The same with rows[i] rows of rank i - 1.
 function Group:all_gather_v(input, rows, output, tag)
   reserve(self.world_size)
   local sum = fill(self, "all_gather_v: rows", rows, counts_a)
-  output = output or with_rows(input, sum)
+  output = output or with_rows("all_gather_v", input, sum)
   return posted(C.peri_coll_all_gather_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_a, tag or 0,
     work_out), output)
 end
 --- This rank's part of the combined input, which is cut into equal parts along dimension 1.
 function Group:reduce_scatter(input, op, output, tag)
   if not output then
-    local rows = input:size(1)
+    local rows = rows_of("reduce_scatter", input)
     if rows % self.world_size ~= 0 then
       P.fail(("reduce_scatter: %d rows for %d ranks of group '%s', allowed: multiples"):format(rows, self.world_size,
         self.name))
     end
-    output = with_rows(input, rows / self.world_size)
+    output = with_rows("reduce_scatter", input, rows / self.world_size)
   end
   return posted(C.peri_coll_reduce_scatter(self:ptr(), tensor_ptr(output), tensor_ptr(input), reduce_of(op), tag or 0,
     work_out), output)
@@ -252,14 +271,14 @@ end
 function Group:reduce_scatter_v(input, rows, op, output, tag)
   reserve(self.world_size)
   fill(self, "reduce_scatter_v: rows", rows, counts_a)
-  output = output or with_rows(input, rows[self.rank_number + 1])
+  output = output or with_rows("reduce_scatter_v", input, rows[self.rank_number + 1])
   return posted(
     C.peri_coll_reduce_scatter_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_a, reduce_of(op), tag or 0,
       work_out), output)
 end
 --- Equal parts of the input, part i to rank i - 1; the result has the parts received.
 function Group:all_to_all(input, output, tag)
-  output = output or with_rows(input, input:size(1))
+  output = output or with_rows("all_to_all", input, rows_of("all_to_all", input))
   return posted(C.peri_coll_all_to_all(self:ptr(), tensor_ptr(output), tensor_ptr(input), tag or 0, work_out), output)
 end
 --- Parts of any size: send_rows[i] rows to rank i - 1, recv_rows[i] rows from it.
@@ -267,7 +286,7 @@ function Group:all_to_all_v(input, send_rows, recv_rows, output, tag)
   reserve(self.world_size)
   fill(self, "all_to_all_v: send_rows", send_rows, counts_a)
   local sum = fill(self, "all_to_all_v: recv_rows", recv_rows, counts_b)
-  output = output or with_rows(input, sum)
+  output = output or with_rows("all_to_all_v", input, sum)
   return posted(C.peri_coll_all_to_all_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_b, counts_a, tag
     or 0, work_out), output)
 end

@@ -20,7 +20,12 @@ function GradientClippingOptimizer:init(args)
       group = util.optional })
   OptimizerWrapper.init(self, a.optimizer)
   self.clipping = util.one_of("GradientClippingOptimizer", "clipping", a.clipping, { "none", "norm", "value" })
-  self.max_gradient, self.norm_type = a.max_gradient, a.norm_type
+  for _, name in ipairs { "max_gradient", "norm_type" } do
+    if self.clipping ~= "none" and not (a[name] > 0 and a[name] <= math.huge) then
+      P.fail(("GradientClippingOptimizer: %s is %g, allowed: above 0"):format(name, a[name]))
+    end
+    self[name] = a[name]
+  end
   if a.sharded and not a.group then P.fail "GradientClippingOptimizer: sharded parameters need a group" end
   if a.sharded and self.clipping == "value" then
     P.fail "GradientClippingOptimizer: clipping by value takes no sharded parameters"

@@ -40,6 +40,7 @@ function Loss:_count(target) return target:numel() end -- luacheck: ignore 212
 
 --- The ranks that train together, unless the constructor was told others.
 function Loss:set_group(group)
+  ranks._check_group(self.class_name .. ":set_group", group)
   if self.group == "default" then self.group = group end
 end
 
@@ -55,6 +56,7 @@ local function define(name, options, compute, numbers, many)
   function class:init(args)
     local a = util.named(name, args, spec)
     self.reduction = util.one_of(name, "reduction", a.reduction, reductions)
+    ranks._check_group(name, a.group)
     self.group = a.group == nil and "default" or a.group
     for option in util.ordered(numbers or {}) do self[option] = a[option] end
     for _, option in ipairs(options) do

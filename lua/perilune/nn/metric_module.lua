@@ -152,6 +152,13 @@ function Module:init(args)
   end
 end
 
+--- What print shows: its tasks, and the metrics that each has.
+function Module:__tostring()
+  local keys = util.map(self.entries, function(entry) return entry.key end)
+  if self.throughput then keys[#keys + 1] = "throughput-throughput" end
+  return ("RecMetricModule { %s }"):format(table.concat(keys, ", "))
+end
+
 --- Take in what a model says of a batch: a table of tensors or lists by the names that the tasks give. If a metric
 --- refuses the samples it is an error, and no metric has taken them.
 function Module:update(model_out)

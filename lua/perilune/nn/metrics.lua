@@ -64,6 +64,7 @@ local function options_of(metric, args, spec)
   for name, default in util.ordered(spec or {}) do all[name] = default end
   metric.options = util.named(metric.class_name, args, all)
   util.integer(metric.class_name, "window_size", metric.options.window_size, 1)
+  ranks._check_group(metric.class_name, metric.options.group)
   metric._placed, metric.group = false, false
 end
 
@@ -127,6 +128,12 @@ local fields = { "n", "weight", "label", "prediction", "plain_label", "cross_ent
 
 --- The class above all metrics, whose methods each of them has.
 M.RecMetric = util.seal(util.class "RecMetric")
+--- What print shows: the class, and what the metric was made with.
+function M.RecMetric:__tostring()
+  local parts = {}
+  for name, value in util.ordered(self.options) do parts[#parts + 1] = ("%s = %s"):format(name, tostring(value)) end
+  return ("%s { %s }"):format(self.class_name, table.concat(parts, ", "))
+end
 for _, name in ipairs { "init", "update", "compute", "reset", "state_dict", "check_state_dict", "load_state_dict",
   "merge_state_dicts" } do
   M.RecMetric[name] = function(self)

@@ -13,13 +13,18 @@ local signature = require "perilune.signature"
 
 local M = {}
 
+--- An error unless `group` can be given to the functions here.
+function M._check_group(func, group)
+  if group and (type(group) ~= "table" or not group.all_reduce) then
+    P.fail(("%s: group is a %s, wanted a group of ranks, or false for this rank alone"):format(func, type(group)))
+  end
+end
+
 --- The group to work with, or nil where this rank is alone.
 function M.group_of(func, group)
   if group == nil then group = P.state.world end
   if not group then return nil end
-  if type(group) ~= "table" or not group.all_reduce then
-    P.fail(("%s: group is a %s, wanted a group of ranks, or false for this rank alone"):format(func, type(group)))
-  end
+  M._check_group(func, group)
   return group:size() > 1 and group or nil
 end
 

@@ -4,6 +4,7 @@
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local config = require "perilune.embed.config"
 local sharding_types = require "perilune.plan.sharding_types"
 local types = require "perilune.plan.types"
 local signature = require "perilune.signature"
@@ -22,12 +23,19 @@ local arguments = {
   gradient_division = util.optional,     -- whether gradients of tables are means over ranks (not TorchRec's)
 }
 
+-- fused_params of a sharder: any part of those of a module.
+local fused_arguments = util.extended(config.optimizer_arguments, { optimizer = util.optional })
+
 --- What the class takes. Classes below it take more (util.extended).
 ModuleSharder.allowed_arguments = arguments
 
 --- Named arguments: fused_params, qcomm_codecs_registry, gradient_division.
 function ModuleSharder:init(args)
-  for name, value in util.ordered(util.named(self.class_name, args, self.allowed_arguments)) do self[name] = value end
+  local a = util.named(self.class_name, args, self.allowed_arguments)
+  if a.fused_params then
+    util.named(self.class_name .. ": fused_params", a.fused_params, fused_arguments)
+  end
+  for name, value in util.ordered(a) do self[name] = value end
 end
 
 local function missing(self, method) P.fail(("%s: no method '%s'"):format(self.class_name, method)) end

@@ -1,10 +1,27 @@
 -- arithmetic.lua: jagged operands in sums, products and softmax: the jagged one is padded, or the dense one cut. With
 -- gradient.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
 local F = require "perilune.nn.functional"
 local dense = require "perilune.sparse.dense"
 local signature = require "perilune.signature"
 
 local M = {}
+
+--- An error unless a jagged and a dense operand fit: values [N, ...], y [B, a size for each level of offsets, ...].
+local function check_pair(func, values, offsets, y)
+  local levels, n = #offsets, values:dim() - 1
+  local fits = levels > 0 and n >= 0 and y:dim() == 1 + levels + n and y:size(1) == offsets[1]:numel() - 1
+  for d = 2, fits and values:dim() or 0 do fits = fits and values:size(d) == y:size(levels + d) end
+  if not fits then
+    local wanted = { levels > 0 and ("%d"):format(offsets[1]:numel() - 1) or "B" }
+    for _ = 1, levels do wanted[#wanted + 1] = "L" end
+    for d = 2, values:dim() do wanted[#wanted + 1] = ("%d"):format(values:size(d)) end
+    P.fail(("sparse.%s: y is [%s], wanted [%s], for values [%s] and %s of offsets"):format(func,
+      table.concat(y:shape(), ", "), table.concat(wanted, ", "), table.concat(values:shape(), ", "),
+      util.number_of(levels, "level")))
+  end
+end
 
 local function padded(values, offsets, y, padding)
   local sizes = {}
@@ -15,19 +32,27 @@ end
 local function cut(y, offsets, values) return (dense.dense_to_jagged(y, offsets, values:size(1))) end
 
 --- x + y as dense; where x is not there: y.
-function M.jagged_dense_elementwise_add(x_values, x_offsets, y) return F.add(padded(x_values, x_offsets, y, 0), y) end
+function M.jagged_dense_elementwise_add(x_values, x_offsets, y)
+  check_pair("jagged_dense_elementwise_add", x_values, x_offsets, y)
+  return F.add(padded(x_values, x_offsets, y, 0), y)
+end
 
 --- x + y as jagged values (and the offsets).
 function M.jagged_dense_elementwise_add_jagged_output(x_values, x_offsets, y)
+  check_pair("jagged_dense_elementwise_add_jagged_output", x_values, x_offsets, y)
   return F.add(x_values, cut(y, x_offsets, x_values)), x_offsets
 end
 
 function M.jagged_dense_dense_elementwise_add_jagged_output(x_values, x_offsets, y_0, y_1)
+  for _, y in ipairs { y_0, y_1 } do
+    check_pair("jagged_dense_dense_elementwise_add_jagged_output", x_values, x_offsets, y)
+  end
   return F.add(F.add(x_values, cut(y_0, x_offsets, x_values)), cut(y_1, x_offsets, x_values)), x_offsets
 end
 
 --- x * y as jagged values (and the offsets).
 function M.jagged_dense_elementwise_mul(x_values, x_offsets, y)
+  check_pair("jagged_dense_elementwise_mul", x_values, x_offsets, y)
   return F.mul(x_values, cut(y, x_offsets, x_values)), x_offsets
 end
 
@@ -52,9 +77,16 @@ end
 
 --- v [bags * heads, max] times the rows [n, heads * D] of each bag, head by head: [bags * heads, D].
 function M.batched_dense_vec_jagged_2d_mul(v, a_values, a_offsets)
-  local bags, max = a_offsets:numel() - 1, v:size(2)
-  local heads = bags > 0 and v:size(1) / bags or 1
-  local columns = a_values:size(2) / heads
+  local bags, heads, columns = a_offsets:numel() - 1, 1, nil
+  if v:dim() == 2 and a_values:dim() == 2 then
+    if bags > 0 then heads = v:size(1) / bags end
+    columns = a_values:size(2) / heads
+  end
+  if not columns or heads < 1 or heads % 1 ~= 0 or columns % 1 ~= 0 then
+    P.fail(("sparse.batched_dense_vec_jagged_2d_mul: v [%s], a_values [%s] and %d bags, wanted v [bags * heads, L] and "
+      .. "a_values [N, heads * D]"):format(table.concat(v:shape(), ", "), table.concat(a_values:shape(), ", "), bags))
+  end
+  local max = v:size(2)
   local rows = dense.jagged_to_padded_dense(a_values, { a_offsets }, { max }, 0):reshape(bags, max, heads,
     columns):transpose(2, 3)
   return F.bmm(v:reshape(bags * heads, 1, max), rows:reshape(bags * heads, max, columns)):reshape(bags * heads, columns)
