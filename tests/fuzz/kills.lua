@@ -1,7 +1,7 @@
 -- kills.lua: a process that writes checkpoints is killed at a random moment: of a full save that replaces the one
--- before, of an increment, both at once or behind the training, and of `compact`, into another path, in the place of
--- the newest, or in the middle of a chain. The law: what was there before is there, or what was to come, each whole;
--- never neither, and never a mixture of two.
+-- before, of an increment, both at once or behind the training, of `compact`, into another path, in the place of
+-- another full one, of the newest, or in the middle of a chain, and of `export`. The law: what was there before is
+-- there, or what was to come, each whole; never neither, and never a mixture of two.
 --
 --   luajit tests/fuzz/kills.lua [KILLS [SEED]]      as `make test` runs it; a failure prints what was killed, and the
 --                                                   seed
@@ -38,6 +38,18 @@ local function train(m, n)
   end)
 end
 
+--- An error unless these are the numbers that the table has after so many steps.
+local function compare(what, step, memory)
+  for k = 0, ROWS * 8 - 1 do
+    local row = math.floor(k / 8)
+    local first = (row - 1) % STRIDE + 1 -- the first step that takes from this row
+    local want = -(step >= first and math.floor((step - first) / STRIDE) + 1 or 0)
+    if memory[k] ~= want then
+      error(("%s is of step %d: row %d is %g, wanted %d"):format(what, step, row, memory[k], want), 0)
+    end
+  end
+end
+
 --- An error unless an open checkpoint is what the law says of the step that it says.
 local function check(c)
   local step = c:values().values.step
@@ -45,14 +57,7 @@ local function check(c)
   peri.scope(function()
     local memory, n = c:read(NAME):read()
     assert(n == ROWS * 8)
-    for k = 0, n - 1 do
-      local row = math.floor(k / 8)
-      local first = (row - 1) % STRIDE + 1 -- the first step that takes from this row
-      local want = -(step >= first and math.floor((step - first) / STRIDE) + 1 or 0)
-      if memory[k] ~= want then
-        error(("%s says step %d: row %d is %g, wanted %d"):format(c.path, step, row, memory[k], want), 0)
-      end
-    end
+    compare(c.path, step, memory)
   end)
   return step
 end
@@ -87,7 +92,10 @@ if arg[1] == "child" then
   if what == "compact" then
     local c = peri.checkpoint.open(from)
     say(folder, "ready")
-    c:compact(to, from == to)
+    c:compact(to, true)
+  elseif what == "export" then
+    say(folder, "ready")
+    require("perilune.launch.checkpoints").run { action = "export", paths = { from, NAME }, output = to }
   else
     local m = model()
     local step = peri.checkpoint.load(from, { model = m }, { increments = true }).step + 1
@@ -228,6 +236,36 @@ function kinds.compact()
   end
 end
 
+--- Into the place of a full one of another step.
+function kinds.replace()
+  local from, to = chain[#chain], saves .. "/other"
+  local before, new = step_at(to), step_at(from)
+  if not before or before == new then
+    model():save(to, { values = { step = 0 }, replace = true })
+    before = 0
+  end
+  local killed = child("replace", "compact", from, to)
+  count(killed, either(to, before, new, killed) == new)
+  either(from, new, new)
+end
+
+--- Into a file, in the place of what was exported of another step.
+local exported = 0
+function kinds.export()
+  local path, from = folder .. "/exported.npy", chain[#chain]
+  if not exists "exported.npy" then child("export first", "export", chain[1], path) exported = step_at(chain[1]) end
+  local new = step_at(from)
+  local killed = child("export", "export", from, path)
+  local text = exists "exported.npy"
+  local memory = ffi.cast("const float *", ffi.cast("const char *", text) + #text - ROWS * 8 * 4)
+  local is_new = pcall(compare, path, new, memory)
+  if not is_new then compare(path, exported, memory) end
+  if not (is_new or killed) then error(path .. " is what was exported before", 0) end
+  exported = is_new and new or exported
+  if #text ~= 128 + ROWS * 8 * 4 then error(("%s has %d bytes"):format(path, #text), 0) end
+  count(killed, is_new)
+end
+
 local length = arg[1] or "24"
 local seconds, most, began = tonumber(length:match "^([%d.]+)s$"), tonumber(length), os.time()
 local seed = tonumber(arg[2]) or 1
@@ -236,7 +274,8 @@ local n, last = 0, ""
 local ok, err = xpcall(function()
   while seconds and os.time() - began < seconds or not seconds and counts.killed < most do
     local async = draw(2) == 0 and "async" or "-"
-    local kind = #chain < 2 and "increment" or ({ "save", "increment", "compact", "compact" })[draw(4) + 1]
+    local kind = #chain < 2 and "increment" or ({ "save", "increment", "compact", "compact", "replace",
+      "export" })[draw(6) + 1]
     n, last = n + 1, kind .. " " .. async
     kinds[kind](async)
     if #chain > 6 then begin() end
