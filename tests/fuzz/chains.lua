@@ -4,7 +4,8 @@
 -- full checkpoints and increments, at once or behind the training, how many are kept. Each start draws how many ranks
 -- and machines there are, the plan and the pipeline, goes on from the newest checkpoint (or, at times, from an older
 -- one), may reshard the live model, and is killed at any moment, before its first save or after some of them; between
--- two starts the newest checkpoint may be compacted, and that be killed, too. The law: what the last start has in the
+-- two starts the newest checkpoint may be compacted, in its place or into that of a copy elsewhere, from which the next
+-- start may go on, and that be killed, too. The law: what the last start has in the
 -- end is, to the bit, what a run has that never stopped. (The metric, whose sums depend on how samples are spread over
 -- ranks, to rounding.)
 --
@@ -305,13 +306,15 @@ if arg[1] == "child" then
   local first, second = plan_of(m, draw, w), plan_of(m, draw, w)
   local name, turn = not straight and pick(draw, PIPELINES), { older = draw(3), which = draw(100), at = draw(2) == 0
     and 1 + draw(6) }
+  local copy = not straight and folder .. "/../copy/all"
+  if copy and (draw(2) == 0 or not pcall(io.lines, copy .. "/manifest.json")) then copy = nil end
   local function body(rank, world)
     local parts, step, saver = parts_of(m, world, first), 0, nil
     if not straight then
       local back = turn.older == 0 and peri.checkpoint.Saver.list(folder) or {}
       saver = peri.checkpoint.Saver { folder = folder, parts = parts, every = m.every, full_every = m.full_every,
         keep = m.keep, keep_every = m.keep_every or nil, async = m.async, pace = m.async and m.pace or nil,
-        group = world, resume = back[2] and back[turn.which % #back + 1].path or "auto" }
+        group = world, resume = copy or back[2] and back[turn.which % #back + 1].path or "auto" }
       step = saver:resume() or 0
       if rank == 0 then write(result .. ".pid", ffi.C.getpid()) end
     end
@@ -404,7 +407,7 @@ end
 
 local function run(seed)
   local m = drawn(seed)
-  os.execute(("rm -rf %s; mkdir -p %s/run"):format(folder, folder))
+  os.execute(("rm -rf %s; mkdir -p %s/run %s/copy"):format(folder, folder, folder))
   local self = ("env PERI_BUILD=%s luajit tests/fuzz/chains.lua child %d"):format(build, seed)
   local said = process(("%s 0 1 - %s/straight"):format(self, folder))
   local want = read(folder .. "/straight")
@@ -440,7 +443,14 @@ local function run(seed)
       c:close()
       if chain then
         counts.compactions = counts.compactions + 1
-        process(("%s/perilune checkpoint compact %s"):format(build, newest.path), nil, 0.2)
+        local elsewhere = draw(2) == 0 and (" -o %s/copy/all --replace"):format(folder) or ""
+        process(("%s/perilune checkpoint compact %s%s"):format(build, newest.path, elsewhere), nil, 0.2)
+        local copied, copy = pcall(peri.checkpoint.open, folder .. "/copy/all")
+        if copied then
+          copy:verify()
+          if copy:parent() then fail(m, "the copy is no full checkpoint") end
+          copy:close()
+        elseif not tostring(copy):find "No such file" then fail(m, tostring(copy)) end
       end
     end
   end
