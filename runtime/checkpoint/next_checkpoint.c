@@ -206,12 +206,14 @@ static bool is_gone(const peri_checkpoint_follower *f, const candidate *list, in
     return access(f->path, F_OK) != 0;
 }
 
-/** Whether the folder has no save that is newer than what was taken, nor that one: it has been given to another run, or
- *  somebody went back. At the second look, since lists of names over a network may be old. */
-static bool has_other_run(peri_checkpoint_follower *f, const candidate *list, int64_t n)
+/** Whether the folder has no save that is newer than what was taken, nor that one: it has been given to another run, it
+ *  was replaced, or somebody went back. At the second look, since lists of names over a network may be old. @numbered:
+ *  newer is what has a larger number, else what goes on from it. */
+static bool has_other_run(peri_checkpoint_follower *f, const candidate *list, int64_t n, bool numbered)
 {
-    bool here = n == 0 || list->number < 0 || f->number < 0 || !f->path || !is_gone(f, list, n);
-    for (int64_t i = 0; i < n && !here; i++) here = list[i].number > f->number || is_taken(f, &list[i].is);
+    bool here = n == 0 || (numbered && f->number < 0) || !f->path || !is_gone(f, list, n);
+    for (int64_t i = 0; i < n && !here; i++)
+        here = is_taken(f, &list[i].is) || (numbered ? list[i].number > f->number : goes_on(f, list, n, i));
     f->missed = here ? 0 : f->missed + 1;
     return f->missed > 1;
 }
@@ -224,7 +226,7 @@ static peri_status next_number(peri_checkpoint_follower *f, candidate *list, int
     peri_status failed = PERI_PENDING;
     char why[PERI_MESSAGE_MAX] = "";
     qsort(list, (size_t)n, sizeof *list, by_number);
-    const int64_t after = has_other_run(f, list, n) ? -1 : f->number;
+    const int64_t after = has_other_run(f, list, n, true) ? -1 : f->number;
     for (int64_t i = 0; i < n && list[i].number > after; i++) {
         if (is_taken(f, &list[i].is)) break;
         if (is_refused(f, list[i].is.digest)) continue;
@@ -237,17 +239,18 @@ static peri_status next_number(peri_checkpoint_follower *f, candidate *list, int
     return failed == PERI_PENDING ? failed : peri__fail(failed, "%s", why);
 }
 
-/** Among other names: the only end of a chain that goes on from what was taken. */
+/** Among other names: the only end of a chain that goes on from what was taken, or of any if that is gone. */
 static peri_status next_end(peri_checkpoint_follower *f, candidate *list, int64_t n, peri_checkpoint **out,
                             int64_t *level)
 {
     const candidate *found = NULL;
+    const bool any = !*f->taken.digest || has_other_run(f, list, n, false);
     for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < n; k++) list[i].parent = list[i].parent || stands_for(&list[i].is, list[k].is.parent);
     for (int64_t i = 0; i < n; i++) {
         const candidate *c = &list[i];
         if (c->parent || is_taken(f, &c->is) || is_refused(f, c->is.digest)) continue;
-        if (*f->taken.digest && !goes_on(f, list, n, i)) continue;
+        if (!any && !goes_on(f, list, n, i)) continue;
         if (found && !stands_for(&c->is, found->is.digest) && !stands_for(&found->is, c->is.digest))
             return peri__fail(PERI_EMISMATCH,
                               "peri_checkpoint_follower_next: folder '%.200s' has two that could be next, '%.150s' and "

@@ -154,6 +154,20 @@ describe("a follower", function()
     follower:close()
   end)
 
+  it("takes a checkpoint that was replaced under its name", function()
+    local of, model, alone = folder .. "/replaced", build(), build()
+    local follower = peri.checkpoint.follow(of, { model = alone }, { group = false })
+    for i = 1, 3 do
+      train(model, i, i)
+      peri.checkpoint.save(of .. "/model", { model = model }, { replace = true })
+      local path = follower:poll() or follower:poll() -- at the second look
+      assert.equal(of .. "/model", path)
+      assert.is_true(text(model:state_dict()) == text(alone:state_dict()))
+      assert.is_nil((follower:poll()))
+    end
+    follower:close()
+  end)
+
   it("has the metrics of the trainer's ranks together, lifetime and windows, whatever it has seen itself", function()
     local of, metrics = folder .. "/metrics", nn.metrics
     local function parts(group, model)

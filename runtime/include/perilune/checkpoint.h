@@ -329,8 +329,8 @@ PERI_API const char *peri_checkpoint_values(const peri_checkpoint *checkpoint);
  *
  * The newest is that of the largest NUMBER among names save-NUMBER-step-STEP, which a Saver gives. In a folder without
  * such names it is the end of the chain that goes on from what was taken, and PERI_EMISMATCH where there are several.
- * Where what was taken is gone and all numbers are smaller, at two looks in a row, the folder has another run by now,
- * or somebody went back: then its newest comes next. */
+ * Where what was taken is gone, and all numbers are smaller (without numbers: nothing goes on from it), at two looks in
+ * a row, it was replaced, the folder has another run by now, or somebody went back: then its newest comes next. */
 typedef struct peri_checkpoint_follower peri_checkpoint_follower;
 
 /** One that has taken nothing yet. The folder may be missing. @out new. */
