@@ -206,6 +206,10 @@ describe("what the reference says", function()
     end
   end)
 
+  it("of schedules one after the other, which are a function of the step", function()
+    refuses("no 'SequentialLR'; here it is 'LambdaLR'", function() return nn.optim.SequentialLR end)
+  end)
+
   it("of metrics: they print what they were made with", function()
     local m = nn.metrics
     assert.equal("NEMetric { include_logloss = true, window_size = 7 }",

@@ -203,7 +203,7 @@ local of_pytorch = { view = "reshape", flatten = "reshape", cuda = "to(nil, 'cud
   float = "to('f32')", long = "to('i64')", half = "to('f16')", double = "to('f64')", int = "to('i32')",
   bool = "to('bool')", type = "to", astype = "to", type_as = "to", view_as = "reshape", expand_as = "expand",
   t = "transpose(1, 2)", T = "transpose(1, 2)", mT = "transpose(-2, -1)", mm = "matmul", mv = "matmul", dot = "matmul",
-  ["repeat"] = "tile",
+  ["repeat"] = "tile", SequentialLR = "LambdaLR", -- a function of the step says what comes after what
   masked_fill_ = "masked_fill", scatter_ = "scatter", scatter_add_ = "scatter_add", index_add_ = "index_add",
   clamp_ = "clamp", concat = "cat", embedding = "index_select", numpy = "to_table", tolist = "to_list",
   zero_ = "fill", fill_ = "fill", copy_ = "copy", requires_grad_ = "requires_grad" }
