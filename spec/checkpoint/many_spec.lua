@@ -80,6 +80,28 @@ it("takes as much of everything for a table as a small one", function()
   assert.is_true(ended < 40, ("an asynchronous save that has ended holds %g KiB"):format(ended))
 end)
 
+it("takes as much of everything for a piece of a table in many pieces as in few", function()
+  local function of(n)
+    local ranks = {}
+    for i = 1, n do ranks[i] = 0 end
+    local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "rowwise_adagrad" }, tables = {
+      peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 4 * n, feature_names = { "f" } } } }
+    local plan = { [""] = { t = peri.plan.column_wise { ranks = ranks } } }
+    local model = peri.DistributedModelParallel { module = ebc, plan = plan }
+    local path, kib = ("%s/columns-%d"):format(folder, n), {}
+    kib.save = allocated(function() model:save(path) end)
+    kib.load = allocated(function() model:load(path) end)
+    kib.reshard = allocated(function() model:reshard({ [""] = { t = peri.plan.row_wise() } }, { folder = folder }) end)
+    return kib
+  end
+  of(4)
+  local few, many = of(40), of(160)
+  for case, kib in peri.util.ordered(many) do
+    if os.getenv "PERI_SHOW" then print(case, few[case] / 40, kib / 160) end
+    assert.is_true(kib < 4.4 * few[case], ("%s: %d KiB for 160 pieces, %d for 40"):format(case, kib, few[case]))
+  end
+end)
+
 it("has of the increments below an open one little more than their names in memory", function()
   local model, n = model_of(50), 4
   local function save(i)

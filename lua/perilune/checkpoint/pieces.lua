@@ -35,10 +35,7 @@ local function whole_metadata(shape)
 end
 
 --- The shard that a piece of a ShardedTensor is.
-local function shard_of(p)
-  local _, own = p.of:_layout()
-  return own[p.k]
-end
+local function shard_of(p) return p.of:_local_shard(p.k) end
 
 --- The tensor with the elements of a piece; nil: they are read block by block, see M.whole.
 function M.tensor_of(p)

@@ -58,31 +58,45 @@ local function local_pieces(module, t)
   return module._pieces[t.name] or none
 end
 
---- Shards of all ranks that hold something. A piece of this rank that is a whole table is the only one: the plan is not
---- asked. Of other tables those of the last one are kept: who asks for one state of a table often asks for the next,
---- too.
+--- Of a list of shards those that are on this rank: their numbers, and the pieces that they are here.
+local function shards_here(module, pieces, shards)
+  local at, numbers, here = {}, {}, {}
+  for _, piece in ipairs(pieces) do
+    local row = at[piece.row_offset] or {}
+    at[piece.row_offset], row[piece.col_offset] = row, row[piece.col_offset] or piece
+  end
+  for i, s in ipairs(shards) do
+    local row = s.rank == module.group:rank() and at[s.row_offset]
+    local piece = row and row[s.col_offset]
+    if piece then numbers[#numbers + 1], here[#here + 1] = i, piece end
+  end
+  return numbers, here
+end
+
+local first = { 1 }
+
+--- Shards of all ranks that hold something, and of those on this rank what shards_here returns. A piece of this rank
+--- that is a whole table is the only one: the plan is not asked. Of other tables those of the last one are kept: who
+--- asks for one state of a table, or for one piece of it, often asks for the next, too.
 local function shards_of(module, t)
-  local only, entry, known = local_pieces(module, t)[1], module.plan.tables[t.name], rawget(module, "_shards")
+  local pieces, entry, known = local_pieces(module, t), module.plan.tables[t.name], rawget(module, "_shards")
+  local only = pieces[1]
   if only and not only.replica and only.rows == t.num_embeddings and only.cols == t.embedding_dim then
-    return { only }
+    local list = { only }
+    return list, first, list
   end
   if not known then
     known = setmetatable({ env = ShardingEnv.from_process_group(module.group) }, {})
     rawset(module, "_shards", known) -- a metatable: no place to look for parameters
   end
-  if known.entry == entry and known.t == t then return known.list end
-  known.entry, known.t, known.list = entry, t, {}
-  for _, s in ipairs(entry:shards(t, known.env)) do
-    if s.rows > 0 and s.cols > 0 then known.list[#known.list + 1] = s end
+  if known.entry ~= entry or known.t ~= t or known.pieces ~= pieces then
+    known.entry, known.t, known.pieces, known.list = entry, t, pieces, {}
+    for _, s in ipairs(entry:shards(t, known.env)) do
+      if s.rows > 0 and s.cols > 0 then known.list[#known.list + 1] = s end
+    end
+    known.numbers, known.here = shards_here(module, pieces, known.list)
   end
-  return known.list
-end
-
---- The piece of this rank that is shard `s`; nil: it is another rank's.
-local function piece_of(module, pieces, s)
-  for _, piece in ipairs(s.rank == module.group:rank() and pieces or none) do
-    if piece.row_offset == s.row_offset and piece.col_offset == s.col_offset then return piece end
-  end
+  return known.list, known.numbers, known.here
 end
 
 --- What local_shards has for a piece of this rank. All but the metadata is made when somebody asks for it.
@@ -98,18 +112,23 @@ end }
 --- A kind: { name =, geometry =, dtype =, shard = field of a shard -> function(piece, kind, module) -> its value }.
 local TableState = util.class("ShardedTensor", ShardedTensor)
 
+local function shard_with(self, piece, metadata)
+  return setmetatable({ metadata = metadata, _piece = piece, _kind = self[3], _module = self[1] }, Shard)
+end
+
 --- The metadata of all shards, and the shards of this rank.
 function TableState:_layout()
-  local module, t, kind = self[1], self[2], self[3]
-  local pieces, metadata, own = local_pieces(module, t), {}, {}
-  for i, s in ipairs(shards_of(module, t)) do
-    metadata[i] = metadata_of(t, s, kind.geometry)
-    local piece = piece_of(module, pieces, s)
-    if piece then
-      own[#own + 1] = setmetatable({ metadata = metadata[i], _piece = piece, _kind = kind, _module = module }, Shard)
-    end
-  end
+  local metadata, own = {}, {}
+  local shards, numbers, pieces = shards_of(self[1], self[2])
+  for i, s in ipairs(shards) do metadata[i] = metadata_of(self[2], s, self[3].geometry) end
+  for k, piece in ipairs(pieces) do own[k] = shard_with(self, piece, metadata[numbers[k]]) end
   return metadata, own
+end
+
+--- Shard `k` of this rank alone: a save asks for each of the shards of a table.
+function TableState:_local_shard(k)
+  local shards, numbers, pieces = shards_of(self[1], self[2])
+  return shard_with(self, pieces[k], metadata_of(self[2], shards[numbers[k]], self[3].geometry))
 end
 
 local fields = {
@@ -179,15 +198,17 @@ end
 
 --- The blocks of columns into which table `t` is cut, from the first column on, each a ShardedTensor of its own.
 local function blocks_of(module, t, data_type)
-  local pieces, blocks, of_column = local_pieces(module, t), {}, {}
-  for _, s in ipairs(shards_of(module, t)) do
+  local shards, numbers, pieces = shards_of(module, t)
+  local blocks, of_column, here = {}, {}, {}
+  for k, piece in ipairs(pieces) do here[numbers[k]] = piece end
+  for i, s in ipairs(shards) do
     local block = of_column[s.col_offset]
     if not block then
       block = { first = s.col_offset, metadata = {}, own = {}, bytes = embed_config._row_bytes(data_type, s.cols),
         format = embed_config._row_format(data_type, s.cols) }
       of_column[s.col_offset], blocks[#blocks + 1] = block, block
     end
-    local piece = piece_of(module, pieces, s)
+    local piece = here[i]
     local m = { shard_offsets = { s.row_offset, 0 }, shard_sizes = { s.rows, block.bytes },
       placement = "rank:" .. s.rank }
     table.insert(block.metadata, m)
