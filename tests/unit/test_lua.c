@@ -479,6 +479,60 @@ static void nothing_is_left(void **state)
     (void)f;
 }
 
+/* -- memory that Lua does not get ---------------------------------------------------------------------------------- */
+
+static struct {
+    lua_Alloc usual;
+    void *ctx;
+    int64_t left; /* allocations that succeed yet */
+} lean;
+
+static void *lean_alloc(void *ctx, void *block, size_t old, size_t size)
+{
+    (void)ctx;
+    if (size > old && lean.left-- <= 0) return NULL;
+    return lean.usual(lean.ctx, block, old, size);
+}
+
+/** From now on Lua gets memory only lean.left times. */
+static int lean_begins(lua_State *L)
+{
+    lean.usual = lua_getallocf(L, &lean.ctx);
+    lua_setallocf(L, lean_alloc, NULL);
+    return 0;
+}
+
+/** A call that fails comes back with words where the memory ends after the script has failed. (It takes some 60
+ *  blocks to find words; LuaJIT itself may crash where it has none while it throws.) */
+static void a_failure_without_memory_comes_back(void **state)
+{
+    (void)state;
+    static const char script[] =
+        "jit.off() local error, lean = error, lean_begins return { f = function() lean() error('a constant', 0) end }";
+    lua_State *L = luaL_newstate();
+    const peri_lua_config config = {.size = sizeof config, .state = L};
+    peri_lua *lua = NULL;
+    int status = -1;
+    assert_non_null(L);
+    luaL_openlibs(L);
+    lua_register(L, "lean_begins", lean_begins);
+    assert_ok(peri_lua_new(&config, &lua));
+    peri_lua_object *m = load(lua, script);
+    fflush(NULL);
+    for (lean.left = 30; lean.left < 80; lean.left++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            const peri_status failed = peri_lua_call(m, "f", NULL, 0, NULL, 0);
+            _exit(failed < 0 && strstr(peri_error_message(), "peri_lua_call: ") ? 0 : 2);
+        }
+        assert_true(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
+    }
+    peri_lua_object_release(m);
+    peri_lua_release(lua);
+    lua_close(L);
+}
+
 /* -- code memory --------------------------------------------------------------------------------------------------- */
 
 /** Map all that is free within 2 GiB of @address, as hosts with large heaps and many libraries have. */
@@ -583,6 +637,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_state_of_the_hosts_own_keeps_what_it_has),
     cmocka_unit_test(threads_have_states_of_their_own_and_share_tables),
     cmocka_unit_test(a_collection_keeps_the_table_batch_of_an_earlier_call),
+    cmocka_unit_test(a_failure_without_memory_comes_back),
     cmocka_unit_test(code_finds_memory_in_hosts_with_much_mapped),
     cmocka_unit_test(nothing_is_left),
 };

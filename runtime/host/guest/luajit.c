@@ -211,35 +211,36 @@ static void keep_error(state *s, const char *text)
     if (s->error) memcpy(s->error, text, n);
 }
 
-/** describe(error) -> status, text, in a protected call of its own. */
+/** Ask describe(error) for status and text. The error is in the slot of results. */
 static int describe(lua_State *L)
 {
-    state *s = lua_touserdata(L, lua_upvalueindex(1));
-    lua_rawgeti(L, LUA_REGISTRYINDEX, s->describe);
-    lua_insert(L, 1);
+    request *r = lua_touserdata(L, 1);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, r->s->describe);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, r->s->results);
     lua_call(L, 1, 2);
-    return 2;
+    keep_error(r->s, lua_tostring(L, -1) ? lua_tostring(L, -1) : "an error without a message");
+    r->status = (peri_status)lua_tointeger(L, -2);
+    return 0;
 }
 
-/** A protected call has ended with @code and has the error on top of the stack, which this takes. */
+/** A protected call has ended with @code and has the error on top of the stack, which this takes. Nothing here may take
+ *  memory of Lua outside of a protected call: where there is none, LuaJIT ends the process. */
 static peri_status failed(request *r, const char *function, int code)
 {
     lua_State *L = r->s->L;
-    peri_status status = r->status < 0 ? r->status : code == LUA_ERRMEM ? PERI_ENOMEM : PERI_EINVAL;
-    const char *text = code == LUA_ERRMEM ? "no memory for Lua" : lua_tostring(L, -1);
-    if (code != LUA_ERRMEM && r->s->describe != LUA_NOREF && r->status >= 0 && lua_checkstack(L, 8)) {
-        lua_pushlightuserdata(L, r->s);
-        lua_pushcclosure(L, describe, 1);
-        lua_insert(L, -2);
-        if (lua_pcall(L, 1, 2, 0) == 0) {
-            status = (peri_status)lua_tointeger(L, -2);
-            text = lua_tostring(L, -1);
-        }
+    const bool memory = code == LUA_ERRMEM;
+    const bool asks = !memory && r->s->describe != LUA_NOREF && r->s->results != LUA_NOREF && r->status >= 0;
+    if (memory) keep_error(r->s, "no memory for Lua");
+    else keep_error(r->s, lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "an error without a message");
+    if (r->status >= 0) r->status = memory ? PERI_ENOMEM : PERI_EINVAL;
+    if (asks) {
+        lua_rawseti(L, LUA_REGISTRYINDEX, r->s->results); /* the slot is there: no memory is taken */
+        (void)lua_cpcall(L, describe, r);
     }
-    if (!text) text = "an error without a message";
-    keep_error(r->s, text);
+    const char *text = r->s->error ? r->s->error : "no memory for the message";
     const char *stack = strstr(text, "\nstack traceback:");
-    status = FAIL(status, "%s: %.*s", function, stack ? (int)(stack - text) : (int)strlen(text), text);
+    const peri_status status =
+        FAIL(r->status, "%s: %.*s", function, stack ? (int)(stack - text) : (int)strlen(text), text);
     lua_settop(L, 0);
     return status;
 }
@@ -423,6 +424,8 @@ static void close_state(void *state_)
 static int reserve(lua_State *L)
 {
     request *r = lua_touserdata(L, 1);
+    lua_pushboolean(L, 1);
+    luaL_unref(L, LUA_REGISTRYINDEX, luaL_ref(L, LUA_REGISTRYINDEX)); /* so that a later one takes no memory */
     lua_pushboolean(L, 1);
     r->s->results = luaL_ref(L, LUA_REGISTRYINDEX);
     return prepare(L);
