@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <time.h>
 
-enum { CLOCK_TICK_MS = 20 }; /* a batch that takes longer than expected leaves connections alone for up to two */
+/* A batch that takes longer than expected leaves connections alone for up to two ticks: short ones, if there was a turn
+ * within the last BUSY_TICKS of these. */
+enum { TICK_MS = 20, BUSY_TICK_MS = 2, BUSY_TICKS = 10 };
 
 /* -- models -------------------------------------------------------------------------------------------------------- */
 
@@ -135,13 +137,15 @@ static void *run_clock(void *ctx)
 {
     peri__server *s = ctx;
     uint64_t turns = 0;
+    int64_t busy = 0;
     pthread_mutex_lock(&s->lock);
     while (!s->quit) {
         struct timespec t;
         clock_gettime(CLOCK_MONOTONIC, &t);
-        t.tv_nsec += CLOCK_TICK_MS * 1000000L;
+        t.tv_nsec += (busy ? BUSY_TICK_MS : TICK_MS) * 1000000L;
         if (t.tv_nsec >= 1000000000L) t.tv_sec++, t.tv_nsec -= 1000000000L;
         pthread_cond_timedwait(&s->tick, &s->lock, &t);
+        busy = s->turns != turns ? BUSY_TICKS : peri__max(0, busy - 1);
         if (!s->turning && s->turns == turns) pthread_cond_signal(&s->wake);
         turns = s->turns;
         peri__http_call *list = take_out(s, false);
