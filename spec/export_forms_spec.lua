@@ -1,8 +1,8 @@
 -- Functions of ranking and retrieval models in model files: elements in order, by places, among others, running sums,
 -- angles. The file has the model's bits for each form, whatever stands beside a sample, also of ties and of numbers
 -- at the edges.
-local ffi = require "ffi"
 local peri = require "perilune"
+local bits = require "spec.support.bits"
 local shell = require "spec.support.shell"
 local nn, F = peri.nn, peri.nn.functional
 
@@ -92,11 +92,6 @@ function Forms:forward(b)
   local c, e, made = b.x:reshape(-1, 3, 4), b.y:reshape(-1, 3, 4), {}
   for name, f in pairs(forms) do made[name] = f(c, e, b.z) end
   return made
-end
-
-local function bits(t)
-  local buffer, n = t:read()
-  return ffi.string(buffer, n * 4)
 end
 
 describe("forms of model files", function()

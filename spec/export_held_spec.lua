@@ -2,6 +2,7 @@
 -- follows its trainer: the last good state answers on, and the next save that has none of them is taken.
 -- takes: 1 s
 local peri = require "perilune"
+local bits_of = require "spec.support.bits"
 local shell = require "spec.support.shell"
 local small = require "spec.support.small_net"
 local nn = peri.nn
@@ -27,9 +28,9 @@ end
 function Net:forward(kjt) return self.over(self.ebc(kjt):values()) + self.count end
 
 local function bits(file)
-  local buffer, n = file:predict(rows_from(0, ROWS - 1)).logits:read()
+  local answers = bits_of(file:predict(rows_from(0, ROWS - 1)).logits)
   file:release()
-  return require("ffi").string(buffer, 4 * n)
+  return answers
 end
 
 --- Three saves of a run, and a file that follows it. The first has number `good` in an element of the state, the second

@@ -5,6 +5,7 @@
 local ffi = require "ffi"
 local json = require "dkjson"
 local peri = require "perilune"
+local bits = require "spec.support.bits"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
 local serving = require "spec.support.serving"
@@ -82,11 +83,6 @@ end
 
 local function train(model, draw, options)
   peri.scope(function() model(batch(draw, 8, options)):sum():backward() end)
-end
-
-local function bits(t)
-  local buffer, n = t:read()
-  return ffi.string(buffer, 4 * n)
 end
 
 describe("a model file with maps of raw ids", function()

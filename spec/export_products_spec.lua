@@ -1,17 +1,12 @@
 -- Products in model files: in f32, bf16 and int8 their sums are those written out, and no number of rows changes them.
 local ffi = require "ffi"
 local peri = require "perilune"
+local bits = require "spec.support.bits"
 local nn, F = peri.nn, peri.nn.functional
 local P = peri.ffi
 ffi.cdef "float fmaf(float a, float b, float c);"
 
 local function batch(n, seed) return { dense_features = peri.Tensor.uniform({ n, 13 }, -1, 1, seed) } end
-
---- The bits of all numbers of a tensor.
-local function bits(t)
-  local buffer, n = t:read()
-  return ffi.string(buffer, n * 4)
-end
 
 describe("a model file", function()
   local path

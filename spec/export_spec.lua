@@ -1,7 +1,7 @@
 -- A model file answers what its model answers, bit for bit, whatever stands beside a sample; what cannot be written
 -- down is refused.
-local ffi = require "ffi"
 local peri = require "perilune"
+local bits = require "spec.support.bits"
 local nn, F = peri.nn, peri.nn.functional
 
 local NAMES = { "a", "b", "c" }
@@ -44,12 +44,6 @@ local function dlrm(args)
 end
 
 local function both(m, b) return m(b.dense_features, b.sparse_features) end
-
---- The bits of all numbers of a tensor.
-local function bits(t)
-  local buffer, n = t:read()
-  return ffi.string(buffer, n * 4)
-end
 
 describe("a model file", function()
   local path

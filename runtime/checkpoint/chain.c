@@ -19,11 +19,6 @@
 
 /* -- who a checkpoint is ------------------------------------------------------------------------------------------- */
 
-static bool hexadecimal(const char *text)
-{
-    return strspn(text, "0123456789abcdef") == PERI_CHECKPOINT_DIGEST && !text[PERI_CHECKPOINT_DIGEST];
-}
-
 /** The keys before "values": of what a stranger wrote, what cannot be read is not there. */
 static void read_head(const char *text, int64_t bytes, peri_checkpoint_info *out)
 {
@@ -37,8 +32,8 @@ static void read_head(const char *text, int64_t bytes, peri_checkpoint_info *out
         else if (strcmp(key, "increment") == 0) out->increment = peri__json_integer(&j);
         else if (strcmp(key, "parent") != 0) peri__json_skip(&j, NULL, NULL);
     }
-    if (*out->parent && !hexadecimal(out->parent)) *out->parent = 0;
-    if (*out->same_as && !hexadecimal(out->same_as)) *out->same_as = 0;
+    if (*out->parent && !peri__is_digest(out->parent)) *out->parent = 0;
+    if (*out->same_as && !peri__is_digest(out->same_as)) *out->same_as = 0;
 }
 
 /** What the head and the end of the manifest in folder @path say. */
@@ -69,7 +64,7 @@ static peri_status identify(const char *path, peri_checkpoint_info *out)
         head[n] = 0;
         memcpy(out->digest, end, PERI_CHECKPOINT_DIGEST);
     }
-    if (!hexadecimal(out->digest))
+    if (!peri__is_digest(out->digest))
         return peri__fail(PERI_EFORMAT,
                           "checkpoint '%.300s': its manifest does not end with its checksum: it is cut short", path);
     const peri_checkpoint_info quiet = *out;

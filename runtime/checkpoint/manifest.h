@@ -140,6 +140,11 @@ peri_status peri__writer_add(peri_checkpoint_writer *writer, const peri_checkpoi
 /** Sort tensors by name, join those of the same name, and see that the pieces of each are whole and do not overlap.
  *  @what: for errors. */
 peri_status peri__manifest_settle(peri__manifest *m, const char *what);
+/** Whether @text is a digest as manifests have them: 32 hexadecimal digits. */
+static inline bool peri__is_digest(const char *text)
+{
+    return strspn(text, "0123456789abcdef") == PERI_CHECKPOINT_DIGEST && !text[PERI_CHECKPOINT_DIGEST];
+}
 /** Append what the text of a manifest says. @part: the text of one rank, which has no checksum. */
 peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what);
 /** Takes the next bytes of a text. */

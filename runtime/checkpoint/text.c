@@ -315,14 +315,9 @@ static bool keep_values(peri__manifest *m, peri__json *j)
     return true;
 }
 
-static bool hexadecimal(const char *text)
-{
-    return strspn(text, "0123456789abcdef") == PERI_CHECKPOINT_DIGEST && !text[PERI_CHECKPOINT_DIGEST];
-}
-
 static bool parse_digest(peri__json *j, char out[PERI_CHECKPOINT_DIGEST + 1], const char *wrong)
 {
-    return peri__json_text(j, out, PERI_CHECKPOINT_DIGEST + 1) && (hexadecimal(out) || peri__json_fail(j, wrong));
+    return peri__json_text(j, out, PERI_CHECKPOINT_DIGEST + 1) && (peri__is_digest(out) || peri__json_fail(j, wrong));
 }
 
 static bool parse_key(peri__manifest *m, peri__json *j, const char *key, int64_t files, bool *format)

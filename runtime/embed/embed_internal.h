@@ -318,6 +318,8 @@ typedef struct peri__rows_place {
  *  first row that does not. Waits for the device. @bytes NULL: there are none, or the numbers alone say it (fp8, f16,
  *  bf16). */
 peri_status peri__rows_held(const peri__rows_place *place, peri_tensor *numbers, peri_tensor *bytes);
+/** These rows as the table stores them, of @numbers as above; @out new. PERI_ERANGE as above. */
+peri_status peri__rows_made(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out);
 /** The same of rows @src that become f16 or bf16: a finite number may not become an infinity. */
 peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,
                               const peri_tensor *src);

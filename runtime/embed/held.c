@@ -112,6 +112,20 @@ peri_status peri__rows_held(const peri__rows_place *place, peri_tensor *numbers,
     return status;
 }
 
+peri_status peri__rows_made(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out)
+{
+    const bool floats = peri__small_float(place->dtype);
+    const peri_row_format format = peri__tbe_row_format(place->dtype);
+    const bool scaled = !floats && format.scale_dtype >= 0; /* what they hold is known of the bytes */
+    PERI__HELD peri_tensor *made = NULL;
+    if (!scaled && place->dtype != PERI_F32) PERI_TRY(peri__rows_held(place, numbers, NULL));
+    PERI_TRY(floats ? peri_tensor_to(numbers, place->dtype, NULL, &made)
+                    : peri_quantize_rows(numbers, &format, NULL, &made));
+    if (scaled) PERI_TRY(peri__rows_held(place, numbers, made));
+    *out = peri__give(&made);
+    return PERI_OK;
+}
+
 peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,
                               const peri_tensor *src)
 {

@@ -153,16 +153,13 @@ out:
 static peri_status write_numbers(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src)
 {
     PERI_TRY(check_numbers("peri_tbe_write", tbe, table, src));
-    const peri_row_format format = peri__tbe_row_format(tbe->dtype);
     peri_tensor *bytes = NULL, *numbers = NULL;
     peri_status status;
     const peri__rows_place place = {
         .who = "peri_tbe_write", .table = tbe->tables[table].name, .dtype = tbe->dtype, .row = row};
     PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 2, src->shape, &numbers), out);
     PERI_TRY_GOTO(peri_tensor_copy(numbers, src), out);
-    if (format.scale_dtype < 0) PERI_TRY_GOTO(peri__rows_held(&place, numbers, NULL), out);
-    PERI_TRY_GOTO(peri_quantize_rows(numbers, &format, NULL, &bytes), out);
-    if (format.scale_dtype >= 0) PERI_TRY_GOTO(peri__rows_held(&place, numbers, bytes), out);
+    PERI_TRY_GOTO(peri__rows_made(&place, numbers, &bytes), out);
     status = memory_write(tbe, table, part, row, bytes);
 out:
     peri_tensor_release(bytes);

@@ -64,6 +64,9 @@ bool peri__mapped_cut(const peri__mapped *m);
 
 /* -- the header ---------------------------------------------------------------------------------------------------- */
 
+/** Up to it f32, of which all values of a model are, has all whole numbers. */
+#define PERI__MODEL_WHOLE ((int64_t)1 << 24)
+
 typedef struct peri__model_section {
     int64_t offset, bytes;
     uint64_t checksum; /* XXH3-64 */

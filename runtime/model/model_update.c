@@ -14,7 +14,6 @@
 
 enum {
     BLOCK_BYTES = 4 << 20, /* of rows that are read at a time */
-    MOST_WHOLE = 1 << 24,  /* up to it f32 has all whole numbers */
     PAGE_BYTES = 4096      /* that are compared before they are written */
 };
 
@@ -178,24 +177,10 @@ static int64_t width_of(const peri_checkpoint_region *r, int32_t ndim)
 /** Rows as they lie in the file, from a tensor of numbers; @out new. PERI_ERANGE: one that they cannot hold. */
 static peri_status encode(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out)
 {
-    const int32_t format = place->dtype;
-    const peri_row_format coded = peri__tbe_row_format(format);
-    const bool floats = format == PERI_F32 || format == PERI_F16 || format == PERI_BF16;
-    peri_tensor *wide = NULL, *rows = NULL;
-    peri_status status;
-    PERI_TRY_GOTO(peri_tensor_to(numbers, PERI_F32, NULL, &wide), out);
-    if (format != PERI_F32 && (floats || coded.scale_dtype < 0))
-        PERI_TRY_GOTO(peri__rows_held(place, wide, NULL), out);
-    PERI_TRY_GOTO(floats ? peri_tensor_to(numbers, format, NULL, &rows)
-                         : peri_quantize_rows(numbers, &coded, NULL, &rows),
-                  out);
-    if (!floats && coded.scale_dtype >= 0) PERI_TRY_GOTO(peri__rows_held(place, wide, rows), out);
-    status = PERI_OK;
-    *out = rows;
-    rows = NULL;
-out:
+    peri_tensor *wide;
+    PERI_TRY(peri_tensor_to(numbers, PERI_F32, NULL, &wide));
+    const peri_status status = peri__rows_made(place, wide, out);
     peri_tensor_release(wide);
-    peri_tensor_release(rows);
     return status;
 }
 
@@ -244,7 +229,7 @@ static peri_status whole_held(const target *t, peri_tensor *x, int64_t first, in
     PERI_TRY(peri_tensor_data(x, &data));
     for (int64_t i = first; i < first + n; i++) {
         const int64_t value = x->dtype == PERI_I64 ? ((int64_t *)data)[i] : ((int32_t *)data)[i];
-        if (value < -MOST_WHOLE || value > MOST_WHOLE)
+        if (value < -PERI__MODEL_WHOLE || value > PERI__MODEL_WHOLE)
             return peri__fail(PERI_ERANGE,
                               "checkpoint '%.200s': tensor '%.200s': its number %lld is %lld, which the model file "
                               "does not hold; allowed: -2^24..2^24",

@@ -10,10 +10,7 @@
 #include <perilune/collision.h>
 #include <perilune/retrieval.h>
 
-enum {
-    MOST_DIMS = PERI_MAX_DIMS - 1, /* of one sample: kernels have one more for samples */
-    MOST_PLACES = 1 << 24          /* whole numbers from 0 on that f32 holds */
-};
+enum { MOST_DIMS = PERI_MAX_DIMS - 1 }; /* of one sample: kernels have one more for samples */
 
 static const peri__model_value *input_of(const checker *c, const peri__model_operation *o, int32_t i)
 {
@@ -285,7 +282,8 @@ static peri_status check_order(const checker *c, peri__model_operation *o, int64
 {
     static const char *const names[] = {"rising", "falling", "rising_or_nan", "mode"};
     WANT(function_in(o, names, 4), "its function is unknown, allowed: rising, falling, rising_or_nan, mode");
-    WANT(o->n_sizes == 3 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_PLACES && columns_of(c, o, 0) % o->sizes[0] == 0,
+    WANT(o->n_sizes == 3 && o->sizes[0] >= 1 && o->sizes[0] <= PERI__MODEL_WHOLE &&
+             columns_of(c, o, 0) % o->sizes[0] == 0,
          "it wants the sizes n (up to 16,777,216), first and k, and n is not that of its value");
     WANT(o->sizes[1] >= 0 && o->sizes[2] >= 1 && o->sizes[2] <= o->sizes[0] && o->sizes[1] <= o->sizes[0] - o->sizes[2],
          "it finds elements that its lines do not have, or none");
@@ -308,7 +306,7 @@ static peri_status check_extreme(const checker *c, peri__model_operation *o, int
 {
     static const char *const names[] = {"largest", "smallest"};
     WANT(function_in(o, names, 2), "its function is unknown, allowed: largest, smallest");
-    WANT(o->n_sizes == 3 && product_of(o->sizes, 3) == columns_of(c, o, 0) && o->sizes[1] <= MOST_PLACES,
+    WANT(o->n_sizes == 3 && product_of(o->sizes, 3) == columns_of(c, o, 0) && o->sizes[1] <= PERI__MODEL_WHOLE,
          "its sizes are not those of its value, or it has more than 16,777,216 places");
     WANT(out % 2 == 0 && columns_of(c, o, 0) == out / 2, "its sizes are not those of its result");
     return PERI_OK;
@@ -318,7 +316,7 @@ static peri_status check_search(const checker *c, peri__model_operation *o, int6
 {
     static const char *const names[] = {"left", "right"};
     WANT(function_in(o, names, 2), "its function is unknown, allowed: left, right");
-    WANT(is_constant(c, o, 1) && columns_of(c, o, 1) <= MOST_PLACES, "what it looks through is no constant");
+    WANT(is_constant(c, o, 1) && columns_of(c, o, 1) <= PERI__MODEL_WHOLE, "what it looks through is no constant");
     WANT(columns_of(c, o, 0) == out, "its values have different columns");
     return PERI_OK;
 }
@@ -350,7 +348,7 @@ static peri_status check_put(const checker *c, peri__model_operation *o, int64_t
     const int64_t all = product_of(s + 3, ndim);
     WANT(all > 0 && all == columns_of(c, o, 1) && all == columns_of(c, o, 2),
          "its shape is not that of its places and of what it puts there");
-    WANT(s[0] >= 1 && s[0] <= MOST_PLACES && s[1] >= 1 && product_of(s, 2) > 0 && (s[0] - 1) * s[1] < out &&
+    WANT(s[0] >= 1 && s[0] <= PERI__MODEL_WHOLE && s[1] >= 1 && product_of(s, 2) > 0 && (s[0] - 1) * s[1] < out &&
              inside(s + 3, s + 3 + ndim, ndim, (s[0] - 1) * s[1], out),
          "its strides lead out of its value");
     return PERI_OK;
@@ -362,7 +360,7 @@ static peri_status check_top(const checker *c, const peri__model_operation *o, i
     WANT(o->table >= 0 && o->table < m->n_tables, "its table does not exist");
     const peri_model_table *t = &m->tables[o->table];
     WANT(t->columns == columns_of(c, o, 0), "its table has other columns than its value");
-    WANT(t->rows <= 1 << 24, "its table has more than 16,777,216 rows, whose numbers f32 does not hold");
+    WANT(t->rows <= PERI__MODEL_WHOLE, "its table has more than 16,777,216 rows, whose numbers f32 does not hold");
     WANT(o->n_sizes == 1 && o->sizes[0] >= 1 && o->sizes[0] <= peri__min(t->rows, PERI_TOP_MOST),
          "it finds too many rows, or none");
     WANT(out == 2 * o->sizes[0], "its result is not twice as long as the rows that it finds are many");

@@ -90,11 +90,12 @@ local function shards_of(module, t)
     rawset(module, "_shards", known) -- a metatable: no place to look for parameters
   end
   if known.entry ~= entry or known.t ~= t or known.pieces ~= pieces then
-    known.entry, known.t, known.pieces, known.list = entry, t, pieces, {}
+    local list = {}
     for _, s in ipairs(entry:shards(t, known.env)) do
-      if s.rows > 0 and s.cols > 0 then known.list[#known.list + 1] = s end
+      if s.rows > 0 and s.cols > 0 then list[#list + 1] = s end
     end
-    known.numbers, known.here = shards_here(module, pieces, known.list)
+    known.list, known.numbers, known.here = list, shards_here(module, pieces, list)
+    known.entry, known.t, known.pieces = entry, t, pieces
   end
   return known.list, known.numbers, known.here
 end

@@ -116,7 +116,7 @@ local function part(whole, m, row, n)
   return whole
 end
 
---- Call f(row, n) for blocks of a piece's rows; once for one without elements' worth of rows.
+--- Call f(row, n) for blocks of a piece's rows: n of them, from `row` of the piece on.
 local function by_rows(m, f)
   local rows = m.shard_sizes[1]
   for row = 0, rows - 1, COPY_ROWS do f(row, math.min(COPY_ROWS, rows - row)) end
