@@ -10,12 +10,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { FIRST_ROUNDS = 5 }; /* of a measurement at the first use; fewer decide nothing */
+enum { LEAST_ROUNDS = 5 }; /* of a measurement; fewer decide nothing */
 #define MARGIN 3.0         /* percent by which a way must beat the default */
-#define NOISY 25.0         /* percent of noise from which on nothing is seen: the default is used, and the next process
-                              measures again */
-
-static const char *const group_names[PERI__TUNE_GROUPS] = {"lookups", "updates", "the sort", "copies", "none"};
+#define NOISY 25.0         /* percent of noise from which on nothing is seen: the default is used */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 PERI_FORK_LOCK(lock, PERI__FORK_TUNE)
@@ -26,8 +23,8 @@ static struct {
     double noise; /* of the last measurement here; see measure */
 } now[PERI__TUNE_CHOICES];
 static const peri__tune_meter *meters[PERI__TUNE_GROUPS];
-static atomic_bool loaded, settled[PERI__TUNE_GROUPS];
-static bool off; /* PERI_TUNE has the word: no file, no measurement */
+static atomic_bool loaded;
+static bool off; /* PERI_TUNE has the word: no file */
 
 /** "a, b, c": the ways of a choice; -1: the choices. */
 static const char *list(int32_t choice, char *text, size_t room)
@@ -96,7 +93,6 @@ static void load(void)
 {
     char words[512];
     for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) now[c].given = now[c].kept = now[c].got = -1;
-    for (int32_t g = 0; g < PERI__TUNE_GROUPS; g++) atomic_store(&settled[g], false);
     off = false;
     const char *given = secure_getenv("PERI_TUNE");
     snprintf(words, sizeof words, "%s", given ? given : "");
@@ -196,7 +192,7 @@ static int32_t chosen(timing *t, int32_t ways, int32_t usual, int32_t rounds, do
     for (int32_t w = 0; w < ways; w++) {
         if (w == usual) continue;
         double ratio = quantile(t->ratio[w], rounds, 0.5);
-        if (rounds < FIRST_ROUNDS || *noise * 100 > NOISY || 4 * t->wins[w] < 3 * rounds || ratio >= most ||
+        if (rounds < LEAST_ROUNDS || *noise * 100 > NOISY || 4 * t->wins[w] < 3 * rounds || ratio >= most ||
             ratio >= lead)
             continue;
         best = w;
@@ -247,62 +243,6 @@ static peri_status measure(int32_t c, const peri__tune_meter *meter, void *state
     peri__free(t.noise);
     apply(c);
     return status;
-}
-
-/** Measure those of a group's choices that nobody knows. Returns how many were. */
-static int32_t measure_group(int32_t group)
-{
-    int32_t unknown = 0, found = 0;
-    double noise = 0;
-    void *state = NULL;
-    for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++)
-        unknown += peri__tune_table[c].group == group && now[c].given < 0 && now[c].kept < 0 && now[c].got < 0;
-    if (!unknown || off || !meters[group]) return 0;
-    int64_t from = peri_time_ns();
-    peri_status status = meters[group]->open(&state);
-    for (int32_t c = 0; c < PERI__TUNE_CHOICES && status >= 0; c++)
-        if (peri__tune_table[c].group == group && now[c].given < 0 && now[c].kept < 0 && now[c].got < 0) {
-            status = measure(c, meters[group], state, FIRST_ROUNDS);
-            found += status == PERI_OK;
-            noise = status == PERI_OK && now[c].noise > noise ? now[c].noise : noise;
-        }
-    meters[group]->close(state);
-    if (status < 0)
-        peri__log(PERI_LOG_WARN, "measuring %s: %s; the defaults stay", group_names[group], peri_error_message());
-    else {
-        peri__log(PERI_LOG_INFO, "measured %s in %.0f ms; passes of one way differed by %.0f %%", group_names[group],
-                  (double)(peri_time_ns() - from) * 1e-6, 100 * noise);
-        if (noise * 100 > NOISY)
-            peri__log(PERI_LOG_INFO, "measuring %s: other programs disturbed it; what was found is not kept",
-                      group_names[group]);
-    }
-    return found;
-}
-
-/** What the file should hold: of what was measured, or (@quiet) of that what was not disturbed. */
-static void lines_now(peri__tune_lines *lines, bool quiet)
-{
-    for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) {
-        lines->way[c] = quiet && now[c].noise * 100 > NOISY ? -1 : now[c].got;
-        memcpy(lines->ns[c], now[c].ns, sizeof now[c].ns);
-    }
-}
-
-void peri__tune_need(int32_t group)
-{
-    if (atomic_load_explicit(&settled[group], memory_order_acquire)) return;
-    load_once();
-    pthread_mutex_lock(&lock);
-    if (!atomic_load(&settled[group])) {
-        peri__tune_lines lines;
-        if (measure_group(group)) {
-            lines_now(&lines, true);
-            char why[256];
-            if (!peri__tune_write(&lines, why, sizeof why)) peri__log(PERI_LOG_INFO, "choices are not kept: %s", why);
-        }
-        atomic_store_explicit(&settled[group], true, memory_order_release);
-    }
-    pthread_mutex_unlock(&lock);
 }
 
 /* -- the public face ----------------------------------------------------------------------------------------------- */
@@ -380,7 +320,10 @@ peri_status peri_tune_save(void)
     peri__tune_lines lines;
     char why[256];
     load_once();
-    lines_now(&lines, false);
+    for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) {
+        lines.way[c] = now[c].noise * 100 > NOISY ? -1 : now[c].got;
+        memcpy(lines.ns[c], now[c].ns, sizeof now[c].ns);
+    }
     if (peri__tune_write(&lines, why, sizeof why)) return PERI_OK;
     return peri__fail(PERI_EIO, "peri_tune_save: %s", why);
 }

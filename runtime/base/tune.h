@@ -17,7 +17,7 @@ enum {
     PERI__TUNE_CHOICES
 };
 
-/** What is measured together, at its first use. NONE: nothing measures it. */
+/** Choices that one meter measures. NONE: nothing measures it. */
 enum { PERI__TUNE_LOOKUP, PERI__TUNE_UPDATE, PERI__TUNE_SORT, PERI__TUNE_COPY, PERI__TUNE_NONE, PERI__TUNE_GROUPS };
 
 /** The number of the way in use: see tune.def. One atomic load. */
@@ -35,8 +35,7 @@ typedef struct peri__tune_meter {
     void (*close)(void *state);
 } peri__tune_meter;
 
-/** Bytes of a working set that the caches do not hold: measurements are of rows in memory, and tables that are smaller
- *  do not need them. */
+/** Bytes of a working set that the caches do not hold: measurements are of rows in memory. */
 static inline int64_t peri__tune_working_set(int64_t cache_bytes) { return peri__max(64 << 20, 2 * cache_bytes); }
 /** peri_cache_bytes for processors 0, 1, ... of which used[i] says whether they are this process's, by the files under
  *  @root. */
@@ -55,9 +54,6 @@ void peri__tune_memory_free(char *memory, size_t bytes);
 
 /** The meter of a group; static. Called before main. */
 void peri__tune_offer(int32_t group, const peri__tune_meter *meter);
-/** Before the first use that is large enough to care: measure what the group has that is neither given nor kept, once
- *  in a process, and keep it. Never fails: what cannot be measured keeps its default, with a line in the log. */
-void peri__tune_need(int32_t group);
 
 /** A file's lines: the way of each choice (-1: not there) and its times. */
 typedef struct peri__tune_lines {

@@ -184,7 +184,8 @@ bool peri__tune_read(peri__tune_lines *lines)
     fclose(f);
     processor_key(key);
     if (peri__tune_parse(text, n, key, lines) == PERI_OK) return true;
-    peri__log(PERI_LOG_WARN, "%s is damaged (%s): measuring again", path, peri_error_message());
+    peri__log(PERI_LOG_WARN, "%s is damaged (%s): not used; perilune calibrate makes it anew", path,
+              peri_error_message());
     peri_error_clear();
     return false;
 }

@@ -36,18 +36,6 @@ peri_k_tbe_reach peri__tbe_reach_update(void)
                               .kept = peri__tune(PERI__TUNE_update_kept) ? kept_bytes() : 0};
 }
 
-void peri__tbe_reach_need(const peri_tbe *tbe)
-{
-    int64_t element = peri__tbe_bytes(tbe->dtype) ? 1 : peri_dtype_size(tbe->dtype);
-    if (tbe->total_elements * element < peri__tune_working_set(peri_cache_bytes()) ||
-        !peri_device_host_access(tbe->device))
-        return;
-    peri__tune_need(PERI__TUNE_LOOKUP);
-    if (tbe->optimizer.kind == PERI_TBE_NONE) return;
-    peri__tune_need(PERI__TUNE_UPDATE);
-    peri__tune_need(PERI__TUNE_SORT);
-}
-
 /* -- what all measurements work on --------------------------------------------------------------------------------- */
 
 typedef struct bench {

@@ -11,7 +11,5 @@
 /** Of lookups, and of updates. */
 peri_k_tbe_reach peri__tbe_reach_lookup(void);
 peri_k_tbe_reach peri__tbe_reach_update(void);
-/** See to it that what @tbe will need has been chosen, if it is so large that its rows lie in memory. */
-void peri__tbe_reach_need(const peri_tbe *tbe);
 
 #endif

@@ -373,7 +373,6 @@ static peri_status tbe_new(const peri_tbe_config *c, peri_tbe **out)
     if (peri__tbe_slot_rows(c)) PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
     tbe->store = &peri__memory;
     if (c->caches) PERI_TRY_GOTO(peri__tier_open(tbe, c), out);
-    peri__tbe_reach_need(tbe);
     status = peri_event_record(tbe->changed, peri_stream_current(tbe->device));
 out:
     if (status >= 0) peri__tbe_list(tbe);

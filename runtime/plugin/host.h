@@ -35,8 +35,7 @@ typedef struct peri_plugin_host {
     bool (*fault)(int32_t point);
     int64_t (*time_ns)(void);
     void (*pause)(int64_t round);
-    /* The number of the way in use of one of PERI_HOST_COPY_*; see base/tune.def. The first of large copies is measured
-     * before. */
+    /* The number of the way in use of one of PERI_HOST_COPY_*; see base/tune.def. */
     int64_t (*copy_choice)(int32_t choice);
     /* Threads among which parallel_for splits at most. */
     int32_t (*threads)(void);

@@ -38,7 +38,6 @@ static int64_t copy_choice(int32_t choice)
         [PERI_HOST_COPY_PAST] = PERI__TUNE_copy_past, [PERI_HOST_COPY_BLOCK] = PERI__TUNE_copy_block,
         [PERI_HOST_COPY_BY] = PERI__TUNE_copy_by, [PERI_HOST_COPY_NEAR] = PERI__TUNE_copy_near,
         [PERI_HOST_COPY_ROWS] = PERI__TUNE_copy_rows};
-    if (choice == PERI_HOST_COPY_PAST || choice == PERI_HOST_COPY_ROWS) peri__tune_need(PERI__TUNE_COPY);
     return peri__tune(choices[choice]);
 }
 

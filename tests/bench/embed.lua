@@ -403,7 +403,7 @@ end
 
 print(("%d threads, %s; times in ms"):format(threads, isa))
 local shown
---- Which ways are in use: chosen with the first large table. PERI_TUNE forces them.
+--- Which ways are in use: those that `perilune calibrate` kept, else the defaults. PERI_TUNE forces them.
 local function show_choices()
   if shown then return end
   shown = {}

@@ -130,29 +130,33 @@ static void follows_the_times(void **state)
     assert_int_equal(fake.opened, fake.closed);
 }
 
-static void measured_once_and_kept(void **state)
+/** Measure a choice as `perilune calibrate` does, and keep what was found. */
+static void measure_and_keep(const char *name)
+{
+    assert_ok(peri_tune_measure(name, 5));
+    assert_ok(peri_tune_save());
+}
+
+static void measured_when_asked_and_kept(void **state)
 {
     (void)state;
     fake.told[PERI__TUNE_lookup_order][1] = 50000;
-    peri__tune_need(PERI__TUNE_LOOKUP);
+    for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) (void)peri__tune(c);
+    assert_int_equal(fake.opened, 0); /* using a choice measures nothing */
+    measure_and_keep("lookup_order");
     assert_int_equal(peri__tune(PERI__TUNE_lookup_order), 1);
     assert_int_equal(fake.opened, 1);
-    int32_t passes = fake.passes;
-    peri__tune_need(PERI__TUNE_LOOKUP);
-    assert_int_equal(fake.passes, passes);
     struct stat s;
     assert_int_equal(stat(peri_tune_path(), &s), 0);
     assert_non_null(strstr(peri_tune_path(), PERI_VERSION_TEXT));
 
-    fake.told[PERI__TUNE_lookup_order][1] = 200000; /* the next process does not measure */
-    peri__tune_reload();
+    peri__tune_reload(); /* the next process */
     assert_int_equal(peri__tune(PERI__TUNE_lookup_order), 1);
     assert_int_equal(described(PERI__TUNE_lookup_order).source, PERI_TUNE_KEPT);
-    peri__tune_need(PERI__TUNE_LOOKUP);
-    assert_int_equal(fake.passes, passes);
+    assert_int_equal(fake.opened, 1);
 
-    fake.told[PERI__TUNE_copy_past][0] = 50000; /* what another group finds goes beside it */
-    peri__tune_need(PERI__TUNE_COPY);
+    fake.told[PERI__TUNE_copy_past][0] = 50000; /* what is found of another choice goes beside it */
+    measure_and_keep("copy_past");
     peri__tune_reload();
     assert_int_equal(described(PERI__TUNE_lookup_order).source, PERI_TUNE_KEPT);
     assert_int_equal(peri__tune(PERI__TUNE_copy_past), 0);
@@ -164,21 +168,18 @@ static void given_goes_first(void **state)
     fake.told[PERI__TUNE_lookup_order][1] = 50000;
     setenv("PERI_TUNE", "lookup_order=scattered, copy_block=256k nonsense=1,copy_by=nobody", 1);
     peri__tune_reload();
-    peri__tune_need(PERI__TUNE_LOOKUP);
     assert_int_equal(peri__tune(PERI__TUNE_lookup_order), 0);
     assert_int_equal(described(PERI__TUNE_lookup_order).source, PERI_TUNE_GIVEN);
-    assert_int_equal(described(PERI__TUNE_lookup_prefetch).source, PERI_TUNE_MEASURED);
     assert_int_equal(peri__tune(PERI__TUNE_copy_block), 256 << 10);
     assert_int_equal(described(PERI__TUNE_copy_by).source, PERI_TUNE_DEFAULT);
-    assert_ok(peri_tune_measure("lookup_order", 2)); /* asked for: it is measured, and what was given stays */
+    assert_ok(peri_tune_measure("lookup_order", 5)); /* what was given stays in use */
     assert_int_equal(peri__tune(PERI__TUNE_lookup_order), 0);
     assert_int_equal(described(PERI__TUNE_lookup_order).ns[1], 50000);
+    assert_ok(peri_tune_save());
 
-    setenv("PERI_TUNE", "off", 1);
-    fake.opened = 0;
+    setenv("PERI_TUNE", "off", 1); /* leaves the file out */
     peri__tune_reload();
-    for (int g = 0; g < PERI__TUNE_NONE; g++) peri__tune_need(g);
-    assert_int_equal(fake.opened, 0);
+    assert_int_equal(described(PERI__TUNE_lookup_order).source, PERI_TUNE_DEFAULT);
     assert_string_equal(peri_tune_path(), "");
 }
 
@@ -186,8 +187,7 @@ static void failures_leave_the_default(void **state)
 {
     (void)state;
     fake.open_status = PERI_ENOMEM;
-    peri_log_level_set(PERI_LOG_ERROR);
-    peri__tune_need(PERI__TUNE_LOOKUP);
+    assert_fails(peri_tune_measure("lookup_order", 5), PERI_ENOMEM, "no room for the measurement");
     assert_int_equal(described(PERI__TUNE_lookup_order).source, PERI_TUNE_DEFAULT);
     fake.open_status = PERI_OK;
     fake.told[PERI__TUNE_copy_by][0] = -1000; /* the first pass gives 0: nothing to be seen */
@@ -199,7 +199,7 @@ static void failures_leave_the_default(void **state)
     setenv("XDG_CACHE_HOME", "/dev/null/nowhere", 1); /* unwritable: it goes on, and says so where it was asked for */
     fake.told[PERI__TUNE_update_near][0] = 50000;
     peri__tune_reload();
-    peri__tune_need(PERI__TUNE_UPDATE);
+    assert_ok(peri_tune_measure("update_near", 5));
     assert_int_equal(peri__tune(PERI__TUNE_update_near), 0);
     assert_fails(peri_tune_save(), PERI_EIO, "/dev/null/nowhere");
     unsetenv("XDG_CACHE_HOME");
@@ -236,7 +236,7 @@ static void damage_is_seen(void **state)
         }
     assert_memory_equal(&lines, &back, sizeof lines); /* no failure touched it */
 
-    peri__tune_need(PERI__TUNE_LOOKUP); /* a file that is damaged is measured again, and replaced */
+    measure_and_keep("lookup_order"); /* a file that is damaged is not used, and replaced */
     FILE *f = fopen(peri_tune_path(), "a");
     assert_non_null(f);
     fputs("more\n", f);
@@ -244,7 +244,7 @@ static void damage_is_seen(void **state)
     peri_log_level_set(PERI_LOG_ERROR);
     peri__tune_reload();
     assert_int_equal(described(PERI__TUNE_lookup_order).source, PERI_TUNE_DEFAULT);
-    peri__tune_need(PERI__TUNE_LOOKUP);
+    measure_and_keep("lookup_order");
     peri__tune_reload();
     assert_int_equal(described(PERI__TUNE_lookup_order).source, PERI_TUNE_KEPT);
 }
@@ -321,15 +321,19 @@ static void what_was_disturbed_is_not_kept(void **state)
     for (int w = 0; w < PERI_TUNE_WAYS; w++) machine.truth[w] = 1e6;
     machine.slowdown = 8;
     machine.spell = machine.pause = 1;
-    peri__tune_need(PERI__TUNE_UPDATE);
+    measure_and_keep("update_prefetch");
     assert_true(described(PERI__TUNE_update_prefetch).noise > 0.25);
     assert_int_equal(described(PERI__TUNE_update_prefetch).way, described(PERI__TUNE_update_prefetch).usual);
     peri__tune_reload();
     assert_int_equal(described(PERI__TUNE_update_prefetch).source, PERI_TUNE_DEFAULT);
     machine.slowdown = 0;
-    peri__tune_need(PERI__TUNE_UPDATE);
+    machine.truth[0] = 8e5;
+    measure_and_keep("update_prefetch");
+    machine.slowdown = 8; /* nor does it replace what a quiet measurement found */
+    measure_and_keep("update_prefetch");
     peri__tune_reload();
     assert_int_equal(described(PERI__TUNE_update_prefetch).source, PERI_TUNE_KEPT);
+    assert_int_equal(described(PERI__TUNE_update_prefetch).way, 0);
 }
 
 static void put(const char *root, int cpu, int index, int level, const char *size, const char *shared)
@@ -377,7 +381,7 @@ int main(void)
         cmocka_unit_test_setup(working_sets_are_larger_than_the_caches, fresh),
         cmocka_unit_test_setup(numbers_of_ways, fresh),
         cmocka_unit_test_setup(follows_the_times, fresh),
-        cmocka_unit_test_setup(measured_once_and_kept, fresh),
+        cmocka_unit_test_setup(measured_when_asked_and_kept, fresh),
         cmocka_unit_test_setup(given_goes_first, fresh),
         cmocka_unit_test_setup(damage_is_seen, fresh),
         cmocka_unit_test_setup_teardown(failures_leave_the_default, fresh, gone),

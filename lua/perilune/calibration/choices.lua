@@ -52,7 +52,7 @@ function M.disturbed(others, list)
   end
   if worst.noise > NOISY then
     lines[#lines + 1] = ("passes of one way differed by up to %.0f %% (%s): where that was more than %.0f %%, the "
-      .. "default stays"):format(
+      .. "default is in use, and nothing new is kept"):format(
       100 * worst.noise, worst.name, 100 * NOISY)
   end
   return lines

@@ -4,9 +4,9 @@
  * what is written past the caches, who copies. They change times, never a bit of a result, and ranks may choose
  * differently.
  *
- * A choice comes from, in this order: PERI_TUNE (or peri_tune_set); the file of this kind of processor in the user's
- * cache folder; a short measurement, at the first use of what is large enough to care, which is then kept in the file;
- * the default.
+ * A choice comes from, in this order: PERI_TUNE (or peri_tune_set); what peri_tune_measure found in this process; the
+ * file of this kind of processor in the user's cache folder, which peri_tune_save writes; the default. Nothing is
+ * measured unless it is asked for: `perilune calibrate` does.
  *
  * Threads: any.
  */
@@ -60,8 +60,8 @@ PERI_API peri_status peri_tune_set(const char *name, const char *word);
  *  measured; PERI_ENOMEM: there is no room for it.
  */
 PERI_API peri_status peri_tune_measure(const char *name, int32_t rounds);
-/** Write what is measured into the file, beside what is there of other choices. PERI_EIO: it could not be written.
- *  Local. */
+/** Write what is measured into the file, beside what is there of other choices; what was measured at a noise of more
+ *  than 25 % is not written. PERI_EIO: it could not be written. Local. */
 PERI_API peri_status peri_tune_save(void);
 /** The file's path; "": there is none (no home folder, or PERI_TUNE has the word off). Borrowed. */
 PERI_API const char *peri_tune_path(void);
