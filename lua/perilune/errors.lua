@@ -308,6 +308,12 @@ local function passed_on()
   end
 end
 
+--- Whether memory was short: of the library, or of Lua. LuaJIT's words are passed on with or without a position.
+function M.memory(err)
+  if type(err) == "table" then return err.name == "ENOMEM" end
+  return type(err) == "string" and err:sub(-17) == "not enough memory"
+end
+
 -- What was raised last that is no Error: its value, which must stay as it is, and its places.
 local last = { value = false }
 
@@ -337,7 +343,9 @@ function M.locate(err)
   else
     place = place_of(info, info.currentline)
   end
-  local fields = { code = -1, name = "ELUA", message = message, where = "", rank = M.rank(), place = place, path = path,
+  local code, name = -1, "ELUA"
+  if M.memory(err) then code, name, message = -2, "ENOMEM", "no memory for Lua" end
+  local fields = { code = code, name = name, message = message, where = "", rank = M.rank(), place = place, path = path,
     trace = trace }
   return setmetatable(fields, Error)
 end
@@ -368,7 +376,7 @@ end
 --- had no memory has found nothing, and raises that.
 function M.refusal(ok, err)
   if ok then return nil end
-  if type(err) == "table" and err.name == "ENOMEM" then error(err, 0) end
+  if M.memory(err) then error(err, 0) end
   return (tostring(type(err) == "table" and err.message or err):gsub("^: ", ""))
 end
 

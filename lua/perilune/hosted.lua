@@ -74,6 +74,7 @@ local function find(target, method)
   if not method then return target end
   local name, own = method:gsub("^:", "")
   local found, f = pcall(function() return target[name] end)
+  if not found and errors.memory(f) then error(f, 0) end
   if not found or f == nil then P.fail(("the object (%s) has no function '%s'"):format(errors.kind(target), name)) end
   return f, own == 1
 end

@@ -533,6 +533,40 @@ static void a_failure_without_memory_comes_back(void **state)
     lua_close(L);
 }
 
+/** What a script passes on where Lua has no memory is PERI_ENOMEM too, and its state goes on when there is some. */
+static void a_lack_of_memory_that_is_passed_on_says_so(void **state)
+{
+    (void)state;
+    static const char script[] = "jit.off() local function fill() local t = {} for i = 1, 99 do t[i] = {} end end "
+                                 "return { plain = function() lean_begins() fill() end,"
+                                 "  passed = function() lean_begins() local ok, why = pcall(fill) error(why, 0) end,"
+                                 "  placed = function() lean_begins() local ok, why = pcall(fill) error(why) end,"
+                                 "  good = function() fill() return 7 end }";
+    static const char *const ways[] = {"plain", "passed", "placed"};
+    lua_State *L = luaL_newstate();
+    const peri_lua_config config = {.size = sizeof config, .state = L};
+    peri_lua *lua = NULL;
+    peri_lua_value out;
+    assert_non_null(L);
+    luaL_openlibs(L);
+    lua_register(L, "lean_begins", lean_begins);
+    assert_ok(peri_lua_new(&config, &lua));
+    peri_lua_object *m = load(lua, script);
+    for (int way = 0; way < 3; way++) {
+        for (int64_t n = 0; n < 90; n += 5) {
+            lean.left = n;
+            assert_int_equal(peri_lua_call(m, ways[way], NULL, 0, NULL, 0), PERI_ENOMEM);
+            assert_non_null(strstr(peri_error_message(), "no memory"));
+            lua_setallocf(L, lean.usual, lean.ctx);
+            assert_ok(peri_lua_call(m, "good", NULL, 0, &out, 1));
+            assert_true(out.kind == PERI_LUA_NUMBER && out.number == 7);
+        }
+    }
+    peri_lua_object_release(m);
+    peri_lua_release(lua);
+    lua_close(L);
+}
+
 /* -- code memory --------------------------------------------------------------------------------------------------- */
 
 /** Map all that is free within 2 GiB of @address, as hosts with large heaps and many libraries have. */
@@ -638,6 +672,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(threads_have_states_of_their_own_and_share_tables),
     cmocka_unit_test(a_collection_keeps_the_table_batch_of_an_earlier_call),
     cmocka_unit_test(a_failure_without_memory_comes_back),
+    cmocka_unit_test(a_lack_of_memory_that_is_passed_on_says_so),
     cmocka_unit_test(code_finds_memory_in_hosts_with_much_mapped),
     cmocka_unit_test(nothing_is_left),
 };

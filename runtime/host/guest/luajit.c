@@ -211,6 +211,16 @@ static void keep_error(state *s, const char *text)
     if (s->error) memcpy(s->error, text, n);
 }
 
+/** Whether memory was short, also where a protected call of the script, or of Perilune, passed LuaJIT's words on. */
+static bool lacked_memory(lua_State *L, int code)
+{
+    static const char words[] = "not enough memory";
+    size_t length = 0;
+    const char *text = lua_type(L, -1) == LUA_TSTRING ? lua_tolstring(L, -1, &length) : NULL;
+    if (code == LUA_ERRMEM) return true;
+    return length >= sizeof words - 1 && strcmp(text + length - (sizeof words - 1), words) == 0;
+}
+
 /** Ask describe(error) for status and text. The error is in the slot of results. */
 static int describe(lua_State *L)
 {
@@ -228,7 +238,7 @@ static int describe(lua_State *L)
 static peri_status failed(request *r, const char *function, int code)
 {
     lua_State *L = r->s->L;
-    const bool memory = code == LUA_ERRMEM;
+    const bool memory = lacked_memory(L, code);
     const bool asks = !memory && r->s->describe != LUA_NOREF && r->s->results != LUA_NOREF && r->status >= 0;
     if (memory) keep_error(r->s, "no memory for Lua");
     else keep_error(r->s, lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "an error without a message");
