@@ -221,6 +221,19 @@ describe("the launcher", function()
     assert.equal("", pages "how to")
   end)
 
+  it("shows the help of each command in lines that a terminal has room for", function()
+    local parser, shown = require("perilune.launch.commands").parser(), 0
+    local function look(command)
+      for line in command:get_help():gmatch "[^\n]+" do
+        shown = shown + 1
+        assert.is_true(#line <= 80, line)
+      end
+      for _, c in ipairs(command._commands) do look(c) end
+    end
+    look(parser)
+    assert.is_true(shown > 200)
+  end)
+
   it("completes in bash", function()
     local function completes(words, at)
       return (shell.run(("PATH=%s:$PATH bash -c 'eval \"$(perilune completion bash)\"; COMP_WORDS=(%s); COMP_CWORD=%d; "

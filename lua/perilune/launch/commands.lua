@@ -211,6 +211,7 @@ function M.parser(version)
       .. "session; perilune -l MODULE -e TEXT -i SCRIPT loads a module, runs a text, and then begins one.")
     :command_target "command"
     :require_command(true)
+    :help_max_width(80)
   parser:flag("-v --version", "Print the version and leave."):action(function() version() os.exit(0) end)
 
   local run = parser:command("run", "Run a Lua script on one rank or, through mpirun, on several.")
