@@ -413,7 +413,7 @@ HOST_OBJ += $(if $(filter address thread,$(SAN)),$B/obj/tests/harness/keep_loade
 $(HOST_OBJ): EXTRA := $(LUAJIT_CFLAGS)
 
 MANUAL := $B/lua/perilune/manual.lua
-$(MANUAL): $(DEFINITIONS) $(HEADERS) runtime/gen/reference.lua runtime/gen/annotations.lua runtime/gen/families.lua docs/glossary.md | needed
+$(MANUAL): $(DEFINITIONS) $(HEADERS) runtime/gen/reference.lua runtime/gen/annotations.lua runtime/gen/c_pages.lua runtime/gen/families.lua docs/glossary.md | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  MANUAL  $@')
 	$(Q)luajit runtime/gen/reference.lua manual >$@

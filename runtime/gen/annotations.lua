@@ -182,7 +182,7 @@ end
 --- code or a table: they come as a Markdown block, set in by four, between empty lines.
 local function uncomment(text)
   text = text:gsub("^/%*+", ""):gsub("%*/$", "")
-  local out, block, least, in_list = {}, {}, 0, false
+  local out, block, least, in_list = {}, {}, 0, nil -- in_list: by how much its items are set in
   local function close()
     if #block == 0 then return end
     if out[#out] ~= "" then out[#out + 1] = "" end
@@ -192,13 +192,17 @@ local function uncomment(text)
   end
   for line in (text .. "\n"):gmatch "(.-)\n" do
     local indent, words = line:gsub("^%s*%*", ""):match "^( *)(.-)%s*$"
-    if words == "" then in_list = false elseif words:match "^%- " then in_list = true end
+    local item = words:match "^%- "
+    if words == "" then in_list = nil elseif item then in_list = #indent end
+    if in_list and not item and #indent <= in_list then -- prose behind the list
+      in_list, out[#out + 1] = nil, ""
+    end
     if words ~= "" and #indent >= 3 and not in_list and line:match "^%s*%*" then
       least = #block == 0 and #indent or math.min(least, #indent)
       block[#block + 1] = indent .. words
     else
       close()
-      if words ~= "" or out[#out] ~= "" then out[#out + 1] = words end
+      if words ~= "" or out[#out] ~= "" then out[#out + 1] = (in_list and not item and "  " or "") .. words end
     end
   end
   close()

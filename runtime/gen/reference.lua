@@ -6,13 +6,14 @@
 --                                                                shows texts
 package.path = "runtime/gen/?.lua;" .. package.path
 local annotations = require "annotations"
+local c_pages = require "c_pages"
 local families = require "families"
 
 local M = {}
 
 local HEADERS, DEFINITIONS = "runtime/include/perilune", "lua/perilune/reference"
 M.FACES = DEFINITIONS .. "/faces.lua"
-local WIDTH = 96 -- characters of a line of code that pages show without a bar to scroll
+local WIDTH, NOTICE, anchor = c_pages.WIDTH, c_pages.NOTICE, c_pages.anchor
 
 local function list(command)
   local out, pipe = {}, assert(io.popen("LC_ALL=C " .. command))
@@ -133,10 +134,6 @@ end
 
 -- -- pages ------------------------------------------------------------------------------------------------------------
 
-local NOTICE = "<!-- Made by `make reference` of %s: change that file. -->\n"
-
-local function anchor(heading) return (heading:lower():gsub("[^%w%-_ ]", ""):gsub(" ", "-")) end
-
 --- The classes that the definition files describe: name -> { entry =, page = its name }.
 local function classes_of(pages)
   local classes = {}
@@ -155,8 +152,9 @@ local function bases(entry, classes)
   return ("It has the methods of [`%s`](%s.md#%s), too.\n"):format(entry.base, base.page, anchor(entry.base))
 end
 
-local function render_entry(out, entry, types, classes)
-  local level = entry.owner and entry.kind == "function" and not entry.owner:match "^peri%.?[%l_%.]*$" and "###" or "##"
+--- inner: a method, below the heading of its class.
+local function render_entry(out, entry, types, classes, inner)
+  local level = inner and "###" or "##"
   out[#out + 1] = ("%s %s\n"):format(level, entry.name)
   if entry.kind ~= "value" and entry.kind ~= "face" and (entry.kind == "function" or entry.overload) then
     out[#out + 1] = ("```\n%s\n```\n"):format(in_lines(M.call(entry, types)))
@@ -165,7 +163,7 @@ local function render_entry(out, entry, types, classes)
   out[#out + 1] = bases(entry, classes)
   local list_of = M.parameters(entry, types)
   if #list_of > 0 then
-    out[#out + 1] = "| argument | type | |\n|---|---|---|"
+    out[#out + 1] = "| argument | type | meaning |\n|---|---|---|"
     for _, p in ipairs(list_of) do
       out[#out + 1] = ("| `%s`%s | `%s` | %s |"):format(p.name, p.optional and " (optional)" or "", type_cell(p.type),
         cell(p.text))
@@ -173,7 +171,7 @@ local function render_entry(out, entry, types, classes)
     out[#out + 1] = ""
   end
   if entry.kind == "class" and entry.class and #entry.fields > 0 then
-    out[#out + 1] = "| field | type | |\n|---|---|---|"
+    out[#out + 1] = "| field | type | meaning |\n|---|---|---|"
     for _, p in ipairs(entry.fields) do
       out[#out + 1] = ("| `%s` | `%s` | %s |"):format(p.name, type_cell(p.type), cell(p.text))
     end
@@ -207,94 +205,14 @@ function M.lua_page(page, types, classes)
       or entry.name, anchor(entry.name), M.brief(entry))
   end
   out[#out + 1] = ""
-  for _, entry in ipairs(page.entries) do render_entry(out, entry, types, classes) end
+  local classed = false -- whether the heading of a class stands above
+  for _, entry in ipairs(page.entries) do
+    local method = entry.owner and entry.kind == "function" and not entry.owner:match "^peri%.?[%l_%.]*$"
+    classed = classed or not method
+    render_entry(out, entry, types, classes, method and classed)
+  end
   local text = table.concat(out, "\n"):gsub("([%s%(])docs/([%w_]+)%.md", "%1[docs/%2.md](../%2.md)")
   return (text:gsub("\n+$", "\n"))
-end
-
---- What stands over a piece of C: its names; of many the first ones, of constants what they begin with.
-local function c_heading(names)
-  if #names > 1 and names[1]:match "^PERI_" then
-    local common = names[1]
-    for _, name in ipairs(names) do
-      while name:sub(1, #common) ~= common do common = common:sub(1, -2) end
-    end
-    common = common:match "^PERI_.*_" or "PERI_"
-    return common == "PERI_" and names[1] .. ", ..." or common .. "*"
-  end
-  return table.concat(names, ", ", 1, math.min(#names, 3)) .. (#names > 3 and ", ..." or "")
-end
-
---- Words in lines of at most `width` characters.
-local function filled(words, width)
-  local lines, line = {}, nil
-  for word in words:gmatch "%S+" do
-    if line and #line + 1 + #word > width then lines[#lines + 1], line = line, nil end
-    line = line and line .. " " .. word or word
-  end
-  lines[#lines + 1] = line
-  return lines
-end
-
---- A comment of a piece of C whose lines are too wide, filled anew. It stays behind what it tells of, unless that
---- leaves it less than half of the page: then it stands above. before: what its first line has in front of it.
-local function c_comment(before, comment)
-  local words = comment:gsub("^/%*+", ""):gsub("%*/$", ""):gsub("\n%s*%*", "\n")
-  local indent, bare = before:match "^%s*", before:match "^(.-)%s*$"
-  local at = #bare == 0 and #indent or #before
-  if at > WIDTH / 2 then at = #bare + 1 end
-  local above = bare ~= "" and at > WIDTH / 2
-  local column = above and #indent or at
-  local lines = filled(words, WIDTH - column - 6)
-  local text = "/* " .. table.concat(lines, "\n" .. (" "):rep(column) .. " * ") .. " */"
-  if above then return indent .. text .. "\n" .. bare end
-  return bare .. (" "):rep(at - #bare) .. text
-end
-
---- A declaration without comments, in one line, broken behind commas.
-local function c_lines(call, indent)
-  call = call:gsub("%s+", " ")
-  if #call <= WIDTH then return call end
-  local open, lines, line = call:find("[%({]"), {}, ""
-  local inset = (" "):rep(open <= 40 and open or indent)
-  for part in call:gmatch "[^,]+[,;]+" do
-    if #line + #part > WIDTH and line ~= "" then lines[#lines + 1], line = line, inset .. part:gsub("^ ", "")
-    else line = line .. part end
-  end
-  lines[#lines + 1] = line
-  for _, l in ipairs(lines) do
-    if #l > WIDTH and indent < open then return c_lines(call, open) end
-  end
-  return table.concat(lines, "\n")
-end
-
---- A piece of C as a page shows it: without the macro of exported names, in lines that fit.
-local function c_code(code)
-  code = code:gsub("%f[%w]PERI_API ([^;{}]-;)", function(call) return c_lines(call, 8) end)
-  code = ("\n" .. code):gsub("\n(typedef [^;{}/]-%(%*[^;{}/]-;)", function(call)
-    return "\n" .. c_lines(call, 8)
-  end):sub(2)
-  code = ("\n" .. code):gsub("\n(enum {[^{}\n/]*};)", function(enum) return "\n" .. c_lines(enum, 4) end):sub(2)
-  return (("\n" .. code):gsub("\n([^\n]-)(/%*.-%*/)", function(before, comment)
-    local wide = false
-    for line in (before .. comment):gmatch "[^\n]+" do wide = wide or #line > WIDTH end
-    return wide and "\n" .. c_comment(before, comment) or nil
-  end):sub(2))
-end
-
---- The Markdown of a header's page.
-function M.c_page(page)
-  local out = { NOTICE:format(page.path), ("# C: perilune/%s.h\n"):format(page.name), page.intro .. "\n" }
-  for _, entry in ipairs(page.entries) do
-    if entry.heading then out[#out + 1] = ("## %s\n"):format((entry.heading:gsub("^%l", string.upper)))
-    else
-      if #entry.names > 0 then out[#out + 1] = ("### %s\n"):format(c_heading(entry.names)) end
-      -- a line of prose that begins with a sign of a sum is no item of a list
-      if entry.text ~= "" then out[#out + 1] = entry.text:gsub("^%+ ", "\\+ "):gsub("\n%+ ", "\n\\+ ") .. "\n" end
-      out[#out + 1] = ("```c\n%s\n```\n"):format(c_code(entry.code))
-    end
-  end
-  return (table.concat(out, "\n"):gsub("\n+$", "\n"))
 end
 
 local INDEX = [[
@@ -316,8 +234,13 @@ function M.index(pages, headers)
     local names, all = {}, {}
     if page.family ~= family then out[#out + 1] = ("\n### %s\n\n| page | names |\n|---|---|"):format(page.family) end
     family = page.family
+    local module -- of the name before: the next ones of it show their last part
     for _, e in ipairs(page.entries) do
-      all[#all + 1] = ("[`%s`](%s.md#%s)"):format(e.name:gsub("^peri%.", ""), page.name, anchor(e.name))
+      local name = e.name:gsub("^peri%.", "")
+      local own = name:match "^(%l[%l_]*%.[%l_]+)%.[%w_]+$"
+      if own and own == module then name = name:sub(#own + 1) end
+      module = own
+      all[#all + 1] = ("[`%s`](%s.md#%s)"):format(name, page.name, anchor(e.name))
       if e.kind ~= "face" and (e.kind ~= "function" or e.owner:match "^peri%.?[%l_%.]*$") then
         names[#names + 1] = all[#all]
       end
@@ -325,7 +248,7 @@ function M.index(pages, headers)
     if #names == 0 then names = all end -- methods only
     out[#out + 1] = ("| [%s](%s.md) | %s |"):format(page.title, page.name, table.concat(names, ", "))
   end
-  out[#out + 1] = "\n## C\n\n| header | |\n|---|---|"
+  out[#out + 1] = "\n## C\n\n| header | what is in it |\n|---|---|"
   for _, page in ipairs(headers) do
     local first = page.intro:gsub("\n", " "):gsub("^[%w_]+%.h: ", ""):match "^(.-%.)%f[%s%z]"
       or page.intro:gsub("\n", " ")
@@ -339,7 +262,7 @@ function M.make()
   local files, pages, types = {}, M.pages()
   local headers, classes = M.headers(), classes_of(pages)
   for _, page in ipairs(pages) do files[page.name .. ".md"] = M.lua_page(page, types, classes) end
-  for _, page in ipairs(headers) do files["c_" .. page.name .. ".md"] = M.c_page(page) end
+  for _, page in ipairs(headers) do files["c_" .. page.name .. ".md"] = c_pages.page(page) end
   files["README.md"] = M.index(pages, headers)
   return files
 end

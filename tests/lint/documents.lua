@@ -26,6 +26,45 @@ local function paths(ctx)
   return complaints
 end
 
+--- Links to a section lead to its heading, by the name that GitHub gives it; headings go down one level at a time, from
+--- one of the first level.
+local function sections(ctx)
+  local complaints, anchors, links = {}, {}, {}
+  for _, path in ipairs(ctx.lines "ls README.md docs/*.md docs/*/*.md 2>/dev/null") do
+    local code, level, number = false, 0, 0
+    anchors[path] = {}
+    for line in (ctx.read(path) .. "\n"):gmatch "(.-)\n" do
+      number = number + 1
+      if line:match "^```" then code = not code end
+      local marks, heading = line:match "^(#+) +(.*)"
+      if not code and marks then
+        if #marks > level + 1 or #marks == 1 and level > 0 then
+          complaints[#complaints + 1] = ("%s:%d: a heading of level %d below one of level %d"):format(path, number,
+            #marks, level)
+        end
+        level = #marks
+        local name = heading:gsub("%[([^%]]*)%]%([^)]*%)", "%1"):lower():gsub("[^%w%-_ \128-\255]", ""):gsub(" ", "-")
+        local last, k = name, 0
+        while anchors[path][last] do k, last = k + 1, ("%s-%d"):format(name, k + 1) end
+        anchors[path][last] = true
+      end
+      for to in (code and "" or line):gmatch "%]%(([^)]*#[^)]+)%)" do
+        links[#links + 1] = { path = path, number = number, to = to }
+      end
+    end
+  end
+  for _, link in ipairs(links) do
+    local page, anchor = link.to:match "^([^#]*)#(.+)$"
+    local target = page == "" and link.path or (link.path:match "^.*/" or "") .. page
+    repeat local n; target, n = target:gsub("[^/]+/%.%./", "") until n == 0
+    if anchors[target] and not anchors[target][anchor] then
+      complaints[#complaints + 1] = ("%s:%d links to %s, which has no such heading"):format(link.path, link.number,
+        link.to)
+    end
+  end
+  return complaints
+end
+
 local function machine_paths(ctx)
   local complaints = {}
   local places = { "/wo" .. "rk/", "%.%./sha" .. "red", "/ho" .. "me/%w", "/ro" .. "ot/%w" }
@@ -88,7 +127,7 @@ local PAGE, WORD, COLUMNS, CODE, TEXT, CELL = 838, 620, 96, 8.2, 7.5, 27
 
 --- Tables that may be wider: of measurements with many columns, and of arguments with TorchRec's longest names. Their
 --- pages, and what they begin with.
-local wide_tables = { { "docs/benchmarks/training_step.md", "| ranks | sharding |" },
+local wide_tables = { { "docs/benchmarks/training_step.md", "| case | step (best) |" },
   { "docs/benchmarks/training_step.md", "| | 1 machine | times the plain loop |" },
   { "docs/reference/managed_collision.md", "| argument | type |" } }
 
@@ -180,6 +219,6 @@ local function widths(ctx)
 end
 
 return { { "documents fit their page", widths }, { "lines of documents begin no list by accident", marks },
-  { "documents name what exists", paths },
+  { "documents name what exists", paths }, { "links of documents lead to headings, which go in order", sections },
   { "no paths of one machine", machine_paths }, { "public headers name what is installed", headers },
   { "the manual for C programs has all public headers", manual } }

@@ -32,7 +32,7 @@ PERI_API bool peri_products_ordered(void);
  *    dtype, and so is their result; products are added in f32. Gradients of f32 inputs are made in f32. So it is with
  *    the products of peri_op_cross_net, whose result has the dtype of x0.
  *  - losses, softmax, layer norm, sum, exp, log, pow, square, reciprocal and softplus cast 16-bit inputs to f32, and so
- *  is their result.
+ *    is their result.
  *  - all others keep the dtype of their inputs, and where these differ, the result has the wider one.
  *  f64 is left alone. Backward passes run in the dtypes of their forward operations, inside of the region or
  *  outside. */
