@@ -114,19 +114,35 @@ peri_status peri__names_lock(const char *path, int *lock)
     return PERI_OK;
 }
 
-/** Remove what saves whose process is gone have left beside @path. A folder that was just made may not be locked yet:
+/** Lock a save's folder that nobody needs any more; -1: somebody does. One with a manifest is a whole checkpoint that
+ *  was replaced or removed, and whoever still reads it has it locked. One without may be a save that is not locked yet:
  *  it has a minute. One of a later time than now is of before a clock was set back. */
+static int lock_left(const char *path)
+{
+    struct stat s;
+    const int lock = lock_folder(path);
+    if (lock < 0) return -1;
+    const bool whole = faccessat(lock, PERI__MANIFEST, F_OK, 0) == 0;
+    if (whole || (fstat(lock, &s) == 0 && llabs((long long)time(NULL) - s.st_mtime) > 60)) return lock;
+    close(lock);
+    return -1;
+}
+
+/** Remove what others have left in @parent: saves whose process is gone, and checkpoints that were replaced or removed
+ *  while somebody read them. Not looked at while another process gives or takes a name, which may give the replaced one
+ *  its name back. */
 static void sweep(const char *parent)
 {
     char path[PATH_MAX];
     DIR *d = opendir(parent);
     for (struct dirent *e; d && (e = readdir(d));) {
-        struct stat s;
         if (!peri__is_saving(e->d_name) || snprintf(path, sizeof path, "%s/%s", parent, e->d_name) >= (int)sizeof path)
             continue;
-        int lock = lock_folder(path);
+        if (flock(dirfd(d), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) break;
+        const int lock = lock_left(path);
+        flock(dirfd(d), LOCK_UN); /* removing takes long */
         if (lock < 0) continue;
-        if (fstat(lock, &s) == 0 && llabs((long long)time(NULL) - s.st_mtime) > 60) remove_saving(path);
+        remove_saving(path);
         close(lock);
     }
     if (d) closedir(d);
