@@ -163,6 +163,7 @@ function DistributedModelParallel:init_data_parallel()
       self._wrapper.class_name, errors.kind(watcher)))
   end
   self._reducer, self._watcher = watcher or false, watcher or false
+  if self._accumulates then self:accumulate(true) end
 end
 
 --- What an optimizer of the dense part trains: the replicated parameters, and this rank's shards of tables whose
@@ -341,6 +342,7 @@ function DistributedModelParallel:copy(device)
     {}))
   copy._fused, copy._reducer, copy._watcher, copy._wrapped, copy.device = false, false, false, false, device
     or self.device
+  copy._accumulates, copy._held = false, 0
   Tensor.stray_checks[copy] = changes.check
   return copy:eval()
 end

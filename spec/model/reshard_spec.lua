@@ -57,8 +57,9 @@ local function build(world, entries, options)
   if options.groups then optimizer:add_param_group(group("^ebc", 0.02)) end
   local clipped = nn.optim.GradientClippingOptimizer { optimizer = optimizer, clipping = "norm", max_gradient = 0.01 }
   local function halved(of) return nn.optim.StepLR { optimizer = of, step_size = 2, gamma = 0.5 } end
-  return { model = model, optimizer = optimizer, clipped = clipped, rates = halved(optimizer),
-    table_rates = not options.dense and halved(model:fused_optimizer()) or nil }
+  if options.accumulate then model:accumulate(true) end
+  return { accumulate = options.accumulate, model = model, optimizer = optimizer, clipped = clipped,
+    rates = halved(optimizer), table_rates = not options.dense and halved(model:fused_optimizer()) or nil }
 end
 
 --- What a checkpoint of it has.
@@ -71,6 +72,10 @@ local function train(p, from, last)
     peri.scope(function()
       p.clipped:zero_grad()
       p.model(batch(i)):backward()
+      if p.accumulate then
+        p.model(batch(i + 3)):backward()
+        p.model:apply_accumulated()
+      end
       p.clipped:step()
       p.rates:step()
       if p.table_rates then p.table_rates:step() end
@@ -91,6 +96,8 @@ local copies = function() return plan.data_parallel { compute_kernel = "dense" }
 local cases = {
   ["tables in memory"] = { { ebc = { a = plan.row_wise(), b = plan.table_wise(0) } }, { ebc = { a = plan.table_wise(1),
     b = plan.row_wise() } }, { ebc = { a = plan.data_parallel(), b = plan.table_wise(1) } } },
+  ["gradients of two batches that are accumulated"] = { { ebc = { a = plan.row_wise(), b = plan.table_wise(0) } },
+    { ebc = { a = plan.table_wise(1), b = plan.row_wise() } }, accumulate = true },
   ["tables of adam cut by columns"] = { { ebc = { a = plan.column_wise(), b = plan.table_wise(0) } },
     { ebc = { a = plan.table_wise(1), b = plan.column_wise() } }, optimizer = "adam" },
   ["raw ids"] = { { ebc = { a = plan.row_wise(), b = plan.row_wise() }, mc = { raw = plan.row_wise() } },
@@ -179,6 +186,9 @@ describe("a model that is resharded", function()
         p.model:reshard { ebc = { a = plan.row_wise { compute_kernel = "dense" }, b = plan.row_wise() } }
       end,
         "table 'a': compute_kernel was fused and is dense")
+      p.model:accumulate(true)
+      assert.error_matches(function() p.model:reshard { ebc = { a = plan.data_parallel(), b = plan.row_wise() } } end,
+        "updates of table 'a' %(data_parallel, compute_kernel fused%) cannot be accumulated; allowed: dense, or ")
       local q = build(world, cases["dense tables"][1], { dense = true })
       local plain = nn.optim.SGD { params = q.model:dense_parameters(), lr = 0.1 }
       assert.error_matches(function() q.model:reshard(cases["dense tables"][2]) end,

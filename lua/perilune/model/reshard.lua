@@ -61,6 +61,7 @@ local function ask(sharded, collection, name, sharding, optimizer, config)
       .. "their states are not the others'"):format(FUNC, collection.path, name, was.compute_kernel,
       sharding.compute_kernel))
   end
+  if sharded._accumulates then sharded:_check_accumulates(name, sharding) end
   if not (optimizer and config) then return end
   local why = runtime.refusal { name = name, rows = config.num_embeddings, dim = config.embedding_dim,
     data_type = config.data_type, sharding_type = sharding.sharding_type, compute_kernel = sharding.compute_kernel,

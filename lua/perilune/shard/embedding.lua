@@ -370,17 +370,17 @@ end
 
 --- See ShardedModule. Tables in files and fused replicas update with every pass; dense tables leave accumulating to
 --- their optimizer.
-function ShardedEmbeddingModule:accumulate(on)
-  for _, t in ipairs(self.tables) do
-    local entry = self.plan.tables[t.name]
-    local kernel = entry.compute_kernel
-    if on and (kernel == "fused_uvm_caching" or sharding_types.of[entry.sharding_type].replica
-      and kernel ~= "dense") then
-      P.fail(("%s: updates of table '%s' (%s, compute_kernel %s) cannot be accumulated; allowed: dense, or sharded "
-        .. "tables in memory"):format(self.class_name, t.name, entry.sharding_type, kernel))
-    end
+function ShardedEmbeddingModule:_check_accumulates(name, entry)
+  local kernel = entry.compute_kernel
+  if kernel == "fused_uvm_caching" or sharding_types.of[entry.sharding_type].replica and kernel ~= "dense" then
+    P.fail(("%s: updates of table '%s' (%s, compute_kernel %s) cannot be accumulated; allowed: dense, or sharded "
+      .. "tables in memory"):format(self.class_name, name, entry.sharding_type, kernel))
   end
-  pieces.accumulate(self._ref, module_ptr, on and true or false)
+end
+function ShardedEmbeddingModule:accumulate(on)
+  for _, t in ipairs(on and self.tables or {}) do self:_check_accumulates(t.name, self.plan.tables[t.name]) end
+  self._accumulates = on and true or false
+  pieces.accumulate(self._ref, module_ptr, self._accumulates)
 end
 function ShardedEmbeddingModule:apply_accumulated()
   pieces.apply_accumulated(self._ref, module_ptr)
@@ -446,6 +446,7 @@ end
 --- See ShardedModule:_remake. The optimizer is the object that it was.
 function ShardedEmbeddingModule:_remake(plan)
   ShardedModule._remake(self, plan)
+  if self._accumulates then self:accumulate(true) end
   local optimizer = self._fused_optimizer
   self._fused_optimizer = nil
   if not optimizer then return end

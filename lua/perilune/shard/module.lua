@@ -124,6 +124,9 @@ function ShardedModule:_ahead() return false end -- luacheck: ignore 212
 --- whatever. Local.
 function ShardedModule:changes() return self._changed, 0 end
 
+ShardedModule._accumulates = false
+--- An error if updates of a table cannot be accumulated where the plan has such an entry for it.
+function ShardedModule:_check_accumulates(name, entry) end -- luacheck: ignore 212
 --- While on, backward passes change no table, until apply_accumulated: then all of them do as one of a large batch
 --- would. All ranks alike.
 function ShardedModule:accumulate(on) -- luacheck: ignore 212
@@ -197,7 +200,7 @@ function ShardedModule:release() end -- luacheck: ignore 212
 -- What others have put on a module, and of what and where it is made, which stay when it is made again, also where that
 -- fails half way.
 local KEPT = { "training", "_pipelined", "_flights", "_settle", "_pieces_group", "_all_group", "_loads", "_changed",
-  "_fused_optimizer", "_made_of", "device" }
+  "_fused_optimizer", "_made_of", "device", "_accumulates" }
 
 --- Make a module that was released again, in the same object, under another plan: with its start values. Collective.
 --- (It is init that does it, with the arguments that the module was made of.)
