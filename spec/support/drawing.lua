@@ -1,4 +1,7 @@
 -- drawing.lua: what fuzzers of whole models share: whole numbers by a seed alone, and a folder for what they keep.
+local ffi = require "ffi"
+local util = require "perilune.util"
+
 local M = {}
 
 --- A function of n that gives whole numbers below n, by `seed` alone.
@@ -13,6 +16,16 @@ end
 
 --- One of a list. draw: of `generator`.
 function M.pick(draw, list) return list[draw(#list) + 1] end
+
+--- The bits of tensors by name, as a text.
+function M.bits(tensors)
+  local parts = {}
+  for name, t in util.ordered(tensors) do
+    local buffer, n = t:to("f32", "cpu"):contiguous():read()
+    parts[#parts + 1] = name .. ffi.string(buffer, 4 * n)
+  end
+  return table.concat(parts)
+end
 
 --- A path of a folder that does not exist yet: in memory if possible, since a disk syncs slowly.
 function M.folder(name)

@@ -1,13 +1,14 @@
 -- chains.lua: runs whose process is killed several times. A run is drawn at random: tables of any dtype and optimizer
 -- (a table may have one of its own), pooled or as sequences, in memory or in files, trained by a dense optimizer or
--- not, maps of raw ids, a dense layer with an optimizer and a schedule, a metric, a loader; and how a Saver saves it:
--- full checkpoints and increments, at once or behind the training, how many are kept. Each start draws how many ranks
--- and machines there are, the plan and the pipeline, goes on from the newest checkpoint (or, at times, from an older
--- one), may reshard the live model, and is killed at any moment, before its first save or after some of them; between
--- two starts the newest checkpoint may be compacted, in its place or into that of a copy elsewhere, from which the next
--- start may go on, and that be killed, too. The law: what the last start has in the
--- end is, to the bit, what a run has that never stopped. (The metric, whose sums depend on how samples are spread over
--- ranks, to rounding.)
+-- not, maps of raw ids, a dense layer with an optimizer, a schedule and an average of its parameters, gradients of two
+-- batches accumulated or not, a metric, a loader; and how a Saver saves it: full checkpoints and increments, at once or
+-- behind the training, how many are kept. Each start draws how many ranks and machines there are, the plan and the
+-- pipeline, goes on from the newest checkpoint (or, at times, from an older one), may reshard the live model, and is
+-- killed at any moment, before its first save or after some of them; between two starts the newest checkpoint may be
+-- compacted, in its place or into that of a copy elsewhere, from which the next start may go on, and that be killed,
+-- too. The law: what the last start has in the end is, to the bit, what a run has that never stopped, and so is the
+-- model file that it exports. (The metric, whose sums depend on how samples are spread over ranks, to rounding.) And a
+-- model file of before the first step, which follows the run, answers after each start as one that is exported then.
 --
 --   luajit tests/fuzz/chains.lua [RUNS [SEED]]      as `make test` runs it; a failure says how to repeat it
 --   luajit tests/fuzz/chains.lua SECONDSs [SEED]    as `make fuzz` runs it
@@ -21,7 +22,7 @@ local ffi = require "ffi"
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local drawing = require "spec.support.drawing"
-local generator, pick = drawing.generator, drawing.pick
+local generator, pick, bits = drawing.generator, drawing.pick, drawing.bits
 local nn, plan, embed, P, C = peri.nn, peri.plan, peri.embed, peri.ffi, peri.ffi.C
 ffi.cdef "int usleep(unsigned); int kill(int, int); int getpid(void);"
 
@@ -60,7 +61,9 @@ local function drawn(seed)
   local m = { seed = seed, last = 14 + draw(12), kills = 2 + draw(4), collections = {}, dense = pick(draw, DENSE),
     schedule = draw(3) > 0 and pick(draw, SCHEDULES), full_every = pick(draw, { 1, 2, 3, 1000 }), keep = draw(3) + 1,
     keep_every = pick(draw, { false, 3 }), every = draw(3) + 1, async = draw(2) == 0,
-    pace = pick(draw, { 0.0001, 0.1, 1 }), workers = draw(3) == 0 and 1 or 0 }
+    pace = pick(draw, { 0.0001, 0.1, 1 }), workers = draw(3) == 0 and 1 or 0, accumulate = draw(4) == 0,
+    average = draw(3) == 0, tables = pick(draw, { "as they are", "as they are", "f16", "bf16", "int8", "int4" }),
+    matrices = pick(draw, { "f32", "f32", "bf16", "int8" }) }
   for i = 1, draw(2) + 1 do
     local c = { name = "c" .. i, kind = pick(draw, { "bags", "rows", "files", "dense", "mch", "hash" }),
       tables = {}, optimizer = pick(draw, OPTIMIZERS), policy = pick(draw, POLICIES), interval = draw(3) + 1 }
@@ -79,14 +82,16 @@ local function drawn(seed)
       end
     end
     m.collections[i] = c
+    if c.kind == "files" then m.accumulate = false end -- updates of tables in memory alone, which no replicas have
   end
   return m
 end
 
 local function described(m)
-  local list = { ("last %d, kills %d, dense %s, schedule %s, every %d, full_every %d, keep %d, keep_every %s, "
-    .. "async %s, pace %g, workers %d"):format(m.last, m.kills, m.dense[1], tostring(m.schedule and m.schedule[1]),
-    m.every, m.full_every, m.keep, tostring(m.keep_every), tostring(m.async), m.pace, m.workers) }
+  local list = { ("dense %s, schedule %s"):format(m.dense[1], tostring(m.schedule and m.schedule[1])) }
+  for name, value in peri.util.ordered(m) do
+    if type(value) ~= "table" then list[1] = ("%s, %s %s"):format(list[1], name, tostring(value)) end
+  end
   for _, c in ipairs(m.collections) do
     for _, t in ipairs(c.tables) do
       list[#list + 1] = ("  %s %s %s: %d x %d %s"):format(c.kind, t.optimizer[1], c.policy, t.num_embeddings,
@@ -140,6 +145,7 @@ end
 --- Gradients are numbers of few bits, so that their sums over samples and their means over ranks are exact; those of
 --- the layer are of what all ranks have alike.
 function Net:forward(b)
+  if not b.factors then return self:answers(b) end
   local loss = (self.over(b.dense) * b.weights):sum()
   for name, kjt in peri.util.ordered(b.ids) do
     local out = peri.util.resolve(self[name](kjt))
@@ -153,7 +159,22 @@ function Net:forward(b)
   return loss
 end
 
-local function entry_of(c, t, draw, w)
+--- What a model file answers: the layer's numbers, and rows of all tables.
+function Net:answers(b)
+  local out = { over = self.over(b.dense) }
+  for name, kjt in peri.util.ordered(b) do
+    local rows = name ~= "dense" and peri.util.resolve(self[name](kjt)) or {}
+    if rows.values then out[name] = rows:values()
+    else
+      for feature, jt in peri.util.ordered(rows) do
+        out[feature] = jt:to_padded_dense(2):reshape(-1, 2 * jt:values():size(2))
+      end
+    end
+  end
+  return out
+end
+
+local function entry_of(c, t, draw, w, accumulate)
   local cuts = (t.optimizer.columns or c.kind == "dense") and t.embedding_dim == 8
   local kinds = { "table_wise", "row_wise", "table_row_wise", "data_parallel" }
   if cuts then kinds[5], kinds[6] = "column_wise", "grid_shard" end
@@ -165,7 +186,7 @@ local function entry_of(c, t, draw, w)
   if kind == "row_wise" then return plan.row_wise(options) end
   if kind == "table_row_wise" then return plan.table_row_wise(host, options) end
   if kind == "grid_shard" then return plan.grid_shard({ host, draw(w.hosts) }, options) end
-  if kind == "data_parallel" and not options.cache_params then
+  if kind == "data_parallel" and not options.cache_params and not (accumulate and c.kind ~= "dense") then
     return plan.data_parallel { compute_kernel = options.compute_kernel or "fused" }
   end
   if kind == "column_wise" then
@@ -180,7 +201,7 @@ local function plan_of(m, draw, world)
   local entries = {}
   for _, c in ipairs(m.collections) do
     entries[c.name] = {}
-    for _, t in ipairs(c.tables) do entries[c.name][t.name] = entry_of(c, t, draw, world) end
+    for _, t in ipairs(c.tables) do entries[c.name][t.name] = entry_of(c, t, draw, world, m.accumulate) end
   end
   return entries
 end
@@ -202,12 +223,16 @@ local function parts_of(m, world, entries)
       num_workers = m.workers },
     metric = nn.metrics.NEMetric { group = world } }
   parts.schedule = m.schedule and made(m.schedule, { optimizer = parts.optimizer }) or nil
-  return parts
+  if m.accumulate then model:accumulate(true) end
+  if not m.average then return parts end
+  local average, _
+  average, _, parts.averages = peri.pipeline.ema { params = model.module.over:named_parameters(), decay = 0.9 }
+  return parts, average
 end
 
---- The ids of a feature are those of the loader's batch, within its table; raw ones are spread.
-local function ids_of(m, b, step)
-  local n, ids, raw = b.sparse_features:stride(), {}, b.sparse_features:values():to_list()
+--- The ids of a feature are those that are given, within its table; raw ones are spread.
+local function ids_of(m, n, raw, step)
+  local ids = {}
   for i, c in ipairs(m.collections) do
     local keys, values, lengths = {}, {}, {}
     for k, t in ipairs(c.tables) do
@@ -243,19 +268,44 @@ local function batches_of(m, parts, from, ranks, samples)
     samples[#samples + 1] = P.lasting(function()
       return { b.dense_features:select(2, 0):sigmoid():detach(), b.labels:clone() }
     end)
-    return { ids = ids_of(m, b, step), dense = few_bits(m, step, { 3, 6 }, 18),
+    local raw = b.sparse_features:values():to_list()
+    return { ids = ids_of(m, b.sparse_features:stride(), raw, step), dense = few_bits(m, step, { 3, 6 }, 18),
       weights = few_bits(m, step, { 3, 2 }, 6), factors = b.labels:reshape(-1, 1) + 0.5, ranks = ranks }
   end
 end
 
+--- Batches for a model file and the model that it was made of.
+local function held_out(m)
+  return peri.util.map({ 11, 40 }, function(n)
+    local draw, raw = generator(m.seed + n), {}
+    for i = 1, 2 * n do raw[i] = draw(4000) end
+    local batch = ids_of(m, n, raw, 0)
+    batch.dense = few_bits(m, n, { n, 6 }, 6 * n)
+    return batch
+  end)
+end
+
+--- Write a model file; returns its digest.
+local function export(m, model, path)
+  model:export(path, { batches = held_out(m), tables = m.tables, dense = m.matrices, allowed_difference = math.huge })
+  return peri.export.open(path):describe().digest
+end
+
 --- A step on the next batch, by the pipeline or, without one, by hand.
-local function train(parts, pipeline, batches, samples)
+local function train(m, parts, pipeline, average, batches, samples)
   if pipeline then pipeline:progress(batches)
   else
     peri.scope(function()
       parts.optimizer:zero_grad()
-      parts.model(batches()):backward()
+      local batch = batches()
+      parts.model(batch):backward()
+      if m.accumulate then
+        batch.weights, batch.factors = batch.weights * 0.5, batch.factors * 0.5
+        parts.model(batch):backward()
+        parts.model:apply_accumulated()
+      end
       parts.optimizer:step()
+      if average then average.run() end
     end)
   end
   if parts.schedule then parts.schedule:step() end
@@ -293,6 +343,7 @@ local function digest(parts)
   end
   add("optimizer", peri.shard.gather_state_dict(parts.optimizer:state_dict()))
   if parts.schedule then add("schedule", parts.schedule:state_dict()) end
+  if parts.averages then add("averages", parts.averages:state_dict()) end
   add("loader", parts.loader:state_dict())
   return table.concat(lines, "\n")
 end
@@ -304,13 +355,15 @@ if arg[1] == "child" then
   local w = { size = ranks, local_size = 1 + draw(ranks) }
   w.hosts = math.ceil(ranks / w.local_size)
   local first, second = plan_of(m, draw, w), plan_of(m, draw, w)
-  local name, turn = not straight and pick(draw, PIPELINES), { older = draw(3), which = draw(100), at = draw(2) == 0
-    and 1 + draw(6) }
+  local name = not (straight or m.accumulate) and pick(draw, PIPELINES)
+  local turn = { older = draw(3), which = draw(100), at = draw(2) == 0 and 1 + draw(6) }
   local copy = not straight and folder .. "/../copy/all"
   if copy and (draw(2) == 0 or not pcall(io.lines, copy .. "/manifest.json")) then copy = nil end
   local function body(rank, world)
-    local parts, step, saver = parts_of(m, world, first), 0, nil
-    if not straight then
+    local parts, average = parts_of(m, world, first)
+    local step, saver = 0, nil
+    if straight then export(m, parts.model, result .. ".first")
+    else
       local back = turn.older == 0 and peri.checkpoint.Saver.list(folder) or {}
       saver = peri.checkpoint.Saver { folder = folder, parts = parts, every = m.every, full_every = m.full_every,
         keep = m.keep, keep_every = m.keep_every or nil, async = m.async, pace = m.async and m.pace or nil,
@@ -321,9 +374,10 @@ if arg[1] == "child" then
     local samples = {}
     local batches = batches_of(m, parts, step, ranks, samples)
     local pipeline = name and peri.pipeline.Pipeline { model = parts.model, optimizer = parts.optimizer,
-      schedule = peri.pipeline.schedules[name] }
+      schedule = average and peri.pipeline.schedules[name]:insert(average, { last = true })
+        or peri.pipeline.schedules[name] }
     for i = step + 1, m.last do
-      train(parts, pipeline, batches, samples)
+      train(m, parts, pipeline, average, batches, samples)
       if not (straight or name) and turn.at == i - step then
         parts.model:reshard(second, { folder = folder .. "/.." })
       end
@@ -331,8 +385,8 @@ if arg[1] == "child" then
     end
     if pipeline then pipeline:close() end
     if saver then saver:close(m.last) end
-    local text, value = digest(parts), parts.metric:compute()
-    if rank == 0 then write(result, text .. "\n@" .. require("dkjson").encode(value)) end
+    local text, file, value = digest(parts), export(m, parts.model, result .. ".peri"), parts.metric:compute()
+    if rank == 0 then write(result, ("%s\nfile = %s\n@%s"):format(text, file, require("dkjson").encode(value))) end
   end
   if ranks == 1 and straight then
     local world = peri.init()
@@ -344,7 +398,7 @@ end
 -- -- killing ----------------------------------------------------------------------------------------------------------
 
 local folder = drawing.folder "chains"
-local counts = { runs = 0, starts = 0, kills = 0, compactions = 0 }
+local counts = { runs = 0, starts = 0, kills = 0, compactions = 0, followed = 0 }
 
 local function read(path)
   local file = io.open(path)
@@ -400,9 +454,29 @@ local function compare(want, got)
   return list
 end
 
-local function newest_number()
-  local newest = peri.checkpoint.Saver.list(folder .. "/run")[1]
-  return newest and newest.number or 0
+local function newest_of() return peri.checkpoint.Saver.list(folder .. "/run")[1] end
+local function newest_number() return (newest_of() or { number = 0 }).number end
+
+--- An error unless what follows the run has the newest checkpoint by now, and answers as a file that is exported of
+--- it.
+local function check_follower(m, follower, start)
+  local model, why = follower:poll()
+  if why then fail(m, ("start %d: the file that follows: %s"):format(start, why)) end
+  local newest, path = newest_of(), follower:path()
+  if (path or "") ~= (newest and newest.path or "") then
+    fail(m, ("start %d: the file that follows has %s, not %s"):format(start, tostring(path), newest and newest.path))
+  end
+  if not model then return end
+  counts.followed = counts.followed + 1
+  peri.scope(function()
+    local alone, batch = Net(m), held_out(m)[2]
+    peri.checkpoint.load(path, { model = alone }, { only = { "model/" } })
+    export(m, alone, folder .. "/alone.peri")
+    if bits(peri.export.open(folder .. "/alone.peri"):predict(batch)) ~= bits(model:predict(batch)) then
+      fail(m, ("start %d: the file that follows has other bits than %s"):format(start, path))
+    end
+  end)
+  model:release()
 end
 
 local function run(seed)
@@ -412,7 +486,7 @@ local function run(seed)
   local said = process(("%s 0 1 - %s/straight"):format(self, folder))
   local want = read(folder .. "/straight")
   if not want then fail(m, "the run that never stops: " .. said) end
-  local draw = generator(seed + 5)
+  local draw, follower = generator(seed + 5), peri.export.follow(folder .. "/straight.first", folder .. "/run")
   for start = 1, m.kills + 1 do
     local ranks = pick(draw, RANKS)
     os.remove(folder .. "/end")
@@ -433,9 +507,11 @@ local function run(seed)
       if #differ > 0 then
         fail(m, ("start %d, %d ranks:\n%s\n%s"):format(start, ranks, table.concat(differ, "\n"), out))
       end
+      check_follower(m, follower, start)
       break
     end
-    local newest = peri.checkpoint.Saver.list(folder .. "/run")[1]
+    check_follower(m, follower, start)
+    local newest = newest_of()
     if newest and draw(3) == 0 then
       local c = peri.checkpoint.open(newest.path)
       local chain = #c:levels() > 1
@@ -470,5 +546,5 @@ else
   end
 end
 os.execute("rm -rf " .. folder)
-print(("%d runs, %d starts, %d killed, %d compactions"):format(counts.runs, counts.starts, counts.kills,
-  counts.compactions))
+print(("%d runs, %d starts, %d killed, %d compactions, followed %d times"):format(counts.runs, counts.starts,
+  counts.kills, counts.compactions, counts.followed))

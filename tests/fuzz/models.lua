@@ -10,7 +10,6 @@
 --   luajit tests/fuzz/models.lua once SEED         one model, printed
 -- inputs: 25
 -- takes: 3 s
-local ffi = require "ffi"
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
 package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build, here, here, here,
   package.path)
@@ -18,7 +17,7 @@ local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local drawing = require "spec.support.drawing"
 local nn, F, plan, embed, sparse = peri.nn, peri.nn.functional, peri.plan, peri.embed, peri.sparse
-local generator, pick = drawing.generator, drawing.pick
+local generator, pick, bits = drawing.generator, drawing.pick, drawing.bits
 
 local folder = drawing.folder "models"
 
@@ -329,15 +328,6 @@ local function batch_of(m, draw, n)
       stride = n, weights = c.weighted and peri.tensor(weights) or nil }
   end
   return b
-end
-
-local function bits(answers)
-  local parts = {}
-  for name, t in peri.util.ordered(answers) do
-    local buffer, n = t:to("f32", "cpu"):contiguous():read()
-    parts[#parts + 1] = name .. ffi.string(buffer, 4 * n)
-  end
-  return table.concat(parts)
 end
 
 local function plan_of(m, world)
