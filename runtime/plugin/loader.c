@@ -43,12 +43,22 @@ static int64_t copy_choice(int32_t choice)
 
 static int64_t sort_keys(void) { return peri__tune(PERI__TUNE_sort_ids); }
 
+/** The kernel that the backend which this thread loads asked for last without getting it; "": none. */
+static _Thread_local char missed[128];
+
 static void (*kernel(const char *name, int64_t args))(const void *args, int64_t begin, int64_t end)
 {
     int32_t n;
+    int64_t has = 0;
     const peri_work_entry *list = peri_work_list(&n);
-    for (int32_t i = 0; name && i < PERI_KERNEL_COUNT; i++)
-        if (!strcmp(list[i].name, name)) return list[i].args == args ? peri_kernels_get()->fn[i] : NULL;
+    for (int32_t i = 0; name && i < PERI_KERNEL_COUNT; i++) {
+        if (strcmp(list[i].name, name)) continue;
+        if (list[i].args == args) return peri_kernels_get()->fn[i];
+        has = list[i].args;
+    }
+    snprintf(missed, sizeof missed, "kernel '%.40s' with arguments of %lld bytes, and this version has ",
+             name ? name : "", (long long)args);
+    snprintf(missed + strlen(missed), sizeof missed - strlen(missed), has ? "%lld" : "none", (long long)has);
     return NULL;
 }
 
@@ -276,7 +286,11 @@ static peri_status load(const char *what, const char *name, const char *symbol, 
     void *found = dlsym(handle, symbol);
     memcpy(&entry, &found, sizeof entry);
     if (!entry) return peri__fail(PERI_EUNSUPPORTED, "%s '%s': libperilune_%s.so has no %s", what, name, name, symbol);
+    missed[0] = 0;
     const void *given = entry(&host);
+    if (!given && missed[0])
+        return peri__fail(PERI_EUNSUPPORTED, "%s '%s': built for another version of Perilune (it needs %s)", what, name,
+                          missed);
     if (!given) return check_table(what, name, NULL, 0, 0, 0);
     p->given = given;
     const bool device = !strcmp(what, "device");

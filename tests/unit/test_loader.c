@@ -83,6 +83,12 @@ static void other_contracts_are_refused(void **state)
         assert_fails(peri__plugin_device("no_entry", &device, NULL), PERI_EUNSUPPORTED,
                      "libperilune_no_entry.so has no peri_device_entry_v1");
         assert_fails(peri__plugin_coll("refusing", &coll), PERI_EUNSUPPORTED, "refused this version");
+        setenv("REFUSING_NEEDS", "reduce", 1); /* has other arguments than when the plugin was built */
+        assert_fails(peri__plugin_coll("refusing", &coll), PERI_EUNSUPPORTED,
+                     "it needs kernel 'reduce' with arguments of 9 bytes");
+        setenv("REFUSING_NEEDS", "gone", 1);
+        assert_fails(peri__plugin_coll("refusing", &coll), PERI_EUNSUPPORTED, "bytes, and this version has none)");
+        unsetenv("REFUSING_NEEDS");
     }
     assert_null(device);
     assert_null(coll);
