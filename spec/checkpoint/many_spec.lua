@@ -102,6 +102,24 @@ it("takes as much of everything for a piece of a table in many pieces as in few"
   end
 end)
 
+it("keeps little of each table while an increment of it is saved behind the training", function()
+  local model, n = model_of(200), 200
+  local path = folder .. "/behind"
+  model:save(path, { increments = true })
+  model:save(path .. "-1", { increment_of = path })
+  local before, kib = tonumber(peri.ffi.C.peri_mem_live()), nil
+  local lua, save = held(function()
+    local save = model:save(path .. "-2", { increment_of = path .. "-1", async = true })
+    kib = (tonumber(peri.ffi.C.peri_mem_live()) - before) / 1024
+    return save
+  end)
+  save:wait()
+  -- The names of a table's three tensors and their pieces in the parent's manifest and in the writer's, twice as much
+  -- where arrays grow; no piece, row or list is kept beside them.
+  assert.is_true(kib < 2.5 * n, ("%g KiB for %d tables"):format(kib, n))
+  assert.is_true(lua < 0.5 * n, ("%g KiB of Lua for %d tables"):format(lua, n))
+end)
+
 it("has of the increments below an open one little more than their names in memory", function()
   local model, n = model_of(50), 4
   local function save(i)

@@ -31,8 +31,9 @@ local moment_out, index_out = ffi.new "peri_moment *[1]", ffi.new "int64_t[1]"
 --- How copying goes on: bytes that are copied at once, without looking at the time (of small blocks a third of the time
 --- is calls whose code and data a step has driven out of the caches); the share of the time that it may take while the
 --- program does something else, where the save does not say another (`pace`), and the seconds that it may take at once
---- for that share; bytes that are copied at the call.
-M.pace = { block = 2 ^ 19, share = 0.01, most = 0.02, kept = 32 * 2 ^ 20 }
+--- for that share; bytes that are copied at the call, and before these, bytes that are written at once: half of what
+--- the writer has buffers for.
+M.pace = { block = 2 ^ 19, share = 0.01, most = 0.02, kept = 32 * 2 ^ 20, direct = 8 * 2 ^ 20 }
 local SLEEP = 100000 -- a round of peri_pause that sleeps
 local OUTCOME = 2048       -- bytes of the outcome that rank 0 sends
 
@@ -60,8 +61,13 @@ function AsyncSave:__tostring() return ("a save of '%s' that is under way (%s)")
 
 --- A copy of a piece that does not change with the rows of a table, in the host's memory.
 local function copy_of(p)
-  if p.rows then return changes.read(p.source, p.rows):to(nil, "cpu") end
-  local copy, at = Tensor.empty(p.each and { p.listed or p.size[1] } or p.size, p.dtype, "cpu"), 0
+  if p.list and not p.each then
+    local rows = p.list.rows(p, 0)
+    local copy = changes.read(pieces_of.source_of(p), rows):to(nil, "cpu")
+    rows:release()
+    return copy
+  end
+  local copy, at = Tensor.empty(p.each and { pieces_of.listed(p) or p.size[1] } or p.size, p.dtype, "cpu"), 0
   if p.each then
     p.each(function(block)
       copy:slice(1, at, at + block:numel()):copy(block)
@@ -69,8 +75,9 @@ local function copy_of(p)
     end)
     return copy
   end
-  local tensor = p.tensor or p.shard.tensor
+  local tensor = pieces_of.tensor_of(p)
   if tensor then copy:copy(tensor:detach()) else p.shard.read(0, copy) end
+  if p.rows then tensor:release() end
   return copy
 end
 
@@ -83,40 +90,49 @@ local function of_parts(moment, parts)
 end
 
 --- Take the state of this moment. What does not change with the rows of tables is copied; what of it goes beyond
---- M.pace.kept bytes is written now instead, so that the save needs no more memory than that. Collective only in that
---- all ranks do it between the same steps.
+--- M.pace.kept bytes is written now instead, so that the save needs no more memory than that; and so is what the
+--- writer has buffers for, M.pace.direct bytes: then 100,000 small tensors need no copies. Collective only in that all
+--- ranks do it between the same steps.
 function AsyncSave:_take()
-  local s, kept, now_, later, parts = self._s, 0, {}, {}, {}
+  local s, rest, others, now_, later, parts = self._s, 0, {}, {}, {}, {}
   check(C.peri_moment_new(moment_out))
   self._moment = wrap_moment(moment_out[0])
   for _, piece in ipairs(s.pieces) do
     local p = pieces_of.whole(piece)
     local tensor, source = p.tensor or p.shard and p.shard.tensor, p.shard and p.shard.source
     index_out[0] = -1
-    if tensor and not p.listed then -- some rows are few, and copied at once
+    if tensor and not p.list then -- some rows are few, and copied at once
       check(C.peri_moment_add(self._moment.ptr, Tensor.ptr(tensor), index_out))
-    elseif source and not p.listed then
+    elseif source and not p.list then
       local tbe, number, name = source()
       check(C.peri_moment_add_table(self._moment.ptr, tbe, number, name, C.peri_dtype_parse(p.dtype), index_out))
     end
-    piece.part, piece.count = tonumber(index_out[0]), p.listed or #p.size == 0 and 1 or p.size[1]
+    piece.part, piece.count = tonumber(index_out[0]), pieces_of.listed(p) or #p.size == 0 and 1 or p.size[1]
     if piece.part >= 0 then parts[piece.part + 1] = piece
-    elseif kept + p.bytes > M.pace.kept then now_[#now_ + 1] = piece
+    else others[#others + 1], rest = piece, rest + p.bytes end
+  end
+  local direct, sum, kept = math.max(M.pace.direct, rest - M.pace.kept), 0, 0
+  for _, piece in ipairs(others) do
+    sum = sum + piece.bytes
+    if sum <= direct or kept + piece.bytes > M.pace.kept then now_[#now_ + 1] = piece
     else
-      piece.copy, kept = P.lasting(copy_of, p), kept + p.bytes
+      piece.copy, kept = P.lasting(copy_of, pieces_of.whole(piece)), kept + piece.bytes
       later[#later + 1] = piece
     end
   end
-  s.pieces = {}
+  s.pieces, self._piece = {}, 1
   for _, list in ipairs { now_, later, of_parts(self._moment.ptr, parts) } do
     for _, p in ipairs(list) do s.pieces[#s.pieces + 1] = p end
   end
   self._writer = self._f.writer_of(s.folder, s.rank, s.pieces, s.a.file_bytes or 0)
-  for _, p in ipairs(now_) do self._f.put(self._writer.ptr, p) end
-  for i, p in ipairs(s.pieces) do -- of all else nothing is needed any more
-    s.pieces[i] = { part = p.part, copy = p.copy, count = p.count, bytes = p.bytes }
+  for i, p in ipairs(now_) do
+    self._f.put(self._writer.ptr, p)
+    s.pieces[i] = false
   end
-  self._piece = #now_ + 1
+  for i = 1, #s.pieces do -- of those that are put later nothing else is needed any more
+    local p = s.pieces[#now_ + i]
+    s.pieces[i] = p and { part = p.part, copy = p.copy, count = p.count, bytes = p.bytes }
+  end
 end
 
 -- -- copying ----------------------------------------------------------------------------------------------------------

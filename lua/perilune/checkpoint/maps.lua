@@ -135,7 +135,7 @@ end
 -- -- saving: what changed ---------------------------------------------------------------------------------------------
 
 --- Whether a piece (save.lua) is of a map's states: an increment has the rows of it that differ.
-function M.is_state(p) return p.of ~= nil and not p.source and compared[split(p.name)] ~= nil end
+function M.is_state(p) return p.of ~= nil and not p.marked and compared[split(p.name)] ~= nil end
 
 --- The numbers that a piece's map has now in the BLOCK of rows from `row` on, and how many.
 local function numbers_now(p, row)
@@ -175,10 +175,10 @@ local function missing(before, p)
   return list
 end
 
---- Leave the rows of a piece out that are as the open parent has them. Sets listed = how many are left; each(f), which
---- gives f the numbers of these rows, block by block; each_row(f), likewise the rows, counted in the whole tensor; and,
---- of ids, evicted = those that the parent's rows had and no row has now (nil: none). Which rows are left is kept as a
---- bit for each row; the map is read again when they are written.
+--- Leave the rows of a piece out that are as the open parent has them. Sets each(f), which gives f the numbers of the
+--- rows that are left, block by block; and returns what their list has: each(f), likewise the rows, counted in the
+--- whole tensor; of ids, evicted = those that the parent's rows had and no row has now (nil: none); and how many they
+--- are. Which rows are left is kept as a bit for each row; the map is read again when they are written.
 function M.leave_out(parent, p)
   local marks, before, free = Marks(p.size[1]), List(), free_of[split(p.name)]
   for row = 0, marks.n - 1, BLOCK do
@@ -195,7 +195,7 @@ function M.leave_out(parent, p)
       end
     end)
   end
-  p.bytes, p.listed = p.bytes / math.max(marks.n, 1) * marks.count, marks.count
+  p.bytes = p.bytes / math.max(marks.n, 1) * marks.count
   p.each = function(f)
     marks:each(function(row, marked, n)
       local block, now = Tensor.empty({ n }, "i64", "cpu"), numbers_now(p, row)
@@ -204,7 +204,7 @@ function M.leave_out(parent, p)
       f(block:to(p.dtype))
     end)
   end
-  p.each_row = function(f)
+  local function each_row(f)
     marks:each(function(row, marked, n)
       local block, first = Tensor.empty({ n }, "i64", "cpu"), p.offset[1] + row
       local numbers = numbers_in(block)
@@ -212,7 +212,7 @@ function M.leave_out(parent, p)
       f(block)
     end)
   end
-  p.evicted = missing(before, p)
+  return { each = each_row, evicted = missing(before, p) }, marks.count
 end
 
 -- -- loading: in the order of ids -------------------------------------------------------------------------------------

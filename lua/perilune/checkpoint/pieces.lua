@@ -5,6 +5,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local plan_json = require "perilune.plan.json"
 local values = require "perilune.checkpoint.values"
+local changes = require "perilune.embed.changes"
 local row_format = require "perilune.tensor.row_format"
 local parts_of = require "perilune.checkpoint.parts"
 local maps = require "perilune.checkpoint.maps"
@@ -19,16 +20,27 @@ function M.numbers_text(list) return table.concat(list, ",") end
 local function element_bytes(dtype) return tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) end
 
 --- A piece, as a save keeps it, which has one for each shard of 100,000 tables: { name =, bytes =, and what has its
---- elements: tensor =, or of = a ShardedTensor and k = which of its shards on this rank }; alone (true): no other rank
---- could write it, else replica = "equal" (all ranks have the same), "first" (that of the first rank counts) or nil. Of
---- an increment that has some rows of it only also listed = how many; of a table source = (embed/changes.lua), rows =
---- which, from row 0 of the piece on, first = the piece's first row; of a map of raw ids each, each_row, evicted
---- (maps.lua). M.whole adds the rest.
+--- elements: tensor =, or of = a ShardedTensor and k = which of its shards on this rank }; shared (true): another rank
+--- could write it, too, and replica = "equal" (all ranks have the same), "first" (that of the first rank counts) or
+--- nil. marked (true): its table marks the rows that change. Of an increment that has some rows of it only also list =
+--- a M.list, and of a map of raw ids each (maps.lua). M.whole adds the rest. Lua keeps four fields in 160 bytes and
+--- five to eight in 256, so a piece has no more fields than it needs.
 function M.piece(name, dtype, shape, m, p)
   p.name, p.dtype, p.shape, p.offset, p.size, p.columns = name, dtype, shape, m.shard_offsets, m.shard_sizes, m.columns
   p.bytes = p.bytes or element_bytes(dtype) * util.product(p.size) -- of an increment those of the rows that are there
   return p
 end
+
+--- The list of n rows of which an increment has pieces, which is a piece, too: { bytes =, and what has its elements: of
+--- a table from = such a piece and rows = function(piece, first) -> i64, counted from row `first` on; of a map of raw
+--- ids each(f), evicted = (maps.lua) }. Its name comes when it is known which pieces this rank writes.
+function M.list(n, p)
+  p.bytes = 8 * n
+  return p
+end
+
+--- How many rows of a piece are there; nil: all.
+function M.listed(p) return p.list and p.list.bytes / 8 end
 
 local function whole_metadata(shape)
   return { shard_offsets = util.map(shape, function() return 0 end), shard_sizes = shape }
@@ -40,6 +52,7 @@ local function shard_of(p) return p.of:_local_shard(p.k) end
 --- The tensor with the elements of a piece; nil: they are read block by block, see M.whole.
 function M.tensor_of(p)
   if p.tensor then return p.tensor end
+  if p.rows then return p.rows(p.from, M.whole(p.from).offset[1]) end
   return (p.shard or p.of and shard_of(p) or {}).tensor
 end
 
@@ -49,12 +62,19 @@ function M.whole(p)
   if p.size then return p end
   local x = util.copy(p)
   if p.tensor then M.piece(p.name, p.tensor:dtype(), p.tensor:shape(), whole_metadata(p.tensor:shape()), x)
-  else
+  elseif p.of then
     x.shard, x.device = shard_of(p), p.of._device
     M.piece(p.name, p.of:dtype(), p.of:size(), x.shard.metadata, x)
+  else
+    local size = { p.bytes / 8 }
+    M.piece(p.name, "i64", size, whole_metadata(size), x)
   end
   return x
 end
+
+--- Where the marks of a piece's changed rows are (embed/changes.lua); nil: its rows are not marked. It is asked for
+--- when it is needed, not kept.
+function M.source_of(p) return changes.source(p.tensor, p.shard or p.of and shard_of(p) or nil) end
 
 --- The place of a shard as a text.
 local function key_of(m)
@@ -89,11 +109,11 @@ local function add_shards(list, name, t, group)
   local size = element_bytes(t:dtype())
   for k, shard in ipairs(own) do
     local key = first and key_of(shard.metadata) or 1
-    local alone = together or not group
+    local shared = not together and group ~= nil
     if not done[key] and not (together and first and first[key].placement ~= here) then
-      list[#list + 1] = { name = name, of = t, k = k, bytes = size * util.product(shard.metadata.shard_sizes),
-        alone = alone or nil }
-      done[key] = alone
+      local p = { name = name, of = t, k = k, bytes = size * util.product(shard.metadata.shard_sizes) }
+      if shared then p.shared = true end
+      list[#list + 1], done[key] = p, not shared
     end
   end
   return true
@@ -106,7 +126,7 @@ local function add_pieces(list, name, t, checked, group)
     if add_shards(list, name, t, group) then return end
     t = t:gather()
   end
-  list[#list + 1] = { name = name, tensor = t, replica = checked and "equal" or "first", alone = not group or nil,
+  list[#list + 1] = { name = name, tensor = t, replica = checked and "equal" or "first", shared = group and true,
     bytes = t:numel() * element_bytes(t:dtype()) }
 end
 
@@ -192,7 +212,7 @@ end
 function M.announcements(pieces)
   local told = { bytes = 0 }
   for _, p in ipairs(pieces) do
-    if p.alone then told.bytes = told.bytes + p.bytes
+    if not p.shared then told.bytes = told.bytes + p.bytes
     else
       local x = M.whole(p)
       local place = key_of { shard_offsets = x.offset, shard_sizes = x.size, columns = x.columns }
@@ -220,8 +240,8 @@ end
 function M.to_write(pieces, mine)
   local list, told = {}, 0
   for _, p in ipairs(pieces) do
-    told = told + (p.alone and 0 or 1)
-    if p.alone or mine[told] then list[#list + 1] = p end
+    told = told + (p.shared and 1 or 0)
+    if not p.shared or mine[told] then list[#list + 1] = p end
   end
   return list
 end

@@ -46,7 +46,7 @@ local function announce(writer, p)
   t.name, t.dtype, t.ndim = p.name, C.peri_dtype_parse(p.dtype), #p.shape
   for d = 1, #p.shape do t.shape[d - 1], r.offset[d - 1], r.extent[d - 1] = p.shape[d], p.offset[d], p.size[d] end
   if p.columns then r.column, r.columns = p.columns[1], p.columns[2] end
-  if p.listed then r.rows, r.listed = p.list.name, p.listed end
+  if p.list then r.rows, r.listed = p.list.name, pieces_of.listed(p) end
   check(C.peri_checkpoint_writer_add(writer, t, r))
 end
 
@@ -65,44 +65,44 @@ end
 
 --- The rows of a table in an increment, block by block.
 local function put_listed(writer, p)
-  local step = math.max(1, math.floor(BLOCK_BYTES / math.max(1, p.bytes / math.max(1, p.listed))))
-  for i = 0, p.listed - 1, step do
-    local block = changes.read(p.source, p.rows:slice(1, i, math.min(i + step, p.listed)))
+  local n, source, rows = pieces_of.listed(p), pieces_of.source_of(p), p.list.rows(p, 0)
+  local step = math.max(1, math.floor(BLOCK_BYTES / math.max(1, p.bytes / math.max(1, n))))
+  for i = 0, n - 1, step do
+    local block = changes.read(source, rows:slice(1, i, math.min(i + step, n)))
     check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(block)))
     block:release()
   end
+  rows:release()
 end
 
 local function put(writer, p)
-  local tensor = not p.each and not p.rows and pieces_of.tensor_of(p)
-  if tensor then return check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(tensor))) end
+  local tensor = not p.each and not p.list and pieces_of.tensor_of(p)
+  if tensor then
+    check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(tensor)))
+    if p.rows then tensor:release() end
+    return
+  end
   p = pieces_of.whole(p)
   if p.each then
     p.each(function(block) check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(block))) end)
-  elseif p.rows then put_listed(writer, p)
+  elseif p.list then put_listed(writer, p)
   else put_rows(writer, p) end
 end
 
 --- The pieces, each list of rows in front of the first piece that has it: pieces of the same rows of a table share one.
 --- A list of evicted ids has the numbers of the list of rows of its piece.
-local function with_lists(rank, pieces, rows_of)
-  local all, lists, n = {}, {}, 0
-  local function list_of(kind, length, from)
-    local name = ("%%%s/%d/%d"):format(kind, rank, n)
-    all[#all + 1] = pieces_of.piece(name, "i64", { length }, { shard_offsets = { 0 }, shard_sizes = { length } },
-      from)
-    return all[#all]
-  end
+local function with_lists(rank, pieces)
+  local all, n = {}, 0
   for _, p in ipairs(pieces) do
-    if p.listed then
-      local key = p.source and ("%s %d %d"):format(changes.key(p.source), p.source.table, p.first) or p
-      if not lists[key] then
-        lists[key] = list_of("rows", p.listed, p.each and { each = p.each_row } or { tensor = rows_of(p.source,
-          p.first) })
-        if p.evicted then list_of("evicted", p.evicted:numel(), { tensor = p.evicted }) end
-        n = n + 1
+    local list = p.list
+    if list and not list.name then
+      list.name = ("%%rows/%d/%d"):format(rank, n)
+      all[#all + 1] = list
+      if list.evicted then
+        all[#all + 1] = { name = ("%%evicted/%d/%d"):format(rank, n), tensor = list.evicted,
+          bytes = 8 * list.evicted:numel() }
       end
-      p.list = lists[key]
+      n = n + 1
     end
     all[#all + 1] = p
   end
@@ -191,32 +191,37 @@ local function known_as(tracker, path)
   return tracker_of.has(tracker, own) and own or same ~= "" and tracker_of.has(tracker, same) and same or nil
 end
 
---- Leave the rows out that are as the parent has them. Pieces of the same rows of a table share one list of them, which
---- the function that is returned gives for a source: counted from row `first` on.
+--- Leave the rows out that are as the parent has them. Pieces of the same rows of a table share one list of them. Which
+--- rows these are is asked again when they are written: until then a list would have 8 bytes for each of them.
 local function leave_out(parent, tracker, pieces)
   local since, lists = known_as(tracker, parent.path), {}
-  local function rows_of(source, first)
-    local key = ("%s %d %d"):format(changes.key(source), source.table, first)
+  local function rows_of(p, first)
+    return P.lasting(tracker_of.rows, tracker, since, pieces_of.source_of(p), first)
+  end
+  --- The list of the rows of marked piece p, x as a whole; nil: all of them.
+  local function list_of(p, x)
+    local source = pieces_of.source_of(x)
+    local key = ("%s %d %d"):format(changes.key(source), source.table, x.offset[1])
     if lists[key] == nil then
-      lists[key] = P.lasting(tracker_of.rows, tracker, since, source, first) or false
+      local rows = rows_of(x, 0)
+      local n = rows and rows:numel() or x.size[1]
+      if rows then rows:release() end
+      lists[key] = n < x.size[1] and pieces_of.list(n, { from = p, rows = rows_of, name = false })
     end
-    return lists[key]
+    return lists[key] or nil
   end
   for i, p in ipairs(pieces) do
-    local x = (p.source or maps.is_state(p)) and pieces_of.whole(p)
+    local x = (p.marked or maps.is_state(p)) and pieces_of.whole(p)
     if x and fits_parent(parent, x) then
-      if not p.source then
-        maps.leave_out(parent, x)
-        pieces[i] = x
-      end
-      local rows = p.source and rows_of(p.source, 0)
-      local listed = rows and rows:numel()
-      if rows and listed < x.size[1] then
-        p.rows, p.listed, p.bytes, p.first = rows, listed, p.bytes / x.size[1] * listed, x.offset[1]
+      if p.marked then
+        p.list = list_of(p, x)
+        if p.list then p.bytes = p.bytes / x.size[1] * pieces_of.listed(p) end
+      else
+        local list, n = maps.leave_out(parent, x)
+        x.list, pieces[i] = pieces_of.list(n, list), x
       end
     end
   end
-  return rows_of
 end
 
 --- The first model among the parts, whose tracker counts for all; nil: there is none.
@@ -238,12 +243,14 @@ local function tracker_for(func, parts, a, parent)
   return tracker
 end
 
---- Find the sources of the pieces, whose table batches mark their rows.
+--- Sources of the pieces, one of each table batch: these mark their rows.
 local function sources_of(pieces)
-  local list = {}
+  local list, seen = {}, {}
   for _, p in ipairs(pieces) do
-    p.source = changes.source(p.tensor, pieces_of.whole(p).shard)
-    list[#list + 1] = p.source
+    local source = pieces_of.source_of(p)
+    local key = source and changes.key(source)
+    p.marked = key and true
+    if key and not seen[key] then list[#list + 1], seen[key] = source, true end
   end
   return list
 end
@@ -288,7 +295,7 @@ end
 --- The first half of a save: what is to be written, and where. Collective.
 local function begin(s, given)
   local group, func, a = s.group, s.func, s.a
-  local trees, own, extra, models, rows, told, orders, rows_of, given_values
+  local trees, own, extra, models, rows, told, orders, given_values
   together(group, func, function()
     local parts, any = parts_of.list(func, given), false
     given_values = values.encode(a.values, func)
@@ -297,7 +304,7 @@ local function begin(s, given)
     s.parent = a.increment_of and open_parent(func, s.path, a, not any) -- maps are compared with all of it
     s.tracker = tracker_for(func, parts, a, s.parent)
     s.point = s.tracker and tracker_of.begin(s.tracker, sources_of(s.pieces))
-    rows_of = s.parent and leave_out(s.parent, s.tracker, s.pieces)
+    if s.parent then leave_out(s.parent, s.tracker, s.pieces) end
     told = pieces_of.announcements(s.pieces)
   end)
   if s.parent then parts_of.one_digest(group, func, a.increment_of, s.parent:digest()) end
@@ -317,7 +324,7 @@ local function begin(s, given)
       ranks = ("%d"):format(group and group:size() or 1),
       random = values.encode(util.map(all, function(of) return of[4] end), func, "random") }
   end)
-  s.pieces = with_lists(s.rank, pieces_of.to_write(s.pieces, parts_of.from_first(group, func, orders)), rows_of)
+  s.pieces = with_lists(s.rank, pieces_of.to_write(s.pieces, parts_of.from_first(group, func, orders)))
   together(group, func, function()
     if s.rank ~= 0 then return end
     check(C.peri_checkpoint_may_publish(s.path, facts_of(s), a.replace))
@@ -361,7 +368,7 @@ function M.mark(parts, digest, as_is)
   local tracker, pieces = tracker_of.tracker_of(model, true), pieces_of.collect("checkpoint.load", parts, 0)
   local point = tracker_of.begin(tracker, sources_of(pieces))
   for _, p in ipairs(pieces) do
-    if p.source and not as_is[p.name] then tracker_of.forget(point, p.source) end
+    if p.marked and not as_is[p.name] then tracker_of.forget(point, pieces_of.source_of(p)) end
   end
   tracker_of.settle(tracker, point, digest)
 end

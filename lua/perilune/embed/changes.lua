@@ -13,6 +13,16 @@ local _, _, _, wrap_marks = P.handle("peri_row_marks", {}, nil, "marks of change
 local marks_out, tensor_out = ffi.new "peri_row_marks *[1]", Tensor.out
 local tbe_out, table_out, name_out = ffi.new "peri_tbe *[1]", ffi.new "int64_t[1]", ffi.new "const char *[1]"
 
+--- The table batches of sources, each once while somebody has it: a model of 100,000 tables has few.
+local batches = setmetatable({}, { __mode = "v" })
+
+--- A handle of a table batch, of which the caller gives a reference away.
+local function lasting(batch)
+  local key = tostring(ffi.cast("uintptr_t", batch))
+  if batches[key] then C.peri_tbe_release(batch) else batches[key] = tbes._lasting(batch) end
+  return batches[key]
+end
+
 --- The source of a tensor, or (nil) of a shard of a ShardedTensor; nil: no rows of table batches, or a state without
 --- rows. It keeps the table batch.
 function M.source(tensor, shard)
@@ -20,14 +30,14 @@ function M.source(tensor, shard)
   if tensor then
     check(C.peri_tbe_of_view(Tensor.ptr(tensor), tbe_out, table_out, name_out))
     if tbe_out[0] == nil then return nil end
-    return { batch = tbes._lasting(tbe_out[0]), table = tonumber(table_out[0]), name = ffi.string(name_out[0]) }
+    return { batch = lasting(tbe_out[0]), table = tonumber(table_out[0]), name = ffi.string(name_out[0]) }
   end
   if not shard.source then return nil end
   local batch, number, name = shard.source()
   local geometry = tbes._geometry_of(batch, name)
   if geometry ~= "full" and geometry ~= "row" then return nil end
   C.peri_tbe_retain(batch)
-  return { batch = tbes._lasting(batch), table = tonumber(number), name = name }
+  return { batch = lasting(batch), table = tonumber(number), name = name }
 end
 
 local function batch_of(source) return tbes._pointer(source.batch) end
