@@ -9,6 +9,7 @@
 #include "../tensor/jagged_internal.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /* -- checks -------------------------------------------------------------------------------------------------------- */
 
@@ -125,6 +126,27 @@ static peri_status check_rows(const char *f, const peri_sharded_config *c, const
     return PERI_OK;
 }
 
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/** No two tables have one name. There may be 100,000 of them, so their names are sorted. */
+static peri_status check_names(const char *f, const peri_sharded_config *c)
+{
+    PERI__SCRATCH const char **names = peri__alloc(sizeof *names * (size_t)c->n_tables);
+    if (!names) return PERI_ENOMEM;
+    for (int32_t t = 0; t < c->n_tables; t++) {
+        names[t] = c->tables[t].name;
+        if (!names[t] || !*names[t]) return peri__fail(PERI_EINVAL, "%s: table %d has no name", f, t);
+    }
+    qsort(names, (size_t)c->n_tables, sizeof *names, by_text);
+    for (int32_t t = 1; t < c->n_tables; t++)
+        if (!strcmp(names[t - 1], names[t]))
+            return peri__fail(PERI_EINVAL, "%s: two tables are called '%s'", f, names[t]);
+    return PERI_OK;
+}
+
 static peri_status check_config(const peri_sharded_config *c)
 {
     static const char *const f = "peri_sharded_new";
@@ -143,12 +165,9 @@ static peri_status check_config(const peri_sharded_config *c)
     if (c->n_tables < 1 || c->n_features < 1)
         return peri__fail(PERI_EINVAL, "%s: %d tables and %d features, allowed: 1 or more", f, c->n_tables,
                           c->n_features);
+    PERI_TRY(check_names(f, c));
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *table = &c->tables[t];
-        if (!table->name || !*table->name) return peri__fail(PERI_EINVAL, "%s: table %d has no name", f, t);
-        for (int32_t i = 0; i < t; i++)
-            if (!strcmp(c->tables[i].name, table->name))
-                return peri__fail(PERI_EINVAL, "%s: two tables are called '%s'", f, table->name);
         if (table->n_features < 1) return peri__fail(PERI_EINVAL, "%s: table '%s' has no features", f, table->name);
         for (int32_t i = 0; i < table->n_features; i++)
             if (table->features[i] < 0 || table->features[i] >= c->n_features)
