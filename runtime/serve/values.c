@@ -108,19 +108,23 @@ bool peri__serve_add_id(peri__serve_reader *r, int32_t f, uint64_t id, bool nega
     return true;
 }
 
+/** Whether @c, which stands next, begins a number; -Infinity is none. */
+static bool begins_number(const peri__json *j, char c)
+{
+    return (c >= '0' && c <= '9') || (c == '-' && !(j->end - j->at > 1 && j->at[1] == 'I'));
+}
+
 bool peri__serve_refuse_kind(peri__serve_reader *r, int32_t f, const char *wanted)
 {
     const char *at;
     int64_t bytes;
     char c = peri__json_next(r->j);
-    if (c == 'N' || c == 'I')
+    if (c == 'N' || c == 'I' || (c == '-' && !begins_number(r->j, c)))
         return BLAME(r, f, PERI__SERVE_NAN, "%s is wanted, and NaN and Infinity are none", wanted);
     if (!peri__json_skip(r->j, &at, &bytes)) return false;
     return BLAME(r, f, PERI__SERVE_KIND, "%.*s%s, wanted: %s", (int)peri__min(bytes, 40), at, bytes > 40 ? "..." : "",
                  wanted);
 }
-
-static bool begins_number(char c) { return c == '-' || (c >= '0' && c <= '9'); }
 
 bool peri__serve_number(peri__serve_reader *r, int32_t f)
 {
@@ -128,9 +132,7 @@ bool peri__serve_number(peri__serve_reader *r, int32_t f)
     char *end;
     int64_t bytes;
     char c = peri__json_next(r->j);
-    if (c == '-' && r->j->at + 1 < r->j->end && r->j->at[1] == 'I')
-        return BLAME(r, f, PERI__SERVE_NAN, "%s is no number", "-Infinity");
-    if (!begins_number(c)) return peri__serve_refuse_kind(r, f, "a number");
+    if (!begins_number(r->j, c)) return peri__serve_refuse_kind(r, f, "a number");
     if (!peri__json_skip(r->j, &at, &bytes)) return false;
     float x = strtof(at, &end); /* rounded once, to f32; the program never leaves the locale "C" */
     if (end != at + bytes) return peri__json_fail(r->j, "a number is wanted");
@@ -143,7 +145,7 @@ bool peri__serve_id(peri__serve_reader *r, int32_t f)
     const char *at;
     int64_t bytes;
     char c = peri__json_next(r->j);
-    if (c != '"' && !begins_number(c)) return peri__serve_refuse_kind(r, f, "an id");
+    if (c != '"' && !begins_number(r->j, c)) return peri__serve_refuse_kind(r, f, "an id");
     if (!peri__json_skip(r->j, &at, &bytes)) return false;
     return peri__serve_add_text(r, f, at + (c == '"'), at + bytes - (c == '"'));
 }
@@ -220,7 +222,7 @@ bool peri__serve_sample(peri__serve_reader *r, int32_t f, int64_t length)
     }
     if (c == '[') return list(r, f, length);
     if (in->kind == PERI__SERVE_WEIGHTS) return peri__serve_number(r, f) && peri__serve_end(r, f);
-    if (c != '"' && !begins_number(c)) return peri__serve_refuse_kind(r, f, "an id or a list of ids");
+    if (c != '"' && !begins_number(r->j, c)) return peri__serve_refuse_kind(r, f, "an id or a list of ids");
     return peri__serve_id(r, f) && peri__serve_end(r, f);
 }
 
