@@ -1,9 +1,9 @@
 -- models.lua: models drawn at random, exported: tables of all dtypes and poolings, of several features, and features of
 -- several tables; weighted, as parameters or fused, in files, quantised, with maps of raw ids, pooled or as sequences;
 -- alone, or over ranks under a drawn plan (replicas and files among it); and layers of all kinds behind them. The law:
--- the file answers with the bits of the model in evaluation, for batches and for samples alone; where tables are f16 or
--- bf16 in the file, it answers as a model whose rows were rounded before; and, of a third of the models, a file that
--- follows three steps of training has the bits of a file that is exported then.
+-- the file answers with the bits of the model in evaluation, for batches, and for samples alone or among any others;
+-- where tables are f16 or bf16 in the file, it answers as a model whose rows were rounded before; and, of a third of
+-- the models, a file that follows three steps of training has the bits of a file that is exported then.
 --
 --   luajit tests/fuzz/models.lua [MODELS [SEED]]   as `make test` runs it; a failure says how to repeat it
 --   luajit tests/fuzz/models.lua SECONDSs [SEED]   as `make fuzz` runs it
@@ -431,6 +431,33 @@ local function check_rounded(m, answers)
   assert(bits(peri.export.open(m.path):predict(m.held[2])) == bits(answers), "a rounded table has other bits")
 end
 
+--- Some samples of a batch (numbers from 0 on, in any order) as a batch; loud: which of them have huge dense numbers.
+local function chosen(m, batch, samples, loud)
+  local mine, dense = {}, {}
+  for i, sample in ipairs(m.dense and samples or {}) do
+    local row = batch.dense:slice(1, sample, sample + 1)
+    dense[i] = loud[i] and row * 3e38 or row
+  end
+  mine.dense = m.dense and F.cat(dense, 1) or nil
+  for _, c in ipairs(m.collections) do
+    local kjt, values, lengths, weights = batch[c.name], {}, {}, {}
+    for _, key in ipairs(kjt:keys()) do
+      local jt = kjt:get(key)
+      local offsets, ids, w = jt:offset_list(), jt:values():to_list(), c.weighted and jt:weights():to_list()
+      for _, sample in ipairs(samples) do
+        lengths[#lengths + 1] = offsets[sample + 2] - offsets[sample + 1]
+        for k = offsets[sample + 1] + 1, offsets[sample + 2] do
+          values[#values + 1] = ids[k]
+          weights[#weights + 1] = w and w[k] or nil
+        end
+      end
+    end
+    mine[c.name] = peri.KeyedJaggedTensor { keys = kjt:keys(), values = peri.tensor(values, "i64"),
+      lengths = lengths, stride = #samples, weights = c.weighted and peri.tensor(weights) or nil }
+  end
+  return mine
+end
+
 --- Check the file that it was written into.
 local function check_file(m)
   local path, held = m.path, m.held
@@ -445,28 +472,18 @@ local function check_file(m)
   end
   local file = peri.export.open(path, { verify = true })
   local all = file:predict(held[2])
-  -- A sample alone, by the file: its own numbers.
-  local alone = generator(m.seed + 2)
-  local one = alone(140)
-  local mine = { dense = m.dense and held[2].dense:slice(1, one, one + 1):contiguous() or nil }
-  for _, c in ipairs(m.collections) do
-    local kjt, values, lengths, weights = held[2][c.name], {}, {}, {}
-    for _, key in ipairs(kjt:keys()) do
-      local jt = kjt:get(key)
-      local offsets, ids, w = jt:offset_list(), jt:values():to_list(), c.weighted and jt:weights():to_list()
-      lengths[#lengths + 1] = offsets[one + 2] - offsets[one + 1]
-      for k = offsets[one + 1] + 1, offsets[one + 2] do
-        values[#values + 1] = ids[k]
-        weights[#weights + 1] = w and w[k] or nil
+  -- A sample's own numbers, alone and among others, of which some are as large as an f32 may be.
+  local draw = generator(m.seed + 2)
+  for _, n in ipairs { 1, 2 + draw(3), 5 + draw(30) } do
+    local list, loud, at = {}, {}, draw(n) + 1
+    for i = 1, n do list[i], loud[i] = draw(140), i ~= at and draw(3) == 0 end
+    local answer = file:predict(chosen(m, held[2], list, loud))
+    for name, t in peri.util.ordered(all) do
+      for i, sample in ipairs(list) do
+        assert(loud[i] or bits { t = t:slice(1, sample, sample + 1) } == bits { t = answer[name]:slice(1, i - 1, i) },
+          ("a sample has other bits in a batch of %d: %s"):format(n, name))
       end
     end
-    mine[c.name] = peri.KeyedJaggedTensor { keys = kjt:keys(), values = peri.tensor(values, "i64"),
-      lengths = lengths, stride = 1, weights = c.weighted and peri.tensor(weights) or nil }
-  end
-  local answer = file:predict(mine)
-  for name, t in peri.util.ordered(all) do
-    assert(bits { t = t:slice(1, one, one + 1):contiguous() } == bits { t = answer[name] },
-      "a sample alone has other bits: " .. name)
   end
   check_rounded(m, all)
 end
