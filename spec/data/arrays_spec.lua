@@ -120,6 +120,10 @@ describe("data.npy", function()
     local at = assert(packed:find("X_cat.npy", 1, true)) + 40
     fails({ files = { write("damaged.npz", packed:sub(1, at - 1) .. "\255\255\255\255" .. packed:sub(at + 4)) } },
       "damaged.npz: X_cat: its packed bytes are damaged, or cut short")
+    at = assert(npz:find("X_cat.npy", 1, true)) + 300 -- one bit of an id of a member that is not packed
+    local bit = string.char((npz:byte(at) + 1) % 256)
+    fails({ files = { write("bit.npz", npz:sub(1, at - 1) .. bit .. npz:sub(at + 1)) } },
+      "bit.npz: X_cat: its bytes are damaged: their checksum is %x+, and the directory says %x+")
     local dense = read(golden .. "dense.npy")
     local function other(path)
       return { files = { { dense = path, labels = golden .. "labels.npy", sparse = golden .. "sparse.npy" } } }
