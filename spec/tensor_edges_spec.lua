@@ -35,6 +35,51 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.is_true(softmax[1] ~= softmax[1])
     end)
 
+    it("results that are no views have memory of their own, also where there is nothing to do", function()
+      local T = peri.Tensor
+      local same = { -- of a tensor [1, 1]
+        sum = { 1 }, mean = { 1 }, amax = { 1 }, prod = { 1 }, cumsum = { 1 }, norm = { 1, 1 }, logsumexp = { 1 },
+        roll = { 1, 1 }, flip = { 1 }, tile = { { 1 } }, repeat_interleave = { 1, 1 }, diff = { 0, 1 }, trace = {},
+        pad = { { 0, 0 } }, triu = {}, sort = { 1 }, clamp = { -9, 9 }, masked_fill = { "none", 0 }, relu = {},
+        affine = { 1, 0 }, pow = { 1 }, nan_to_num = {}, round = {}, clone = {}, cummax = { 1 }, median = { 1 },
+      }
+      for name, arguments in peri.util.ordered(same) do
+        for _, dtype in ipairs { "f32", "f64", "i64" } do
+          local whole = dtype == "i64" and (name == "mean" or name == "norm" or name == "logsumexp")
+          for _, a in ipairs(whole and {} or { arguments, { nil } }) do
+            local x = T.full({ 1, 1 }, 2, dtype, device)
+            local rest = {}
+            for i, v in ipairs(a) do rest[i] = v == "none" and x:ne(x) or v end
+            local ok, y = pcall(F[name], x, unpack(rest))
+            assert.is_true(ok or a ~= arguments, name .. ": " .. tostring(y))
+            local before = ok and y:to("f64"):reshape(-1):to_list()[1]
+            x:fill(7)
+            if ok then assert.equal(before, y:to("f64"):reshape(-1):to_list()[1], name .. " of " .. dtype) end
+          end
+        end
+      end
+      local w = tensor { 2 }:requires_grad()
+      local y = F.mean(w, 1)
+      peri.no_grad(function() y:fill(0) end)
+      assert.equal(2, w:item())
+    end)
+
+    it("functions that are flat have the gradient 0, whatever the one of their result is", function()
+      for name, exponent in peri.util.ordered { floor = 1, ceil = 1, round = 1, trunc = 1, sign = 1, pow = 0 } do
+        for _, dtype in ipairs { "f32", "f64", "f16" } do
+          for _, up in ipairs { 1, math.huge, 0 / 0 } do
+            local x = tensor { -1.5, 0, 2.5 }:requires_grad()
+            local y = name == "pow" and F.pow(x:to(dtype), exponent) or F[name](x:to(dtype))
+            y:backward(peri.full({ 3 }, up, dtype, device))
+            assert.same({ 0, 0, 0 }, x:grad():to_list(), name .. " of " .. dtype)
+          end
+        end
+      end
+      local x = tensor { 0.25 }:requires_grad() -- the root of 0 has an infinite gradient
+      F.sqrt(F.round(x)):sum():backward()
+      assert.same({ 0 }, x:grad():to_list())
+    end)
+
     it("a bound of clamp that is NaN makes all NaN, and what is below has no gradient", function()
       local nan = 0 / 0
       for _, dtype in ipairs { "f32", "f64", "f16", "bf16" } do

@@ -10,6 +10,13 @@
 
 /* -- functions of one number --------------------------------------------------------------------------------------- */
 
+/** Whether the function has the derivative 0 wherever it has one. Its gradient is 0 then, also where the gradient of
+ *  its result is infinite or NaN, as in PyTorch. */
+static bool is_flat(int32_t op, double a)
+{
+    return (op >= PERI_UNARY_FLOOR && op <= PERI_UNARY_SIGN) || (op == PERI_UNARY_POW && a == 0);
+}
+
 static bool reads_saved(int32_t op) { return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE; }
 
 enum { KEPT_OP };
@@ -21,6 +28,11 @@ static peri_status unary_backward(peri__node *node, peri_tensor *const *grad_out
     peri_tensor *dy = NULL, *saved = NULL, *dx = NULL;
     bool own = peri__exclusive(grad_out[0]);
     peri_status status;
+    if (is_flat(op, node->number[0])) {
+        PERI_TRY(peri__tensor_like(grad_out[0], grad_out[0]->ndim, grad_out[0]->shape, &dx));
+        status = peri_tensor_fill(dx, 0);
+        goto out;
+    }
     PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &dy), out);
     if (reads_saved(op)) PERI_TRY_GOTO(peri__contiguous_of(node->saved[0], &saved), out);
     if (own) peri_tensor_retain(dx = dy);
@@ -57,7 +69,7 @@ static peri_status unary_wide(const char *function, int32_t op, peri_tensor *x, 
         node->number[0] = a;
         node->number[1] = b;
         if (op <= PERI_UNARY_FROM_OUTPUT) status = peri__node_save_output(node, 0, y);
-        else if (reads_saved(op)) peri__node_save(node, 0, x);
+        else if (reads_saved(op) && !is_flat(op, a)) peri__node_save(node, 0, x);
     }
     if (status < 0) peri_tensor_release(y);
     else *out = y;

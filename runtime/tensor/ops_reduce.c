@@ -52,6 +52,20 @@ peri_status peri__mask_of(const char *function, const peri_tensor *x, const int3
     return PERI_OK;
 }
 
+/** Give *y (owned) memory of its own where it still lies in @x's, as the sum over dimensions of size 1 does: a change
+ *  of one of them in place must not change the other. */
+static peri_status set_apart(const peri_tensor *x, peri_tensor **y)
+{
+    if (peri__numel(x) == 0 || peri__data(*y) != peri__data(x)) return PERI_OK;
+    PERI__HELD peri_tensor *view = *y;
+    *y = NULL;
+    PERI__HELD peri_tensor *copy = NULL;
+    PERI_TRY(peri__tensor_like(view, view->ndim, view->shape, &copy));
+    PERI_TRY(peri_tensor_copy(copy, view));
+    *y = peri__give(&copy);
+    return PERI_OK;
+}
+
 static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim,
                             bool mean, peri_tensor **out)
 {
@@ -71,7 +85,8 @@ static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t 
     peri_tensor *y;
     peri__node *node;
     PERI_TRY(peri__reduce(x, mask, scale, &y));
-    peri_status status = peri__shaped(&y, ndim, shape);
+    peri_status status = set_apart(x, &y);
+    if (status >= 0) status = peri__shaped(&y, ndim, shape);
     if (status >= 0) status = peri__attach(&sum_vtab, &x, 1, &y, 1, &node);
     if (status < 0) {
         peri_tensor_release(y);
@@ -296,6 +311,13 @@ static peri_status restored(peri_tensor *result, int32_t back, peri_tensor **out
     return status;
 }
 
+/** The dtype that a result which was computed in f32 of 16-bit @x is cast back to; -1: none, as in a region of
+ *  autocast, where products and running sums stay f32 as sums do. */
+static int32_t dtype_back(const peri_tensor *x)
+{
+    return peri__is_16(x->dtype) && peri__autocast(peri__device(x)) < 0 ? x->dtype : -1;
+}
+
 static peri_status extreme_of(const char *function, peri_tensor *x, int32_t dim, bool keepdim, bool least,
                               peri_tensor **values, peri_tensor **indices)
 {
@@ -498,7 +520,7 @@ static peri_status products_of(const char *function, peri_tensor *x, int32_t dim
         if (i != d || running || keepdim) shape[ndim++] = i == d && !running ? 1 : wide->shape[i];
     if (status >= 0) status = products(wide, d, running, ndim, shape, &y);
     peri_tensor_release(wide);
-    return status < 0 ? status : restored(y, peri__is_16(x->dtype) ? x->dtype : -1, out);
+    return status < 0 ? status : restored(y, dtype_back(x), out);
 }
 
 peri_status peri_op_prod(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **out)
@@ -561,7 +583,7 @@ peri_status peri_op_running_sum(peri_tensor *x, int32_t dim, peri_tensor **out)
         else if (node) node->kept[KEPT_DIM] = d;
     }
     peri_tensor_release(wide);
-    return status < 0 ? status : restored(y, peri__is_16(x->dtype) ? x->dtype : -1, out);
+    return status < 0 ? status : restored(y, dtype_back(x), out);
 }
 
 /* -- sums of integers ---------------------------------------------------------------------------------------------- */

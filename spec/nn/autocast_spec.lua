@@ -55,6 +55,8 @@ for _, device in ipairs(require "spec.support.devices") do
           exp = function() return h:exp() end, log = function() return hp:log() end,
           pow = function() return hp:pow(1.5) end, square = function() return h:square() end,
           reciprocal = function() return hp:reciprocal() end, softplus = function() return h:softplus() end,
+          prod = function() return h:prod(2) end, cumsum = function() return h:cumsum(2) end,
+          cumprod = function() return h:cumprod(2) end, norm = function() return h:norm() end,
           sum = function() return h:sum() end, softmax = function() return h:softmax(2) end,
           log_softmax = function() return h:log_softmax(2) end,
           layer_norm = function() return F.layer_norm(h, 1, b, b) end,

@@ -29,7 +29,11 @@ function F.roll(t, shifts, dim)
   if not dim and type(shifts) == "table" then
     P.fail(("roll: a list of %d shifts without the dimensions, wanted one shift, or as many of both"):format(#shifts))
   end
-  if not dim then return roll_one(t:reshape(-1), shifts, 1):reshape(t:shape()) end
+  if not dim then
+    local line = t:reshape(-1)
+    local moved = roll_one(line, shifts, 1)
+    return (moved == line and F.clone(t) or moved:reshape(t:shape()))
+  end
   dim, shifts = listed(dim), listed(shifts)
   if #shifts ~= #dim then
     P.fail(("roll: %d shifts of %d dimensions, wanted as many"):format(#shifts, #dim))
@@ -85,7 +89,7 @@ function F.tile(t, times)
     sizes[i], each[i] = own[i - n + #own] or 1, times[i - n + #times] or 1
     changes = changes or each[i] ~= 1
   end
-  if n == #own and not changes then return (F.clone(t)) end
+  if not changes then return (F.clone(n == #own and t or t:reshape(sizes))) end
   return (tiled(t, sizes, each, n))
 end
 
@@ -94,7 +98,7 @@ end
 function F.repeat_interleave(t, times, dim)
   if not dim then t, dim = t:reshape(-1), 1 end
   local d = counted(t, dim)
-  if type(times) == "number" then return repeated(t, d, times, true) end
+  if type(times) == "number" then return times == 1 and (F.clone(t)) or repeated(t, d, times, true) end
   if times:dim() ~= 1 or times:size(1) ~= t:size(d) then
     P.fail(("repeat_interleave: times are %s, wanted one number for each of %d elements"):format(Tensor._text(times),
       t:size(d)))

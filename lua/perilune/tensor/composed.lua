@@ -320,6 +320,7 @@ end
 --- Each element minus the one before it along dim (-1), n (1) times over; of bool whether they differ.
 function F.diff(t, n, dim)
   dim = dim or -1
+  if n == 0 then return (F.clone(t)) end
   local apart = t:dtype() == "bool" and F.ne or F.sub
   for _ = 1, math.min(tonumber(n or 1), t:size(dim)) do -- then none are left
     local size = t:size(dim)
