@@ -152,7 +152,9 @@ describe("the reference", function()
         if default == nil then wrong[#wrong + 1] = ("%s: there is no argument '%s'"):format(entry.name, f.name)
         elseif util.is_required(default) and f.optional then wrong[#wrong + 1] =
           ("%s: '%s' must be given"):format(entry.name, f.name)
-        elseif type(default) == "number" or type(default) == "boolean" or type(default) == "string" then
+        end
+        default = util.default_of(default)
+        if type(default) == "number" or type(default) == "boolean" or type(default) == "string" then
           local words = type(default) == "string" and default or tostring(default)
           if not text or text:gsub("[`\"]", "") ~= words and tonumber(text:match "[%d%.e%-]+") ~= default then
             wrong[#wrong + 1] = ("%s: the default of '%s' is %s, not %s"):format(entry.name, f.name, words,

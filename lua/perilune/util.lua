@@ -43,6 +43,41 @@ function M.any(default) return mark { default = default } end
 --- In a spec: a seed, which is a whole number of 64 bits, and its default.
 function M.seed(default) return mark { type = "seed", default = default } end
 
+--- In a spec: a number in a range and its default; util.required in the default's place: it must be given; nil: it may
+--- be left out. `text` says what is allowed.
+local function ranged(default, text, is)
+  local needed = default == M.required
+  return mark { needed = needed, type = "number", default = not needed and default or nil, text = text, is = is }
+end
+
+local function is_finite(x) return x > -math.huge and x < math.huge end -- NaN is not
+
+--- In a spec: a finite number; one above `low`; one from `low` on, up to `high` (nil: any); one from `low` to below
+--- `high`; a whole number. Each with its default, as in ranged.
+function M.finite(default) return ranged(default, "finite numbers", is_finite) end
+function M.over(default, low)
+  return ranged(default, ("finite numbers above %g"):format(low), function(x) return x > low and is_finite(x) end)
+end
+function M.from(default, low, high)
+  return ranged(default, high and ("numbers %g..%g"):format(low, high) or ("finite numbers >= %g"):format(low),
+    function(x) return x >= low and x <= (high or x) and is_finite(x) end)
+end
+function M.below(default, low, high)
+  return ranged(default, ("numbers from %g to below %g"):format(low, high),
+    function(x) return x >= low and x < high end)
+end
+function M.whole(default, low)
+  return ranged(default, low and ("whole numbers %d.."):format(low) or "whole numbers",
+    function(x) return x == math.floor(x) and x >= (low or x) and x <= 2 ^ 53 and x >= -2 ^ 53 end)
+end
+
+--- The default that a spec has for an argument, or nil.
+function M.default_of(default)
+  local m = marks[default]
+  if m then return m.default end
+  return default
+end
+
 --- True where a spec says that the argument must be given.
 function M.is_required(default) return marks[default] ~= nil and marks[default].needed == true end
 
@@ -113,6 +148,9 @@ function M.named(func, args, spec)
     local value, m = args[name], marks[default]
     if value ~= nil then
       value = check_type(func, name, value, m and m.type or not m and of_default[type(default)] or nil)
+      if m and m.is and not m.is(value) then
+        fail(("%s: %s is %s, allowed: %s"):format(func, name, kind(value), m.text))
+      end
     elseif m then
       if m.needed then fail(("%s: argument '%s' is missing"):format(func, name)) end
       value = m.default

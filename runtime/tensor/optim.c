@@ -7,6 +7,7 @@
 #include "../../kernels/optim.h"
 #include "../base/floats.h"
 
+#include <float.h>
 #include <math.h>
 #include <perilune/optim.h>
 #include <xxhash.h>
@@ -50,13 +51,13 @@ static const number numbers[] = {
     {"lr", offsetof(peri_optim_config, lr), 0, INFINITY},
     {"weight_decay", offsetof(peri_optim_config, weight_decay), 0, INFINITY},
     {"momentum", offsetof(peri_optim_config, momentum), 0, INFINITY},
-    {"dampening", offsetof(peri_optim_config, dampening), -INFINITY, INFINITY},
+    {"dampening", offsetof(peri_optim_config, dampening), -DBL_MAX, INFINITY},
     {"lr_decay", offsetof(peri_optim_config, lr_decay), 0, INFINITY},
     {"initial_accumulator_value", offsetof(peri_optim_config, initial_accumulator_value), 0, INFINITY},
     {"eps", offsetof(peri_optim_config, eps), 0, INFINITY},
     {"beta1", offsetof(peri_optim_config, beta1), 0, 1},
     {"beta2", offsetof(peri_optim_config, beta2), 0, 1},
-    {"alpha", offsetof(peri_optim_config, alpha), 0, INFINITY},
+    {"alpha", offsetof(peri_optim_config, alpha), 0, 1},
 };
 enum { NUMBERS = sizeof numbers / sizeof *numbers };
 

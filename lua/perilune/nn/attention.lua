@@ -20,12 +20,12 @@ local MultiheadAttention = Module:extend "MultiheadAttention"
 M.MultiheadAttention = MultiheadAttention
 function MultiheadAttention:init(args)
   local a = util.named("MultiheadAttention", args, { embed_dim = util.required.number, num_heads = util.required.number,
-    dropout = 0, bias = true, batch_first = false, dtype = "f32", device = util.optional })
+    dropout = util.below(0, 0, 1), bias = true, batch_first = false, dtype = "f32", device = util.optional })
   local name, e = "MultiheadAttention", a.embed_dim
   util.integer(name, "embed_dim", e, 1)
   util.integer(name, "num_heads", a.num_heads, 1)
   if e % a.num_heads ~= 0 then
-    P.fail(("%s: embed_dim %d in %d heads, wanted a multiple"):format(name, e, a.num_heads))
+    P.fail(("%s: embed_dim %d in %d heads, wanted a multiple of num_heads"):format(name, e, a.num_heads))
   end
   self.embed_dim, self.num_heads, self.batch_first = e, a.num_heads, a.batch_first
   self.in_proj_weight = parameter.zeros({ 3 * e, e }, a.dtype, a.device)
@@ -94,8 +94,8 @@ local Recurrent = Module:extend "Recurrent"
 function Recurrent:_make(gates, args)
   local name = self.class_name
   local a = util.named(name, args, { input_size = util.required.number, hidden_size = util.required.number,
-    num_layers = 1, bias = true, batch_first = false, dropout = 0, bidirectional = false, dtype = "f32",
-    device = util.optional })
+    num_layers = 1, bias = true, batch_first = false, dropout = util.below(0, 0, 1), bidirectional = false,
+    dtype = "f32", device = util.optional })
   self.input_size = util.integer(name, "input_size", a.input_size, 1)
   self.hidden_size = util.integer(name, "hidden_size", a.hidden_size, 1)
   self.num_layers = util.integer(name, "num_layers", a.num_layers, 1, 4096)

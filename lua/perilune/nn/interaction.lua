@@ -21,8 +21,7 @@ local InteractionArch = Module:extend "InteractionArch"
 M.InteractionArch = InteractionArch
 function InteractionArch:init(args)
   self.num_sparse_features = util.named("InteractionArch", args,
-    { num_sparse_features = util.required.number }).num_sparse_features
-  util.integer("InteractionArch", "num_sparse_features", self.num_sparse_features, 0)
+    { num_sparse_features = util.whole(util.required, 0) }).num_sparse_features
 end
 function InteractionArch:forward(dense_features, sparse_features)
   local n = self.num_sparse_features
@@ -47,7 +46,7 @@ local InteractionDCNArch = Module:extend "InteractionDCNArch"
 M.InteractionDCNArch = InteractionDCNArch
 function InteractionDCNArch:init(args)
   local a = util.named("InteractionDCNArch", args,
-    { num_sparse_features = util.required.number, crossnet = util.required })
+    { num_sparse_features = util.whole(util.required, 0), crossnet = util.required })
   self.num_sparse_features, self.crossnet = a.num_sparse_features, callable("InteractionDCNArch", a, "crossnet")
 end
 function InteractionDCNArch:forward(dense_features, sparse_features)
@@ -60,7 +59,7 @@ local InteractionProjectionArch = Module:extend "InteractionProjectionArch"
 M.InteractionProjectionArch = InteractionProjectionArch
 function InteractionProjectionArch:init(args)
   local a = util.named("InteractionProjectionArch", args,
-    { num_sparse_features = util.required.number, interaction_branch1 = util.required,
+    { num_sparse_features = util.whole(util.required, 0), interaction_branch1 = util.required,
       interaction_branch2 = util.required })
   self.num_sparse_features = a.num_sparse_features
   self.interaction_branch1 = callable("InteractionProjectionArch", a, "interaction_branch1")
@@ -95,8 +94,8 @@ local function biases(num_layers, shape, a) return of_layers(num_layers, paramet
 local CrossNet = Module:extend "CrossNet"
 M.CrossNet = CrossNet
 function CrossNet:init(args)
-  local a = util.named("CrossNet", args, { in_features = util.required.number, num_layers = util.required.number,
-    dtype = "f32", device = util.optional })
+  local a = util.named("CrossNet", args, { in_features = util.whole(util.required, 1),
+    num_layers = util.whole(util.required, 0), dtype = "f32", device = util.optional })
   self.num_layers = a.num_layers
   self.kernels = kernels(a.num_layers, { a.in_features, a.in_features }, a)
   self.bias = biases(a.num_layers, { a.in_features, 1 }, a)
@@ -111,9 +110,8 @@ local LowRankCrossNet = Module:extend "LowRankCrossNet"
 M.LowRankCrossNet = LowRankCrossNet
 function LowRankCrossNet:init(args)
   local a = util.named("LowRankCrossNet", args,
-    { in_features = util.required.number, num_layers = util.required.number, low_rank = 1, dtype = "f32",
-      device = util.optional })
-  util.integer("LowRankCrossNet", "low_rank", a.low_rank, 1)
+    { in_features = util.whole(util.required, 1), num_layers = util.whole(util.required, 0),
+      low_rank = util.whole(1, 1), dtype = "f32", device = util.optional })
   self.num_layers = a.num_layers
   self.W_kernels = kernels(a.num_layers, { a.in_features, a.low_rank }, a)
   self.V_kernels = kernels(a.num_layers, { a.low_rank, a.in_features }, a)
@@ -128,8 +126,8 @@ end
 local VectorCrossNet = Module:extend "VectorCrossNet"
 M.VectorCrossNet = VectorCrossNet
 function VectorCrossNet:init(args)
-  local a = util.named("VectorCrossNet", args, { in_features = util.required.number, num_layers = util.required.number,
-    dtype = "f32", device = util.optional })
+  local a = util.named("VectorCrossNet", args, { in_features = util.whole(util.required, 1),
+    num_layers = util.whole(util.required, 0), dtype = "f32", device = util.optional })
   self.num_layers = a.num_layers
   self.kernels = kernels(a.num_layers, { a.in_features, 1 }, a)
   self.bias = biases(a.num_layers, { a.in_features, 1 }, a)
@@ -148,10 +146,9 @@ local LowRankMixtureCrossNet = Module:extend "LowRankMixtureCrossNet"
 M.LowRankMixtureCrossNet = LowRankMixtureCrossNet
 function LowRankMixtureCrossNet:init(args)
   local a = util.named("LowRankMixtureCrossNet", args,
-    { in_features = util.required.number, num_layers = util.required.number, num_experts = 1, low_rank = 1,
-      activation = "relu", dtype = "f32", device = util.optional })
+    { in_features = util.whole(util.required, 1), num_layers = util.whole(util.required, 0), num_experts = 1,
+      low_rank = util.whole(1, 1), activation = "relu", dtype = "f32", device = util.optional })
   util.integer("LowRankMixtureCrossNet", "num_experts", a.num_experts, 1, MOST)
-  util.integer("LowRankMixtureCrossNet", "low_rank", a.low_rank, 1)
   self.num_layers, self.num_experts = a.num_layers, a.num_experts
   local activation = a.activation
   if type(activation) == "string" then

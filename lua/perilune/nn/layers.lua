@@ -103,29 +103,35 @@ activation("Softplus", F.softplus)
 activation("LogSigmoid", F.logsigmoid)
 
 M.ELU = Module:extend "ELU"
-function M.ELU:init(args) self.alpha = util.named("ELU", args or {}, { alpha = 1 }).alpha end
+function M.ELU:init(args) self.alpha = util.named("ELU", args or {}, { alpha = util.finite(1) }).alpha end
 function M.ELU:forward(x) return F.elu(x, self.alpha) end
 
+--- The argument dim of a class.
+local function dim_of(name, args)
+  return signature.value(name, "dim", util.named(name, args, { dim = util.required }).dim, "dim")
+end
+
 M.LogSoftmax = Module:extend "LogSoftmax"
-function M.LogSoftmax:init(args) self.dim = util.named("LogSoftmax", args, { dim = util.required.number }).dim end
+function M.LogSoftmax:init(args) self.dim = dim_of("LogSoftmax", args) end
 function M.LogSoftmax:forward(x) return F.log_softmax(x, self.dim) end
 
 --- The dimensions from start_dim (2) to end_dim (-1) as one.
 M.Flatten = Module:extend "Flatten"
 function M.Flatten:init(args)
   local a = util.named("Flatten", args or {}, { start_dim = 2, end_dim = -1 })
-  self.start_dim, self.end_dim = a.start_dim, a.end_dim
+  self.start_dim = signature.value("Flatten", "start_dim", a.start_dim, "dim")
+  self.end_dim = signature.value("Flatten", "end_dim", a.end_dim, "dim")
 end
 function M.Flatten:forward(x) return F.flatten(x, self.start_dim, self.end_dim) end
 
 M.LeakyReLU = Module:extend "LeakyReLU"
 function M.LeakyReLU:init(args)
-  self.negative_slope = util.named("LeakyReLU", args, { negative_slope = 0.01 }).negative_slope
+  self.negative_slope = util.named("LeakyReLU", args, { negative_slope = util.finite(0.01) }).negative_slope
 end
 function M.LeakyReLU:forward(x) return F.leaky_relu(x, self.negative_slope) end
 
 M.Softmax = Module:extend "Softmax"
-function M.Softmax:init(args) self.dim = util.named("Softmax", args, { dim = util.required }).dim end
+function M.Softmax:init(args) self.dim = dim_of("Softmax", args) end
 function M.Softmax:forward(x) return F.softmax(x, self.dim) end
 
 --- x where it is above 0, else weight * x: one trained number (num_parameters 1), or one for each element of dimension
@@ -133,8 +139,9 @@ function M.Softmax:forward(x) return F.softmax(x, self.dim) end
 local PReLU = Module:extend "PReLU"
 M.PReLU = PReLU
 function PReLU:init(args)
-  local a = util.named("PReLU", args or {}, { num_parameters = 1, init = 0.25, dtype = "f32", device = util.optional })
-  self.num_parameters = util.integer("PReLU", "num_parameters", a.num_parameters, 1)
+  local a = util.named("PReLU", args or {}, { num_parameters = util.whole(1, 1), init = util.finite(0.25),
+    dtype = "f32", device = util.optional })
+  self.num_parameters = a.num_parameters
   self.weight = parameter.full({ a.num_parameters }, a.init, a.dtype, a.device)
 end
 function PReLU:forward(x)
@@ -156,10 +163,9 @@ function PReLU:extra_text() return "num_parameters=" .. self.num_parameters end
 local Linear = Module:extend "Linear"
 M.Linear = Linear
 function Linear:init(args)
-  local a = util.named("Linear", args, { in_features = util.required.number, out_features = util.required.number,
-    bias = true, dtype = "f32", device = util.optional })
-  self.in_features = util.integer("Linear", "in_features", a.in_features, 0)
-  self.out_features = util.integer("Linear", "out_features", a.out_features, 0)
+  local a = util.named("Linear", args, { in_features = util.whole(util.required, 0),
+    out_features = util.whole(util.required, 0), bias = true, dtype = "f32", device = util.optional })
+  self.in_features, self.out_features = a.in_features, a.out_features
   local bound = 1 / math.sqrt(math.max(a.in_features, 1))
   self.weight = parameter.uniform({ a.out_features, a.in_features }, -bound, bound, a.dtype, a.device)
   self.bias = a.bias and parameter.uniform({ a.out_features }, -bound, bound, a.dtype, a.device)
@@ -172,9 +178,13 @@ end
 
 -- -- normalisation ----------------------------------------------------------------------------------------------------
 
-local function shape_of(func, value)
+--- A size, or a list of sizes, as a list.
+local function shape_of(func, what, value)
   if type(value) == "number" then value = { value } end
-  if type(value) ~= "table" or #value == 0 then P.fail(("%s: a size or a list of sizes is wanted"):format(func)) end
+  if type(value) ~= "table" or #value == 0 then
+    P.fail(("%s: %s is %s, wanted a size or a list of sizes"):format(func, what, errors.kind(value)))
+  end
+  for i = 1, #value do util.integer(func, #value == 1 and what or ("%s[%d]"):format(what, i), value[i], 0) end
   return value
 end
 
@@ -182,9 +192,9 @@ local LayerNorm = Module:extend "LayerNorm"
 M.LayerNorm = LayerNorm
 function LayerNorm:init(args)
   local a = util.named("LayerNorm", args,
-    { normalized_shape = util.required, eps = 1e-5, elementwise_affine = true, bias = true, dtype = "f32",
+    { normalized_shape = util.required, eps = util.from(1e-5, 0), elementwise_affine = true, bias = true, dtype = "f32",
       device = util.optional })
-  self.normalized_shape, self.eps = shape_of("LayerNorm", a.normalized_shape), a.eps
+  self.normalized_shape, self.eps = shape_of("LayerNorm", "normalized_shape", a.normalized_shape), a.eps
   self.weight = a.elementwise_affine and parameter.ones(self.normalized_shape, a.dtype, a.device)
   self.bias = a.elementwise_affine and a.bias and parameter.zeros(self.normalized_shape, a.dtype, a.device)
 end
@@ -194,9 +204,9 @@ function LayerNorm:forward(x) return F.layer_norm(x, #self.normalized_shape, sel
 local RMSNorm = Module:extend "RMSNorm"
 M.RMSNorm = RMSNorm
 function RMSNorm:init(args)
-  local a = util.named("RMSNorm", args, { normalized_shape = util.required, eps = util.optional,
+  local a = util.named("RMSNorm", args, { normalized_shape = util.required, eps = util.from(nil, 0),
     elementwise_affine = true, dtype = "f32", device = util.optional })
-  self.normalized_shape, self.eps = shape_of("RMSNorm", a.normalized_shape), a.eps or false
+  self.normalized_shape, self.eps = shape_of("RMSNorm", "normalized_shape", a.normalized_shape), a.eps or false
   self.weight = a.elementwise_affine and parameter.ones(self.normalized_shape, a.dtype, a.device)
 end
 function RMSNorm:forward(x)
@@ -208,7 +218,8 @@ local SwishLayerNorm = Module:extend "SwishLayerNorm"
 M.SwishLayerNorm = SwishLayerNorm
 function SwishLayerNorm:init(args)
   local a = util.named("SwishLayerNorm", args, { input_dims = util.required, dtype = "f32", device = util.optional })
-  self.norm = Sequential { LayerNorm { normalized_shape = a.input_dims, dtype = a.dtype, device = a.device },
+  local sizes = shape_of("SwishLayerNorm", "input_dims", a.input_dims)
+  self.norm = Sequential { LayerNorm { normalized_shape = sizes, dtype = a.dtype, device = a.device },
     M.Sigmoid() }
 end
 function SwishLayerNorm:forward(x) return F.mul(x, self.norm(x)) end
@@ -217,13 +228,8 @@ function SwishLayerNorm:forward(x) return F.mul(x, self.norm(x)) end
 local BatchNorm1d = Module:extend "BatchNorm1d"
 M.BatchNorm1d = BatchNorm1d
 function BatchNorm1d:init(args)
-  local a = util.named("BatchNorm1d", args, { num_features = util.required.number, eps = 1e-5, momentum = 0.1,
-    affine = true, dtype = "f32", device = util.optional })
-  for name, most in pairs { eps = math.huge, momentum = 1 } do -- any order: fields
-    if not (util.number("BatchNorm1d", name, a[name]) >= 0 and a[name] <= most) then
-      P.fail(("BatchNorm1d: %s is %g, allowed: 0%s"):format(name, a[name], most == 1 and " to 1" or " and more"))
-    end
-  end
+  local a = util.named("BatchNorm1d", args, { num_features = util.whole(util.required, 0), eps = util.from(1e-5, 0),
+    momentum = util.from(0.1, 0, 1), affine = true, dtype = "f32", device = util.optional })
   self.num_features, self.eps, self.momentum = a.num_features, a.eps, a.momentum
   self.weight = a.affine and parameter.ones({ a.num_features }, a.dtype, a.device)
   self.bias = a.affine and parameter.zeros({ a.num_features }, a.dtype, a.device)
@@ -259,8 +265,7 @@ end
 local Dropout = Module:extend "Dropout"
 M.Dropout = Dropout
 function Dropout:init(args)
-  self.p = util.named("Dropout", args, { p = 0.5 }).p
-  if not (self.p >= 0 and self.p < 1) then P.fail(("Dropout: p is %g, allowed: 0 <= p < 1"):format(self.p)) end
+  self.p = util.named("Dropout", args, { p = util.below(0.5, 0, 1) }).p
   self.seed, self.stream, self.step = P.state.seed, parameter._dropout_stream(), 0
 end
 
@@ -319,8 +324,8 @@ local Perceptron = Module:extend "Perceptron"
 M.Perceptron = Perceptron
 function Perceptron:init(args)
   local a = util.named("Perceptron", args,
-    { in_size = util.required.number, out_size = util.required.number, bias = true, activation = "relu", dtype = "f32",
-      device = util.optional })
+    { in_size = util.whole(util.required, 0), out_size = util.whole(util.required, 0), bias = true,
+      activation = "relu", dtype = "f32", device = util.optional })
   self._linear = Linear { in_features = a.in_size, out_features = a.out_size, bias = a.bias, dtype = a.dtype,
     device = a.device }
   local code, fn = resolve("Perceptron", a.activation)
@@ -340,8 +345,9 @@ local MLP = Module:extend "MLP"
 M.MLP = MLP
 function MLP:init(args)
   local a = util.named("MLP", args,
-    { in_size = util.required.number, layer_sizes = util.required.list, bias = true, activation = "relu", dtype = "f32",
-      device = util.optional })
+    { in_size = util.whole(util.required, 0), layer_sizes = util.required.list, bias = true, activation = "relu",
+      dtype = "f32", device = util.optional })
+  for i, size in ipairs(a.layer_sizes) do util.integer("MLP", ("layer_sizes[%d]"):format(i), size, 0) end
   local layers, size = {}, a.in_size
   for i, out in ipairs(a.layer_sizes) do
     local fn = a.activation

@@ -12,6 +12,8 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local F = require "perilune.nn.functional"
 local ranks = require "perilune.nn.ranks"
+local signature = require "perilune.signature"
+local Tensor = require "perilune.tensor"
 local Module = require "perilune.nn.module"
 
 local M = {}
@@ -44,6 +46,15 @@ function Loss:set_group(group)
   if self.group == "default" then self.group = group end
 end
 
+--- The weights of a loss, if they can be such: a tensor of finite numbers from 0 on. Waits for them.
+local function checked_weights(name, option, weights)
+  signature.value(name, option, weights, "tensor")
+  local good = F.logical_and(F.ge(weights, 0), F.lt(weights, math.huge))
+  if F.sum(good):item() == weights:numel() then return weights end
+  P.fail(("%s: %s is %s with numbers that are negative, infinite or NaN, allowed: finite numbers >= 0"):format(name,
+    option, Tensor._text(weights)))
+end
+
 --- A class of losses. `options`: its arguments beside reduction and group, all optional tensors, which become buffers;
 --- `numbers`: those that are no tensors, with their defaults, which become fields. compute(self, reduction, ...): what
 --- the functions of nn.functional know, of what the loss is called with: an input and a target for each loss, or
@@ -60,7 +71,7 @@ local function define(name, options, compute, numbers, many)
     self.group = a.group == nil and "default" or a.group
     for option in util.ordered(numbers or {}) do self[option] = a[option] end
     for _, option in ipairs(options) do
-      if a[option] then self:register_buffer(option, a[option]) end
+      if a[option] ~= nil then self:register_buffer(option, checked_weights(name, option, a[option])) end
     end
   end
   class._compute, class._many = compute, many or false
@@ -83,10 +94,10 @@ define("MSELoss", {}, function(_, reduction, input, target) return F.mse_loss(in
 define("L1Loss", {}, function(_, reduction, input, target) return F.l1_loss(input, target, reduction) end)
 define("HuberLoss", {}, function(self, reduction, input, target)
   return F.huber_loss(input, target, self.delta, reduction)
-end, { delta = 1 })
+end, { delta = util.over(1, 0) })
 define("SmoothL1Loss", {}, function(self, reduction, input, target)
   return F.smooth_l1_loss(input, target, self.beta, reduction)
-end, { beta = 1 })
+end, { beta = util.from(1, 0) })
 
 --- Of logarithms of probabilities [B, C] and class numbers (i64 [B], from 0).
 define("NLLLoss", {}, function(_, reduction, input, target) return F.nll_loss(input, target, reduction) end)
@@ -96,7 +107,7 @@ define("NLLLoss", {}, function(_, reduction, input, target) return F.nll_loss(in
 define("CrossEntropyLoss", { "weight" }, function(self, reduction, input, target)
   return F.cross_entropy(input, target, reduction, rawget(self, "ignore_index"),
     self.label_smoothing ~= 0 and self.label_smoothing or nil, rawget(self, "weight"))
-end, { ignore_index = util.optional, label_smoothing = 0 })
+end, { ignore_index = util.whole(nil), label_smoothing = util.from(0, 0, 1) })
 function M.CrossEntropyLoss:_count(target)
   local left_out, weight = rawget(self, "ignore_index"), rawget(self, "weight")
   if not (left_out or weight) then return target:numel() end
@@ -113,26 +124,26 @@ define("BPRLoss", {}, function(_, reduction, positive, negative) return F.bpr_lo
 --- Of logits and targets 0 or 1.
 define("FocalLoss", {}, function(self, reduction, input, target)
   return F.sigmoid_focal_loss(input, target, self.alpha, self.gamma, reduction)
-end, { alpha = 0.25, gamma = 2 })
+end, { alpha = util.from(0.25, -1, 1), gamma = util.from(2, 0) })
 
 --- Called with two scores and a target: 1 where the first should be larger, -1 where the second should.
 define("MarginRankingLoss", {}, function(self, reduction, a, b, target)
   return F.margin_ranking_loss(a, b, target, self.margin, reduction)
-end, { margin = 0 }, "three")
+end, { margin = util.finite(0) }, "three")
 
 define("HingeEmbeddingLoss", {}, function(self, reduction, input, target)
   return F.hinge_embedding_loss(input, target, self.margin, reduction)
-end, { margin = 1 })
+end, { margin = util.finite(1) })
 
 --- Called with two lists of rows and a target for each: 1 (alike) or -1.
 define("CosineEmbeddingLoss", {}, function(self, reduction, a, b, target)
   return F.cosine_embedding_loss(a, b, target, self.margin, reduction)
-end, { margin = 0 }, "three")
+end, { margin = util.finite(0) }, "three")
 
 --- Called with rows, rows that should be near them, and rows that should not.
 define("TripletMarginLoss", {}, function(self, reduction, anchor, positive, negative)
   return F.triplet_margin_loss(anchor, positive, negative, self.margin, self.p, self.eps, reduction)
-end, { margin = 1, p = 2, eps = 1e-6 }, "three")
+end, { margin = util.over(1, 0), p = util.from(2, 0), eps = util.from(1e-6, 0) }, "three")
 
 --- Of logarithms of probabilities and probabilities (log_target: their logarithms, too).
 define("KLDivLoss", {}, function(self, reduction, input, target)
@@ -146,6 +157,6 @@ define("InBatchSoftmaxLoss", {}, function(self, reduction, queries, items, more)
   local a = util.named("InBatchSoftmaxLoss", more or {}, { log_q = util.optional, ids = util.optional })
   local o = { temperature = self.temperature, reduction = reduction, log_q = a.log_q, ids = a.ids }
   return F.in_batch_softmax_loss(queries, items, o)
-end, { temperature = 1 }, "three")
+end, { temperature = util.over(1, 0) }, "three")
 
 return M

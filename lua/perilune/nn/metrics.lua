@@ -215,7 +215,7 @@ local function simple(name, definition, spec)
   M[name] = class
 end
 
-local threshold = { threshold = util.optional.number }
+local threshold = { threshold = util.finite(nil) }
 local specs = { NEMetric = { include_logloss = false }, AccuracyMetric = threshold, PrecisionMetric = threshold,
   RecallMetric = threshold }
 for name, definition in util.ordered(by_sums) do simple(name, definition, specs[name]) end
@@ -296,7 +296,7 @@ function M.NDCGMetric:init(args)
   SumMetric.init(self, args, { exponential_gain = false, k = -1, report_ndcg_as_decreasing_curve = true,
     remove_single_length_sessions = false, scale_by_weights_tensor = false })
   local k = self.options.k
-  if k ~= math.floor(k) or k == 0 then
+  if k ~= math.floor(k) or k == 0 or k < -1 or k > 2 ^ 53 then
     P.fail(("NDCGMetric: k is %g, allowed: whole numbers from 1 on, or -1 for all"):format(k))
   end
 end

@@ -40,8 +40,8 @@ local function last(list) return list[#list] end
 local DenseArch = Module:extend "DenseArch"
 M.DenseArch = DenseArch
 function DenseArch:init(args)
-  local a = util.named("DenseArch", args, { in_features = util.required.number, layer_sizes = util.required.list,
-    dtype = "f32", device = util.optional })
+  local a = util.named("DenseArch", args, { in_features = util.whole(util.required, 0),
+    layer_sizes = util.required.list, dtype = "f32", device = util.optional })
   self.model = layers.MLP { in_size = a.in_features, layer_sizes = a.layer_sizes, dtype = a.dtype, device = a.device }
 end
 function DenseArch:forward(features) return self.model(features) end
@@ -62,7 +62,7 @@ end
 local OverArch = Module:extend "OverArch"
 M.OverArch = OverArch
 function OverArch:init(args)
-  local a = util.named("OverArch", args, { in_features = util.required.number, layer_sizes = util.required.list,
+  local a = util.named("OverArch", args, { in_features = util.whole(util.required, 0), layer_sizes = util.required.list,
     dtype = "f32", device = util.optional })
   local n = #a.layer_sizes
   if n < 2 then P.fail(("OverArch: %d layer_sizes, at least 2 are needed"):format(n)) end

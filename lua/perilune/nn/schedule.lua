@@ -176,7 +176,7 @@ end
 local least = { step_size = 1, total_iters = 1, total_steps = 1, T_max = 1, T_0 = 1, T_mult = 1, step_size_up = 1,
   step_size_down = 1 }
 local positive = { gamma = true, factor = true, start_factor = true, end_factor = true, power = true, eta_min = true,
-  max_lr = true, base_lr = true, div_factor = true, final_div_factor = true }
+  max_lr = true, base_lr = true }
 
 local function check_options(name, a)
   for option, value in util.ordered(a) do
@@ -245,7 +245,7 @@ end
 define("MultiStepLR", { milestones = util.required.list, gamma = 0.1 }, function(a, t, base)
   return base * a.gamma ^ milestones_in(a, -math.huge, t)
 end, function(_, a)
-  signature.value("MultiStepLR", "milestones", a.milestones, "numbers")
+  for i, step in ipairs(a.milestones) do util.integer("MultiStepLR", ("milestones[%d]"):format(i), step, 0) end
   a.milestones = util.copy(a.milestones)
 end, function(a, t, lr)
   return lr * a.gamma ^ milestones_in(a, t - 1, t)
@@ -256,7 +256,7 @@ define("ExponentialLR", { gamma = util.required.number }, function(a, t, base) r
   return t > 0 and lr * a.gamma or lr
 end)
 
-define("ConstantLR", { factor = 1 / 3, total_iters = 5 }, function(a, t, base)
+define("ConstantLR", { factor = util.from(1 / 3, 0, 1), total_iters = 5 }, function(a, t, base)
   return t < a.total_iters and base * a.factor or base
 end, nil, function(a, t, lr, base)
   if t == 0 then return lr * a.factor end
@@ -264,7 +264,8 @@ end, nil, function(a, t, lr, base)
   return a.factor == 0 and base or lr * (1 / a.factor)
 end)
 
-define("LinearLR", { start_factor = 1 / 3, end_factor = 1, total_iters = 5 }, function(a, t, base)
+define("LinearLR", { start_factor = util.from(1 / 3, 0, 1), end_factor = util.from(1, 0, 1), total_iters = 5 },
+  function(a, t, base)
   return base * (a.start_factor + (a.end_factor - a.start_factor) * min(t, a.total_iters) / a.total_iters)
 end, function(_, a)
   if a.start_factor == 0 then
@@ -310,9 +311,10 @@ end)
 
 -- -- cycles of rate and momentum --------------------------------------------------------------------------------------
 
-define("OneCycleLR", { max_lr = util.required.number, total_steps = util.required.number, pct_start = 0.3,
-  anneal_strategy = "cos", cycle_momentum = true, base_momentum = 0.85, max_momentum = 0.95, div_factor = 25,
-  final_div_factor = 1e4, three_phase = false }, function(a, t, _, self)
+define("OneCycleLR", { max_lr = util.required.number, total_steps = util.required.number,
+  pct_start = util.from(0.3, 0, 1), anneal_strategy = "cos", cycle_momentum = true, base_momentum = util.from(0.85, 0),
+  max_momentum = util.from(0.95, 0), div_factor = util.over(25, 0), final_div_factor = util.over(1e4, 0),
+  three_phase = false }, function(a, t, _, self)
   if t > a.total_steps then P.fail(("OneCycleLR: step %d of %d"):format(t, a.total_steps)) end
   local first = 0
   for i, phase in ipairs(self.phases) do
@@ -340,8 +342,8 @@ end, function(self, a)
 end)
 
 define("CyclicLR", { base_lr = util.required.number, max_lr = util.required.number, step_size_up = 2000,
-  step_size_down = util.optional.number, mode = "triangular", gamma = 1, cycle_momentum = true, base_momentum = 0.8,
-  max_momentum = 0.9 }, function(a, t)
+  step_size_down = util.optional.number, mode = "triangular", gamma = 1, cycle_momentum = true,
+  base_momentum = util.from(0.8, 0), max_momentum = util.from(0.9, 0) }, function(a, t)
   local down = a.step_size_down or a.step_size_up
   local size, ratio = a.step_size_up + down, a.step_size_up / (a.step_size_up + down)
   local cycle = floor(1 + t / size)
@@ -373,8 +375,9 @@ local policies = {
   end,
 }
 
-local stage_arguments = { policy = "linear", max_iters = 1, value = 1, lr_scale = 1, decay_iters = -1, sgdr_period = 1,
-  start_interpolating_iters = 0, end_value = 1 }
+local stage_arguments = { policy = "linear", max_iters = util.whole(1, 1), value = util.from(1, 0),
+  lr_scale = util.from(1, 0), decay_iters = util.whole(-1), sgdr_period = util.whole(1, 1),
+  start_interpolating_iters = util.whole(0, 0), end_value = util.from(1, 0) }
 
 --- Stages with their defaults, and the last one, which lasts for ever. max_iters are numbers of steps since the start,
 --- ascending.
@@ -404,7 +407,8 @@ end
 local WarmupOptimizer = util.class("WarmupOptimizer", optim.OptimizerWrapper)
 M.WarmupOptimizer = WarmupOptimizer
 function WarmupOptimizer:init(args)
-  local a = util.named("WarmupOptimizer", args, { optimizer = util.required, stages = util.required.list, lr = 0.1 })
+  local a = util.named("WarmupOptimizer", args, { optimizer = util.required, stages = util.required.list,
+    lr = util.from(0.1, 0) })
   optim.OptimizerWrapper.init(self, a.optimizer)
   self.stages, self.base_lr, self.iter, self.stage = prepare_stages(a.stages), a.lr, 0, 1
   self:_apply()
