@@ -173,7 +173,7 @@ describe("metrics know logits from probabilities, and labels of classes from oth
         logits:update(x, s.y, s.w)
       end
       near(chances:compute(), logits:compute(), name)
-      assert.error_matches(function() make(name, { threshold = NAN }):update({ 0.5 }, { 1 }) end, "threshold nan")
+      assert.error_matches(function() make(name, { threshold = NAN }):update({ 0.5 }, { 1 }) end, "threshold is nan")
     end
   end)
 
