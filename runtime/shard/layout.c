@@ -49,7 +49,8 @@ static int32_t place_rank(peri__home *h, int32_t lane, int32_t owner, int32_t k)
         const bool own = stays(s, owner, h->e->rank);
         int64_t *here = own ? &h->own_out : &h->received_out;
         h->at[k] = *here;
-        *here += s->cols * rows_of(h, s, owner);
+        h->lookup_rows[k] = rows_of(h, s, owner);
+        *here += s->cols * h->lookup_rows[k];
         if (!own && s->piece < 0) h->covered &= ~(1u << lane);
         else if (!own) h->travelling[h->n_travelling++] = s->piece;
     }
@@ -62,12 +63,13 @@ static peri_status place_lookups(peri__home *h)
 {
     const peri__routes *r = h->e->routes;
     const int32_t world = r->world_size;
-    h->at = peri__alloc(sizeof *h->at * (size_t)peri__max(1, r->rank_lookup[world]));
+    h->at = peri__alloc(2 * sizeof *h->at * (size_t)peri__max(1, r->rank_lookup[world]));
     h->travelling = peri__alloc(sizeof *h->travelling * (size_t)peri__max(1, r->n_pieces));
     h->covered = UINT32_MAX;
     /* by rank: its first lookup that has no place yet */
     PERI__SCRATCH int32_t *next = peri__alloc(sizeof *next * (size_t)world);
     if (!h->at || !h->travelling || !next) return PERI_ENOMEM;
+    h->lookup_rows = h->at + r->rank_lookup[world];
     memcpy(next, r->rank_lookup, sizeof *next * (size_t)world);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) {
         const int64_t begin = h->received_out;
@@ -97,15 +99,17 @@ static void place_replicas(peri__home *h)
     }
 }
 
-const peri__partition *peri__piece_partition(const peri__routes *r, int32_t p)
+static inline const peri__partition *piece_partition(const peri__routes *r, int32_t p)
 {
     const peri__piece *from = &r->pieces[p];
     return from->rank < 0 ? &r->partitions[r->replicas[from->lookup].partition]
                           : partition_of(r, &r->lookups[from->lookup]);
 }
 
+const peri__partition *peri__piece_partition(const peri__routes *r, int32_t p) { return piece_partition(r, p); }
+
 /** What of a line says where its rows are in a buffer. */
-static peri__line line_of(const peri__home *h, int32_t p)
+static inline __attribute__((always_inline)) peri__line line_of(const peri__home *h, int32_t p)
 {
     const peri_sharded *e = h->e;
     const peri__routes *r = e->routes;
@@ -120,18 +124,19 @@ static peri__line line_of(const peri__home *h, int32_t p)
     const peri__lookup *s = &r->lookups[from->lookup];
     const bool own = stays(s, from->rank, e->rank), by_id = peri__rows_by_id(h->rule, partition_of(r, s));
     return (peri__line){.space = own ? PERI__OWN_ROWS : s->lane,
-                        .n = rows_of(h, s, from->rank),
+                        .n = h->lookup_rows[from->lookup],
                         .at = h->at[from->lookup],
                         .first = by_id ? h->strand_first[s->strand] : 0,
                         .divisor = own ? e->tables[s->table].divisor : e->tables[s->table].sent_divisor};
 }
 
-peri__line peri__home_line(const peri__home *h, int32_t p)
+/** Line @p. Inlined, so that write_pieces, which asks for every line of each new batch, computes only what it uses. */
+static inline __attribute__((always_inline)) peri__line home_line(const peri__home *h, int32_t p)
 {
     const peri__routes *r = h->e->routes;
     const int32_t output = r->pieces[p].output;
     const peri__output *o = &r->outputs[output];
-    const peri__partition *partition = peri__piece_partition(r, p);
+    const peri__partition *partition = piece_partition(r, p);
     const bool copied = h->rule.to_homes && partition->copied; /* of copies, that of this rank */
     peri__line x = line_of(h, p);
     x.feature = o->feature;
@@ -154,12 +159,14 @@ peri__line peri__home_line(const peri__home *h, int32_t p)
     return x;
 }
 
+peri__line peri__home_line(const peri__home *h, int32_t p) { return home_line(h, p); }
+
 /** Write the pieces of the routes for kernels. */
 static void write_pieces(peri__home *h)
 {
     peri_k_piece *pieces = (peri_k_piece *)(h->up.host + h->pieces);
     for (int32_t p = 0; p < h->e->routes->n_pieces; p++) {
-        const peri__line x = peri__home_line(h, p);
+        const peri__line x = home_line(h, p);
         if (x.space < 0) continue;
         *(x.alone ? &h->alone : &h->shared) |= 1u << x.space;
         pieces[p] = (peri_k_piece){
@@ -282,7 +289,7 @@ void peri__home_release(peri__home *h)
 /* -- the owner side ------------------------------------------------------------------------------------------------ */
 
 /** Rows of a lookup of this rank for rank @source. */
-static int64_t rows_for(const peri__owner *o, const peri__lookup *s, int32_t source)
+static inline int64_t rows_for(const peri__owner *o, const peri__lookup *s, int32_t source)
 {
     const peri__routes *r = o->e->routes;
     const int64_t at = (int64_t)source * peri__strands_of(r, o->e->rank) + r->strands[s->strand].index;
@@ -355,13 +362,13 @@ static void add_blocks(const peri__owner *o, source_place *x, peri__next_block *
     for (int32_t i = 0; i < n; i++) {
         const peri__lookup *s = &lookups[i];
         const peri__set_table to = peri__set_table_of(o->e, s->table, s->shard);
-        int64_t *here = stays(s, rank, x->source) ? &x->at[PERI__LANES] : &x->at[s->lane],
-                rows = rows_for(o, s, x->source);
+        const bool own = stays(s, rank, x->source);
+        int64_t *here = own ? &x->at[PERI__LANES] : &x->at[s->lane], rows = rows_for(o, s, x->source);
         const int64_t *begin = o->ids && peri__rows_by_id(o->rule, partition_of(r, s)) ? x->first_id : x->first;
         const int64_t offset = *here;
         *here += s->cols * rows;
         if (to.set < 0) continue; /* no rows: zeros in the sum */
-        *next[to.set].line++ = stays(s, rank, x->source) ? s->piece : -1;
+        *next[to.set].line++ = own ? s->piece : -1;
         *next[to.set].block++ = (peri_k_tbe_block){.first_bag = begin[r->strands[s->strand].index],
                                                    .bags = rows,
                                                    .out_offset = offset,

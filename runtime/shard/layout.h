@@ -114,6 +114,7 @@ typedef struct peri__home {
     int64_t own_out;     /* elements of this rank's own lookups, without those of the node lane */
     int64_t *at;         /* host, by lookup of the routes: the element of its buffer where its rows begin on this
                             rank */
+    int64_t *lookup_rows; /* by lookup, behind `at`: how many these are */
     int32_t *travelling; /* host, n_travelling: pieces of the routes whose rows come back from other ranks, in the order
                             in which the buffer has them */
     int32_t n_travelling;
