@@ -88,6 +88,18 @@ describe("compiles:", function()
     end)
   end
 
+  it("a module's parameters, and limits of their gradients", function()
+    local net = nn.Linear { in_features = 3, out_features = 1 } -- a walk through a tree of modules is a recursion
+    local optim = nn.optim
+    net(peri.ones { 2, 3 }):sum():backward()
+    optim.clip_grad_value(net:parameters(), 1) -- loads its module
+    jit_support.assert_compiles("parameters", function() return net:parameters() end)
+    jit_support.assert_compiles("clip_grad_value", function() optim.clip_grad_value(net:parameters(), 1) end)
+    jit_support.assert_compiles("clip_grad_norm", function()
+      peri.scope(optim.clip_grad_norm, net:parameters(), 1)
+    end)
+  end)
+
   -- LuaJIT counts tail calls as rounds of a loop, and gives up at the 20th (loopunroll).
   it("a long row of functions", function()
     jit_support.assert_compiles("many functions", function()

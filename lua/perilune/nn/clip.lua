@@ -35,12 +35,14 @@ local function power_of(array, n, p)
   return Tensor.wrap(tensor_out[0])
 end
 
+local function tensor_of(p) return p.tensor end
+
 --- The parameters of a list that may have their names, and what it says of ranks. An error if one of them is trained no
 --- more: no gradient reaches it, so it would be left out without a word.
 local function tensors_of(func, params)
   local list = params
   if type(params[1]) == "table" and not Tensor.is(params[1]) then
-    list = util.map(params, function(p) return p.tensor end)
+    list = util.map(params, tensor_of)
     list.elsewhere, list.group = params.elsewhere, params.group
   end
   for i, p in ipairs(list) do

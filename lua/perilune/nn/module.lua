@@ -62,6 +62,18 @@ local function element(at, name)
   return key, rawget(at, key)
 end
 
+--- The keys of a table that search looks at, in order; nil: they have no order. Of a module only those whose values can
+--- be or hold what is looked for: it has many fields, and few of them.
+local function searched_keys(module, at, wanted, seen)
+  if at ~= module then return util.keys(at) end
+  local keys = {}
+  for key, value in next, at do
+    if type(key) ~= "string" and type(key) ~= "number" then return util.keys(at) end
+    if not seen[value] and not bookkeeping[key] and (is_plain(value) or wanted(value)) then keys[#keys + 1] = key end
+  end
+  return #keys < 2 and keys or util.keys(util.index_of(keys))
+end
+
 --- The name of the field to which trail[1], ..., trail[depth] lead. (A walk meets many fields and names few of them.)
 local function name_at(trail, depth)
   local name = ""
@@ -74,7 +86,7 @@ end
 local search
 function search(module, at, trail, depth, wanted, seen, list)
   seen[at] = true
-  local keys = util.keys(at)
+  local keys = searched_keys(module, at, wanted, seen)
   for key, value in next, keys and {} or at do
     local inner = is_plain(value) and not seen[value] and search(module, value, trail, depth, wanted, seen, {}) or {}
     if inner[1] or wanted(value) or wanted(key) then
@@ -223,19 +235,21 @@ end
 
 -- -- walking ----------------------------------------------------------------------------------------------------------
 
+--- Append a sub-module to a list of them. names: name -> true for those that the list has.
+local function add_child(self, list, names, name, module)
+  if names[name] then P.fail(("%s: two sub-modules are named '%s'"):format(self.class_name, name)) end
+  names[name] = true
+  list[#list + 1] = { name = name, module = module }
+end
+
 --- Direct sub-modules, those in plain tables included: a list of { name =, module = }.
 function Module:named_children()
   local list, names = {}, {}
-  local function add(name, module)
-    if names[name] then P.fail(("%s: two sub-modules are named '%s'"):format(self.class_name, name)) end
-    names[name] = true
-    list[#list + 1] = { name = name, module = module }
-  end
   for _, name in ipairs(self._children) do
     local module = rawget(self, name)
-    if Module.is(module) then add(name, module) end
+    if Module.is(module) then add_child(self, list, names, name, module) end
   end
-  for _, f in ipairs(found(self, Module.is, self._children)) do add(f.name, f.value) end
+  for _, f in ipairs(found(self, Module.is, self._children)) do add_child(self, list, names, f.name, f.value) end
   return list
 end
 function Module:children() return util.map(self:named_children(), function(c) return c.module end) end
@@ -258,21 +272,23 @@ end
 function Module:named_modules(prefix) return walk(self, prefix or "", {}, {}) end
 function Module:modules() return util.map(self:named_modules(), function(m) return m.module end) end
 
+--- Append a tensor to a list, unless it is none or was seen before.
+local function add_tensor(list, seen, path, name, t)
+  local key = Tensor.is(t) and tonumber(ffi.cast("intptr_t", Tensor.ptr(t)))
+  if not key or seen[key] then return end
+  seen[key] = true
+  list[#list + 1] = { name = join(path, name), tensor = t }
+end
+
 --- Tensors that the field lists `kinds` name, and parameters that are found beside them, each once: a list of { name =,
 --- tensor = }.
 local function tensors(module, prefix, kinds)
   local list, seen = {}, {}
-  local function add(name, t)
-    local key = Tensor.is(t) and tonumber(ffi.cast("intptr_t", Tensor.ptr(t)))
-    if not key or seen[key] then return end
-    seen[key] = true
-    list[#list + 1] = { name = name, tensor = t }
-  end
   for _, m in ipairs(module:named_modules(prefix)) do
     for _, kind in ipairs(kinds) do
-      for _, name in ipairs(m.module[kind]) do add(join(m.path, name), rawget(m.module, name)) end
+      for _, name in ipairs(m.module[kind]) do add_tensor(list, seen, m.path, name, rawget(m.module, name)) end
       for _, f in ipairs(kind == "_parameters" and found(m.module, is_parameter, m.module._parameters) or {}) do
-        add(join(m.path, f.name), f.value)
+        add_tensor(list, seen, m.path, f.name, f.value)
       end
     end
   end
@@ -282,7 +298,8 @@ end
 --- Parameters, this module's own first, then those of its sub-modules in order: a list of { name =, tensor = }. A
 --- shared one comes once.
 function Module:named_parameters(prefix) return tensors(self, prefix, { "_parameters" }) end
-function Module:parameters() return util.map(self:named_parameters(), function(p) return p.tensor end) end
+local function tensor_of(p) return p.tensor end
+function Module:parameters() return util.map(self:named_parameters(), tensor_of) end
 function Module:named_buffers(prefix) return tensors(self, prefix, { "_buffers" }) end
 
 --- Parameters and buffers: a list of { name =, tensor = }.
