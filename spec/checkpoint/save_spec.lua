@@ -310,6 +310,8 @@ describe("a checkpoint", function()
     old.model.old.weight:sum():backward()
     old.optimizer:step()
     peri.checkpoint.save(path .. "-names", old)
+    assert.error_matches(function() peri.checkpoint.load(path .. "-names", new) end,
+      "part 'model': missing: .*it has no 'old.bias'.*; names that have changed go by rename = ")
     new.optimizer.param_groups[1].lr = 1
     peri.checkpoint.load(path .. "-names", new, { rename = { ["model/old."] = "model/new.",
       ["optimizer/state/old."] = "optimizer/state/new." } })

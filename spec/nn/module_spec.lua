@@ -209,6 +209,11 @@ describe("Module", function()
     state["blocks.1.scale"], state.more = peri.ones { 2 }, peri.ones { 1 }
     state["blocks.0.scale"] = peri.full({ 2 }, 7)
     assert.error_matches(function() b:load_state_dict(state) end, "it has no 'more'")
+    local typed = nn.Module:extend "Typed"
+    function typed:init() self.blocs, self.other = nn.ModuleList { nn.PReLU() }, nn.PReLU() end
+    assert.error_matches(function()
+      typed {}:load_state_dict { ["blocks.0.weight"] = peri.ones { 1 }, unlike = peri.ones { 1 } }
+    end, "it has no 'blocks.0.weight', 'unlike'; 'blocks.0.weight' may be what is 'blocs.0.weight' here", 1, true)
     assert.not_equal(7, b.blocks[1].scale:item(0)) -- nothing is copied if something is wrong
     assert.same({ missing_keys = {}, unexpected_keys = { "more" } }, b:load_state_dict(state, false))
     assert.equal(7, b.blocks[1].scale:item(0))

@@ -326,6 +326,11 @@ local function refusal(func, parts, dicts, partial, refused, a)
     elseif d and part.object.check_state_dict then
       local why = part.object:check_state_dict(d.dict, not partial)
         or partial and part.module and lacks(part, d.dict, a) or nil
+      local of_names = why and (why:find("missing: ", 1, true) or why:find("it has no ", 1, true))
+      if of_names and part.module and not partial then
+        why = ("%s; names that have changed go by rename = { ['%s/old.'] = '%s/new.' }, and what has no place is left "
+          .. "out by except = { '%s/name.' }"):format(why, part.name, part.name, part.name)
+      end
       if why and d.dict.state then
         why = ("%s; states that have no place here are left out by name: except = { '%s/state/NAME.' }"):format(why,
           part.name)

@@ -71,6 +71,22 @@ local function in_quotes(names)
   return table.concat(util.map(names, function(name) return ("'%s'"):format(tostring(name)) end), ", ")
 end
 
+local MOST_COMPARED = 50 -- names of each kind: a comparison takes some microseconds
+
+--- Which of the names that a map has besides may be one that it lacks, in words: the nearest ones, if no more than one
+--- letter in four differs; or nil.
+local function perhaps(missing, unexpected)
+  local here, there, least
+  for i = 1, math.min(#missing, MOST_COMPARED) do
+    local name = missing[i]
+    for k = 1, math.min(#unexpected, MOST_COMPARED) do
+      local d = util.distance(name, tostring(unexpected[k]))
+      if d <= #name / 4 and d < (least or math.huge) then here, there, least = name, unexpected[k], d end
+    end
+  end
+  return here and ("'%s' may be what is '%s' here"):format(tostring(there), here)
+end
+
 --- The names of `map` that the state of whole_state lacks, and those that it has besides; and the map by first names.
 --- Raises where the map does not fit.
 local function check_state(func, state, also, map, strict)
@@ -92,6 +108,7 @@ local function check_state(func, state, also, map, strict)
   if strict ~= false and #missing > 0 then wrong[#wrong + 1] = "missing: " .. in_quotes(missing) end
   if strict ~= false and #unexpected > 0 then
     wrong[#wrong + 1] = "it has no " .. in_quotes(unexpected)
+    wrong[#wrong + 1] = perhaps(missing, unexpected)
   end
   if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
   return { missing_keys = missing, unexpected_keys = unexpected }, map
