@@ -105,7 +105,7 @@ local mistakes = {
     "ShardedEmbeddingBagCollection: gradient_division is 'yes', wanted true or false (s.lua:2)" },
   { "a number to exchange", "peri.init() peri.dist.PooledEmbeddingsAllToAll { dim_sum_per_rank = { 4 } }(3)",
     "PooledEmbeddingsAllToAll: local_embs is 3, wanted a tensor (s.lua:2)" },
-  { "a probability of 2", "nn.Dropout { p = 2 }", "Dropout: p is 2, allowed: 0 <= p < 1 (s.lua:2)" },
+  { "a probability of 2", "nn.Dropout { p = 2 }", "Dropout: p is 2, allowed: numbers from 0 to below 1 (s.lua:2)" },
   { "modules that are no list", linear .. "nn.Sequential(linear, linear)",
     "Sequential: a list of modules is wanted, { module, module }, not Linear (s.lua:2)" },
   { "a module by name", linear .. "nn.Sequential { linear, 'relu' }",
