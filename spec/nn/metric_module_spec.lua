@@ -65,6 +65,42 @@ describe("RecMetricModule", function()
     assert.same({}, module:compute())
   end)
 
+  it("names values as TorchRec 1.9.2 does: the namespace of the class, and the names of its report", function()
+    -- class -> namespace (_namespace of the class), values (MetricName), its options; AUC and RAUC have a window only
+    for class, want in pairs { -- any order: each by itself
+      NEMetric = { "ne", "ne" }, NEPositiveMetric = { "ne_positive", "ne_positive" },
+      UnweightedNEMetric = { "unweighted_ne", "unweighted_ne" }, CaliFreeNEMetric = { "cali_free_ne", "cali_free_ne" },
+      CalibrationMetric = { "calibration", "calibration" }, CTRMetric = { "ctr", "ctr" },
+      AverageMetric = { "average", "label_average prediction_average" },
+      WeightedAvgMetric = { "weighted_avg", "weighted_avg" }, MSEMetric = { "mse", "mse rmse" },
+      NMSEMetric = { "nmse", "nmse nrmse" }, MAEMetric = { "mae", "mae" }, AccuracyMetric = { "accuracy", "accuracy" },
+      PrecisionMetric = { "precision", "precision" }, RecallMetric = { "recall", "recall" },
+      XAUCMetric = { "xauc", "xauc" }, NDCGMetric = { "ndcg", "ndcg" }, AUCMetric = { "auc", "auc" },
+      RAUCMetric = { "rauc", "rauc" }, AUPRCMetric = { "auprc", "auprc" },
+      GAUCMetric = { "gauc", "gauc gauc_num_samples" }, SegmentedNEMetric = { "segmented_ne",
+        "segmented_ne_0 segmented_ne_1", { num_groups = 2 } },
+      RecallSessionMetric = { "recall_session_level", "recall_session_level", { top_threshold = 1 } },
+      PrecisionSessionMetric = { "precision_session_level", "precision_session_level", { top_threshold = 1 } },
+    } do
+      local module = metrics.RecMetricModule { group = false, metrics = { [class] = want[3] or {} },
+        tasks = { { name = "t", label_name = "y", prediction_name = "p", group_name = "g" } } }
+      module:update { p = { 0.9, 0.2, 0.4, 0.7 }, y = { 1, 0, 0, 1 }, g = { 0, 0, 1, 1 } }
+      local names = {}
+      for value in want[2]:gmatch "%S+" do
+        names[("%s-t|window_%s"):format(want[1], value)] = true
+        if class ~= "AUCMetric" and class ~= "RAUCMetric" then
+          names[("%s-t|lifetime_%s"):format(want[1], value)] = true
+        end
+      end
+      for key, value in pairs(module:compute()) do -- any order
+        assert.is_true(names[key], key)
+        assert.is_number(value, key)
+        names[key] = nil
+      end
+      assert.same({}, names)
+    end
+  end)
+
   it("takes a batch with all of its metrics or, where one refuses it, with none", function()
     local all = { metrics = { MSEMetric = {}, NEMetric = {}, AUCMetric = {}, AUPRCMetric = {} }, throughput = {} }
     local module, other = make(all), make(all)

@@ -17,9 +17,9 @@ describe("metrics of sessions", function()
     local gauc = of("GAUCMetric", {})
     assert.near(0.8889 / 2, gauc.lifetime_gauc, 1e-4)
     assert.equal(2, gauc.window_gauc_num_samples) -- of four: one has one prediction, one no positive sample
-    assert.near(0.46153846153846156, of("RecallSessionMetric", { top_threshold = 1 }).window_recall_session, 1e-12)
-    assert.near(0.6, of("PrecisionSessionMetric", { top_threshold = 1 }).lifetime_precision_session, 1e-12)
-    assert.near(0.3, of("PrecisionSessionMetric", { top_threshold = 2 }).lifetime_precision_session, 1e-12)
+    assert.near(0.46153846153846156, of("RecallSessionMetric", { top_threshold = 1 }).window_recall_session_level, 1e-12)
+    assert.near(0.6, of("PrecisionSessionMetric", { top_threshold = 1 }).lifetime_precision_session_level, 1e-12)
+    assert.near(0.3, of("PrecisionSessionMetric", { top_threshold = 2 }).lifetime_precision_session_level, 1e-12)
     local ne = of("SegmentedNEMetric", { num_groups = 4 }, { 0, 0, 0, 1, 1, 1, 0, 0, 0, 2, 2, 2 })
     for g, value in pairs { [0] = 1.0586, 2.3564, 1.1243 } do
       assert.near(value, ne["lifetime_segmented_ne_" .. g], 1e-4)
@@ -33,7 +33,7 @@ describe("metrics of sessions", function()
     assert.equal(0.75, metric:compute().lifetime_gauc)
     local recall = metrics.RecallSessionMetric { top_threshold = 1, run_ranking_of_labels = true, group = false }
     recall:update({ 3, 2, 5, 4 }, { 10, 20, 40, 30 }, nil, { 1, 1, 2, 2 })
-    assert.equal(0.5, recall:compute().lifetime_recall_session)
+    assert.equal(0.5, recall:compute().lifetime_recall_session_level)
   end)
 
   it("say what is wrong", function()

@@ -108,8 +108,12 @@ local classes -- the metrics by name
 local task_spec = { name = util.required.string, label_name = util.required.string,
   prediction_name = util.required.string, weight_name = util.optional.string, group_name = util.optional.string }
 
---- "NEMetric": "ne", as keys name it.
-local function namespace_of(class) return (class:gsub("Metric$", ""):gsub("(%l)(%u)", "%1_%2"):lower()) end
+--- How keys name a class, which is TorchRec's namespace of it: "NEPositiveMetric" is "ne_positive". A class whose
+--- namespace does not follow from its name has a field of it.
+local function namespace_of(class)
+  return classes[class].namespace
+    or (class:gsub("Metric$", ""):gsub("(%l)(%u)", "%1_%2"):gsub("(%u)(%u%l)", "%1_%2"):lower())
+end
 
 --- Whether `name` is that of a class of metrics.
 local function is_metric(name)

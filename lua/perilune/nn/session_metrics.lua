@@ -66,7 +66,7 @@ end
 --- a session are those of its top_threshold highest labels.
 local function of_session(SumMetric, name, value_name, report)
   local class = util.class(name, SumMetric)
-  class.width = 3
+  class.width, class.namespace = 3, value_name
   function class:init(args)
     SumMetric.init(self, args, { top_threshold = util.required.number, run_ranking_of_labels = false })
     util.integer(name, "top_threshold", self.options.top_threshold, 1)
@@ -133,8 +133,8 @@ end
 --- The metrics by name. SumMetric: the base of metrics of sums, value_of: the value of one of sums (both metrics.lua).
 return function(SumMetric, value_of)
   define_gauc(SumMetric)
-  of_session(SumMetric, "RecallSessionMetric", "recall_session", function(s) return s[1] / (s[1] + s[3]) end)
-  of_session(SumMetric, "PrecisionSessionMetric", "precision_session", function(s) return s[1] / s[2] end)
+  of_session(SumMetric, "RecallSessionMetric", "recall_session_level", function(s) return s[1] / (s[1] + s[3]) end)
+  of_session(SumMetric, "PrecisionSessionMetric", "precision_session_level", function(s) return s[1] / s[2] end)
   define_segmented(SumMetric, value_of)
   return M
 end

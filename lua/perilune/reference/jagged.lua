@@ -175,7 +175,7 @@ function peri.KeyedJaggedTensor:values() end
 function peri.KeyedJaggedTensor:lengths() end
 
 ---Where each bag begins, and the end of the last one.
----@return peri.Tensor # `[K * B + 1]`
+---@return peri.Tensor # `[K * B + 1]`; `i64` (in TorchRec the dtype of the lengths), or the dtype of the offsets that were given.
 function peri.KeyedJaggedTensor:offsets() end
 
 ---The lengths, if they are known already.

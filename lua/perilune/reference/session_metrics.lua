@@ -25,15 +25,15 @@ local metrics = {}
 metrics.GAUCMetric = {}
 
 ---Recall at k: which share of the positive samples is among the `top_threshold` highest predictions of its session. Of
----equal predictions all count as the highest of them. `compute` gives `lifetime_recall_session`,
----`window_recall_session`; NaN without positive samples.
+---equal predictions all count as the highest of them. `compute` gives `lifetime_recall_session_level`,
+---`window_recall_session_level`; NaN without positive samples.
 ---
 ---Errors: an unknown argument; a top_threshold below 1; an update without sessions, or with labels outside of 0..1.
 ---
 ---```lua
 ---local metric = peri.nn.metrics.RecallSessionMetric { top_threshold = 1 }
 ---metric:update({ 0.9, 0.2, 0.6, 0.4 }, { 1, 0, 0, 1 }, nil, { 1, 1, 2, 2 })
----print(metric:compute().lifetime_recall_session) --> 0.5
+---print(metric:compute().lifetime_recall_session_level) --> 0.5
 ---```
 ---@class peri.nn.metrics.RecallSessionMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args: peri.nn.metrics.session.args): peri.nn.metrics.RecallSessionMetric
@@ -46,14 +46,14 @@ metrics.RecallSessionMetric = {}
 ---@field group? peri.dist.Group|boolean The ranks (default: the world when the first samples come); `false`: this rank alone.
 
 ---Precision at k: which share of the `top_threshold` highest predictions of the sessions is positive. `compute` gives
----`lifetime_precision_session`, `window_precision_session`.
+---`lifetime_precision_session_level`, `window_precision_session_level`.
 ---
 ---Errors: an unknown argument; a top_threshold below 1; an update without sessions, or with labels outside of 0..1.
 ---
 ---```lua
 ---local metric = peri.nn.metrics.PrecisionSessionMetric { top_threshold = 1 }
 ---metric:update({ 0.9, 0.2, 0.6, 0.4 }, { 1, 0, 0, 1 }, nil, { 1, 1, 2, 2 })
----print(metric:compute().lifetime_precision_session) --> 0.5
+---print(metric:compute().lifetime_precision_session_level) --> 0.5
 ---```
 ---@class peri.nn.metrics.PrecisionSessionMetric: peri.nn.metrics.RecMetric
 ---@overload fun(args: peri.nn.metrics.session.args): peri.nn.metrics.PrecisionSessionMetric
