@@ -101,15 +101,21 @@ static void siblings_fini(siblings *s)
     peri__free(s->list);
 }
 
+/** The folder in which @path lies. */
+static void folder_of(const char *path, char folder[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash) snprintf(folder, PATH_MAX, ".");
+    else snprintf(folder, PATH_MAX, "%.*s", (int)peri__max(slash - path, 1), path);
+}
+
 /** All checkpoints that lie in the folder in which @path lies, in the order of their names. Damaged ones are left out;
  *  one that cannot be read now, which may be good, is an error if @all are wanted, or if this process lacks memory or
  *  descriptors for it. */
 static peri_status siblings_of(const char *path, bool all, siblings *s)
 {
     char *names;
-    const char *slash = strrchr(path, '/');
-    if (!slash) snprintf(s->folder, sizeof s->folder, ".");
-    else snprintf(s->folder, sizeof s->folder, "%.*s", (int)peri__max(slash - path, 1), path);
+    folder_of(path, s->folder);
     PERI_TRY(peri_checkpoint_names(s->folder, &names));
     peri_status status = PERI_OK;
     for (char *name = names, *end; status >= 0 && (end = strchr(name, '\n')); name = end + 1) {
@@ -193,15 +199,26 @@ peri_status peri__checkpoint_child(const char *given, char *child)
 
 peri_status peri__checkpoint_needs(const char *path, const char *digest)
 {
-    siblings s = {0};
-    peri_status status = siblings_of(path, false, &s);
-    if (status >= 0 && !find(&s, digest))
-        status = peri__fail(PERI_ENOTFOUND,
-                            "checkpoint: '%.200s' is not saved: what it is an increment of, checkpoint %s, is not in "
-                            "folder '%.200s' any more: it was replaced or removed while this one was written",
-                            path, digest, s.folder);
-    siblings_fini(&s);
-    return status;
+    char folder[PATH_MAX], full[PATH_MAX], *names;
+    bool found = false;
+    folder_of(path, folder);
+    PERI_TRY(peri_checkpoint_names(folder, &names));
+    peri_status status = PERI_OK;
+    /* From the last name to the first: of a chain of 1,000 increments the parent is most often the last one. */
+    for (char *end = names + strlen(names), *name; status >= 0 && !found && end > names; end = name) {
+        peri_checkpoint_info is;
+        *--end = 0; /* the line feed behind the name */
+        for (name = end; name > names && name[-1] != '\n';) name--;
+        if (peri__path_join(folder, name, full) < 0) continue;
+        if (identify(full, &is) >= 0) found = strcmp(is.digest, digest) == 0 || strcmp(is.same_as, digest) == 0;
+        else if (peri_error_status() == PERI_ENOMEM) status = PERI_ENOMEM;
+    }
+    peri_checkpoint_names_release(names);
+    if (status < 0 || found) return status;
+    return peri__fail(PERI_ENOTFOUND,
+                      "checkpoint: '%.200s' is not saved: what it is an increment of, checkpoint %s, is not in "
+                      "folder '%.200s' any more: it was replaced or removed while this one was written",
+                      path, digest, folder);
 }
 
 /* -- opening chains ------------------------------------------------------------------------------------------------ */
