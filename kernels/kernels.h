@@ -45,11 +45,12 @@
 #include "collision.h"
 #include "elements.h"
 #include "sequence.h"
+#include "layout.h"
 
 /** A kernel, step or operation as whoever compiled this header knows it: its number is its place in the list. */
 typedef struct peri_work_entry {
     const char *name; /* NULL: no work has this number */
-    int64_t args;     /* bytes of its argument struct */
+    int64_t args;     /* PERI_WORK_ARGS of its argument struct */
 } peri_work_entry;
 
 /** All of them by number, and how many. A backend hands this list to the core, which finds its work there by name:
@@ -57,7 +58,7 @@ typedef struct peri_work_entry {
 static inline const peri_work_entry *peri_work_list(int32_t *count)
 {
     static const peri_work_entry list[] = {
-#define X(name, args) {#name, sizeof(args)},
+#define X(name, args) {#name, PERI_WORK_ARGS(args)},
         PERI_KERNELS(X) PERI_STEPS(X) {NULL, 0}, PERI_OPS(X)
 #undef X
     };

@@ -20,8 +20,8 @@
 #include "host.h"
 
 enum {
-    PERI_DEVICE_ABI = 6,       /* of this header */
-    PERI_DEVICE_ABI_LOWEST = 6 /* the oldest contract whose backends this core still takes */
+    PERI_DEVICE_ABI = 7,       /* of this header */
+    PERI_DEVICE_ABI_LOWEST = 7 /* the oldest contract whose backends this core still takes */
 };
 
 /** Capabilities. */

@@ -27,9 +27,9 @@ typedef struct peri_plugin_host {
     void (*free)(void *p);
     /* Split [0, n) over the worker pool; see peri__parallel_for. */
     void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void *ctx, int64_t begin, int64_t end), void *ctx);
-    /* The CPU's kernel or step @name whose argument struct has @args bytes, of the chosen instruction set; NULL: this
-     * core has none that takes these. Backends ask once and keep it: their numbers (PERI_K_*) may be other kernels'
-     * here. */
+    /* The CPU's kernel or step @name whose argument struct is @args (PERI_WORK_ARGS), of the chosen instruction set;
+     * NULL: this core has none that takes these. Backends ask once and keep it: their numbers (PERI_K_*) may be other
+     * kernels' here. */
     void (*(*kernel)(const char *name, int64_t args))(const void *args, int64_t begin, int64_t end);
     /* True when this passage of a fault point (PERI_FAULT_*, plugin/fault.h) must fail. */
     bool (*fault)(int32_t point);

@@ -44,21 +44,20 @@ static int64_t copy_choice(int32_t choice)
 static int64_t sort_keys(void) { return peri__tune(PERI__TUNE_sort_ids); }
 
 /** The kernel that the backend which this thread loads asked for last without getting it; "": none. */
-static _Thread_local char missed[128];
+static _Thread_local char missed[96];
 
 static void (*kernel(const char *name, int64_t args))(const void *args, int64_t begin, int64_t end)
 {
     int32_t n;
-    int64_t has = 0;
+    bool other = false;
     const peri_work_entry *list = peri_work_list(&n);
     for (int32_t i = 0; name && i < PERI_KERNEL_COUNT; i++) {
         if (strcmp(list[i].name, name)) continue;
         if (list[i].args == args) return peri_kernels_get()->fn[i];
-        has = list[i].args;
+        other = true;
     }
-    snprintf(missed, sizeof missed, "kernel '%.40s' with arguments of %lld bytes, and this version has ",
-             name ? name : "", (long long)args);
-    snprintf(missed + strlen(missed), sizeof missed - strlen(missed), has ? "%lld" : "none", (long long)has);
+    snprintf(missed, sizeof missed, "kernel '%.40s', which %s here", name ? name : "",
+             other ? "takes other arguments" : "is not");
     return NULL;
 }
 
@@ -241,7 +240,7 @@ typedef struct known_plugin {
 } known_plugin;
 
 /** Kernels and operations are known by their names: @work gets the number of each in the backend's list, -1 where that
- *  has none of the name with arguments of the same size. Operations come after a gap in the list, and may be called as
+ *  has none of the name with the same arguments. Operations come after a gap in the list, and may be called as
  *  steps are. */
 static void translate(const peri_work_entry *(*list)(int32_t *count), int32_t work[PERI_WORK_COUNT])
 {

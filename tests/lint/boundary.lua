@@ -150,6 +150,12 @@ local function documented(ctx)
   return complaints
 end
 
+--- Plugins and the library compare layouts of arguments by the numbers in kernels/layout.h.
+local function layouts(ctx)
+  local differs = ctx.lines "luajit runtime/gen/layouts.lua 2>&1 | cmp - kernels/layout.h 2>&1"
+  return { differs[1] and differs[1] .. ": luajit runtime/gen/layouts.lua >kernels/layout.h" }
+end
+
 --- Functions, structures and constants that programs of the last release rely on: runtime/gen/contract.lua.
 local function contract(ctx)
   local check = "luajit runtime/gen/contract.lua check %s/lua/perilune/cdef.lua runtime/include/perilune "
@@ -386,5 +392,6 @@ return {
   { "public names follow the rules of docs/embedding_c.md", named },
   { "plugins export their entry only", plugins },
   { "global symbols carry the prefix", prefixed }, { "programs of the last release go on", contract },
+  { "numbers of layouts are of today", layouts },
   { "the library has what earlier programs call", kept },
 }

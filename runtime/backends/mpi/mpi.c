@@ -21,6 +21,7 @@
  */
 #include "mpi_internal.h"
 #include "../../../kernels/convert.h"
+#include "../../../kernels/layout.h"
 #include "../../../kernels/route.h"
 #include "../../plugin/fault.h"
 
@@ -265,7 +266,7 @@ __attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(
 const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent)
 {
     if (!peri_plugin_host_take(&peri__mpi_host, lent)) return NULL;
-    peri__mpi_reduce = lent->kernel("reduce", sizeof(peri_k_reduce_args));
-    peri__mpi_place = lent->kernel("route_place", sizeof(peri_k_route_place_args));
+    peri__mpi_reduce = lent->kernel("reduce", PERI_WORK_ARGS(peri_k_reduce_args));
+    peri__mpi_place = lent->kernel("route_place", PERI_WORK_ARGS(peri_k_route_place_args));
     return peri_plugin_host_has_all(lent) && peri__mpi_reduce && peri__mpi_place ? &vtab : NULL;
 }

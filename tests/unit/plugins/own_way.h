@@ -328,7 +328,7 @@ static void tbe_sort(const peri_op_tbe_sort *a)
                                  .payload_bits = a->payload_bits,
                                  .shift = a->payload_bits,
                                  .bits = 1};
-    host->kernel("tbe_keys", sizeof keys)(&keys, 0, 1);
+    host->kernel("tbe_keys", PERI_WORK_ARGS(peri_k_tbe_keys_args))(&keys, 0, 1);
     for (int64_t i = 1; i < a->list.spans[a->list.n_blocks].items; i++) {
         uint64_t key = a->keys[i];
         int64_t at = i;
@@ -351,19 +351,19 @@ static int64_t scratch(void *device, int32_t op, const void *args)
 
 static void one_chunk(int32_t op, const void *args, void *memory)
 {
-    if (op == PERI_OP_tbe_prepare) host->kernel("tbe_prepare", sizeof(peri_op_args_of_tbe_prepare))(args, 0, 1);
-    if (op == PERI_OP_tbe_report) host->kernel("tbe_report", sizeof(peri_op_args_of_tbe_report))(args, 0, 1);
+    if (op == PERI_OP_tbe_prepare) host->kernel("tbe_prepare", PERI_WORK_ARGS(peri_k_tbe_prepare_args))(args, 0, 1);
+    if (op == PERI_OP_tbe_report) host->kernel("tbe_report", PERI_WORK_ARGS(peri_k_tbe_report_args))(args, 0, 1);
     if (op == PERI_OP_tbe_forward) {
         peri_k_tbe_forward_args a = *(const peri_k_tbe_forward_args *)args;
         a.chunks = 1;
-        host->kernel("tbe_forward", sizeof a)(&a, 0, 1);
+        host->kernel("tbe_forward", PERI_WORK_ARGS(peri_k_tbe_forward_args))(&a, 0, 1);
     }
     if (op == PERI_OP_tbe_update) {
         peri_k_tbe_update_args a = *(const peri_k_tbe_update_args *)args;
         a.chunks = 1;
         a.scratch = memory;
         a.scratch_stride = update_stride(args);
-        host->kernel("tbe_update", sizeof a)(&a, 0, 1);
+        host->kernel("tbe_update", PERI_WORK_ARGS(peri_k_tbe_update_args))(&a, 0, 1);
     }
 }
 

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kernels/layout.h: written by `luajit runtime/gen/layouts.lua >kernels/layout.h`. A number for the layout of each
+ * argument struct of kernels/list.h: what the struct and its parts are declared as, comments aside.
+ */
+#ifndef PERI_KERNELS_LAYOUT_H
+#define PERI_KERNELS_LAYOUT_H
+
+#include <stdint.h>
+
+/** Bytes of an argument struct (low half), and the number of its layout: members may change places or meaning, and the
+ *  bytes stay the same. */
+#define PERI_WORK_ARGS(type) ((int64_t)sizeof(type) | (int64_t)PERI_LAYOUT_##type << 32)
+
+#define PERI_LAYOUT_peri_k_fill_args 0x2627af8b
+#define PERI_LAYOUT_peri_k_convert_args 0x1062ce4a
+#define PERI_LAYOUT_peri_k_random_args 0x274ae37a
+#define PERI_LAYOUT_peri_k_reduce_args 0x30f56afd
+#define PERI_LAYOUT_peri_k_divide_args 0x6c244dd9
+#define PERI_LAYOUT_peri_k_codec_args 0x5fc4af84
+#define PERI_LAYOUT_peri_k_axpy_args 0x30d8fbe2
+#define PERI_LAYOUT_peri_k_unary_args 0x7b0f522f
+#define PERI_LAYOUT_peri_k_unary_grad_args 0x12bd7ec1
+#define PERI_LAYOUT_peri_k_binary_args 0x37c10aef
+#define PERI_LAYOUT_peri_k_muladd_args 0x76720ca7
+#define PERI_LAYOUT_peri_k_bias_act_args 0x3422d189
+#define PERI_LAYOUT_peri_k_act_grad_args 0x33b24b23
+#define PERI_LAYOUT_peri_k_formula_args 0x3e6d9df4
+#define PERI_LAYOUT_peri_k_cross_args 0x751017c0
+#define PERI_LAYOUT_peri_k_cross_grad_args 0x5ef1ac26
+#define PERI_LAYOUT_peri_k_sum_dim_args 0x4bc516a1
+#define PERI_LAYOUT_peri_k_max_dim_args 0x4961207b
+#define PERI_LAYOUT_peri_k_max_dim_grad_args 0x198309b6
+#define PERI_LAYOUT_peri_k_product_dim_args 0x60c8674d
+#define PERI_LAYOUT_peri_k_product_dim_grad_args 0x55c51ee4
+#define PERI_LAYOUT_peri_k_softmax_args 0x76e25285
+#define PERI_LAYOUT_peri_k_softmax_grad_args 0x07cddb10
+#define PERI_LAYOUT_peri_k_layer_norm_args 0x77897b69
+#define PERI_LAYOUT_peri_k_layer_norm_grad_args 0x13435a5b
+#define PERI_LAYOUT_peri_k_dropout_args 0x7cdc23e8
+#define PERI_LAYOUT_peri_k_interaction_args 0x444793a8
+#define PERI_LAYOUT_peri_k_interaction_grad_args 0x3b9736e7
+#define PERI_LAYOUT_peri_k_loss_args 0x2d3316e0
+#define PERI_LAYOUT_peri_k_loss_grad_args 0x5e8a0587
+#define PERI_LAYOUT_peri_k_mean_args 0x74375a96
+#define PERI_LAYOUT_peri_k_cross_entropy_args 0x16690fdd
+#define PERI_LAYOUT_peri_k_cross_entropy_grad_args 0x7cfad635
+#define PERI_LAYOUT_peri_k_panel_product_args 0x3cba38fe
+#define PERI_LAYOUT_peri_op_gemm 0x7a369210
+#define PERI_LAYOUT_peri_k_optim_sgd_args 0x0ae7067f
+#define PERI_LAYOUT_peri_k_optim_adagrad_args 0x1424c02a
+#define PERI_LAYOUT_peri_k_optim_adam_args 0x12a9f7ab
+#define PERI_LAYOUT_peri_k_optim_rmsprop_args 0x24794111
+#define PERI_LAYOUT_peri_k_optim_rowwise_adagrad_args 0x06d5011d
+#define PERI_LAYOUT_peri_k_norm_partial_args 0x2bd49237
+#define PERI_LAYOUT_peri_k_clip_norm_args 0x596465ef
+#define PERI_LAYOUT_peri_k_clip_value_args 0x5cbbb7df
+#define PERI_LAYOUT_peri_k_norm_finish_args 0x54d31134
+#define PERI_LAYOUT_peri_k_jagged_bounds_args 0x5ba9c95f
+#define PERI_LAYOUT_peri_k_jagged_lengths_args 0x3b46e88b
+#define PERI_LAYOUT_peri_k_jagged_copy_args 0x4cff9bca
+#define PERI_LAYOUT_peri_k_jagged_sum_args 0x09bb4d89
+#define PERI_LAYOUT_peri_k_jagged_padded_args 0x0eb35f6a
+#define PERI_LAYOUT_peri_k_columns_sum_args 0x2f2fa2d8
+#define PERI_LAYOUT_peri_k_cumsum_args 0x10e97292
+#define PERI_LAYOUT_peri_k_jagged_check_args 0x74a02834
+#define PERI_LAYOUT_peri_k_jagged_report_args 0x14390310
+#define PERI_LAYOUT_peri_op_cumsum 0x06a9af88
+#define PERI_LAYOUT_peri_op_bags_report 0x0cdec59b
+#define PERI_LAYOUT_peri_k_jagged_places_args 0x45184f50
+#define PERI_LAYOUT_peri_k_invert_permute_args 0x3f6c907e
+#define PERI_LAYOUT_peri_k_segment_sum_args 0x23ab589f
+#define PERI_LAYOUT_peri_k_levels_args 0x17dee299
+#define PERI_LAYOUT_peri_k_segment_spread_args 0x1bb5ec67
+#define PERI_LAYOUT_peri_k_bucketize_replay_args 0x7e19d489
+#define PERI_LAYOUT_peri_k_index_check_args 0x05b2686c
+#define PERI_LAYOUT_peri_k_sort_keys_args 0x2ed38fc2
+#define PERI_LAYOUT_peri_k_sort_order_args 0x14651ce2
+#define PERI_LAYOUT_peri_k_sort_lists_args 0x23009ebb
+#define PERI_LAYOUT_peri_k_unique_args 0x060b3dba
+#define PERI_LAYOUT_peri_k_mark_args 0x04e3ce1b
+#define PERI_LAYOUT_peri_k_bucketize_args 0x5844c3b5
+#define PERI_LAYOUT_peri_op_index_check 0x3b3e8d0e
+#define PERI_LAYOUT_peri_op_lists 0x6310ee63
+#define PERI_LAYOUT_peri_op_unique 0x47ee51b9
+#define PERI_LAYOUT_peri_k_batch_select_args 0x79bde5d8
+#define PERI_LAYOUT_peri_k_unary_sum_args 0x1fc68d80
+#define PERI_LAYOUT_peri_k_prune_mark_args 0x5a70d06c
+#define PERI_LAYOUT_peri_k_mask_args 0x536d1e6b
+#define PERI_LAYOUT_peri_k_hash_args 0x6230ec8e
+#define PERI_LAYOUT_peri_k_murmur_hash3_args 0x45c815db
+#define PERI_LAYOUT_peri_k_calibrate_args 0x0fb66b7e
+#define PERI_LAYOUT_peri_k_table_rows_args 0x6c8b0f91
+#define PERI_LAYOUT_peri_k_weights_by_id_args 0x5992b33e
+#define PERI_LAYOUT_peri_k_slice_bounds_args 0x3a866fb2
+#define PERI_LAYOUT_peri_k_rows_args 0x5b304731
+#define PERI_LAYOUT_peri_op_nearest 0x77263c5c
+#define PERI_LAYOUT_peri_k_nearest_args 0x15749f3e
+#define PERI_LAYOUT_peri_k_route_count_args 0x10740136
+#define PERI_LAYOUT_peri_k_route_totals_args 0x195e445c
+#define PERI_LAYOUT_peri_k_route_pack_args 0x0841ed05
+#define PERI_LAYOUT_peri_k_route_return_args 0x31675fb9
+#define PERI_LAYOUT_peri_k_route_mean_args 0x13b71678
+#define PERI_LAYOUT_peri_k_route_combine_args 0x01670cc8
+#define PERI_LAYOUT_peri_k_route_spread_args 0x2375a555
+#define PERI_LAYOUT_peri_k_route_rows_args 0x6f299d1e
+#define PERI_LAYOUT_peri_k_route_pool_args 0x008e162f
+#define PERI_LAYOUT_peri_k_route_place_args 0x2f4739bc
+#define PERI_LAYOUT_peri_k_route_lines_args 0x059b7308
+#define PERI_LAYOUT_peri_k_tbe_shift_args 0x7d187efe
+#define PERI_LAYOUT_peri_k_tbe_run_tables_args 0x130fe6ec
+#define PERI_LAYOUT_peri_k_tbe_most_counted_args 0x06081a5e
+#define PERI_LAYOUT_peri_k_tbe_mark_args 0x6e826f86
+#define PERI_LAYOUT_peri_k_tbe_prepare_args 0x6431dd19
+#define PERI_LAYOUT_peri_k_tbe_check_args 0x5b203c63
+#define PERI_LAYOUT_peri_k_tbe_report_args 0x550894d8
+#define PERI_LAYOUT_peri_k_tbe_forward_args 0x1f64c52a
+#define PERI_LAYOUT_peri_k_tbe_weight_gradient_args 0x7810c189
+#define PERI_LAYOUT_peri_k_tbe_sort_args 0x402fe076
+#define PERI_LAYOUT_peri_k_tbe_keys_args 0x58bb31ed
+#define PERI_LAYOUT_peri_k_radix_args 0x26c976c3
+#define PERI_LAYOUT_peri_k_tbe_update_args 0x7d66a790
+#define PERI_LAYOUT_peri_k_tbe_dense_update_args 0x104097f2
+#define PERI_LAYOUT_peri_k_tbe_runs_args 0x12fab8ad
+#define PERI_LAYOUT_peri_k_tbe_shampoo 0x089646ec
+#define PERI_LAYOUT_peri_k_tbe_ema_args 0x711292a7
+#define PERI_LAYOUT_peri_op_tbe_sort 0x14683464
+#define PERI_LAYOUT_peri_k_cache_args 0x30d3958b
+#define PERI_LAYOUT_peri_k_bag_pad_args 0x0194461c
+#define PERI_LAYOUT_peri_k_bag_scale_args 0x24ed2242
+#define PERI_LAYOUT_peri_k_bag_max_args 0x69aacc8d
+#define PERI_LAYOUT_peri_k_bag_max_grad_args 0x3c526db3
+#define PERI_LAYOUT_peri_k_bag_renorm_args 0x2a596201
+#define PERI_LAYOUT_peri_k_collision_find_args 0x3099c1ec
+#define PERI_LAYOUT_peri_k_collision_group_args 0x0cbb4010
+#define PERI_LAYOUT_peri_k_collision_learn_args 0x097fd1f3
+#define PERI_LAYOUT_peri_k_collision_changed_args 0x6d31b418
+#define PERI_LAYOUT_peri_k_collision_state_args 0x68ab5ddb
+#define PERI_LAYOUT_peri_k_compare_args 0x22293b56
+#define PERI_LAYOUT_peri_k_where_args 0x41751fe4
+#define PERI_LAYOUT_peri_k_take_args 0x797abbc6
+#define PERI_LAYOUT_peri_k_running_sum_args 0x0b2eae4b
+#define PERI_LAYOUT_peri_k_iota_args 0x2d9cbf30
+#define PERI_LAYOUT_peri_k_integer_product_args 0x0981e32b
+#define PERI_LAYOUT_peri_k_search_args 0x64e64455
+#define PERI_LAYOUT_peri_k_running_extreme_args 0x37cce71c
+#define PERI_LAYOUT_peri_k_mode_args 0x231d0cd2
+#define PERI_LAYOUT_peri_k_bin_args 0x01c153f4
+#define PERI_LAYOUT_peri_k_unravel_args 0x0410f5f3
+#define PERI_LAYOUT_peri_k_in_batch_logits_args 0x32dbb513
+#define PERI_LAYOUT_peri_k_integer_sum_args 0x113d7784
+#define PERI_LAYOUT_peri_k_triangle_args 0x7eed7ce1
+#define PERI_LAYOUT_peri_k_member_args 0x6e4c3777
+#define PERI_LAYOUT_peri_k_cosine_args 0x07e79b60
+#define PERI_LAYOUT_peri_k_cosine_grad_args 0x5a16cf1e
+#define PERI_LAYOUT_peri_k_sort_line_args 0x30fa2870
+#define PERI_LAYOUT_peri_k_take_add_args 0x25cc7312
+#define PERI_LAYOUT_peri_op_sort_lines 0x2a2475c9
+#define PERI_LAYOUT_peri_k_attention_args 0x45419486
+#define PERI_LAYOUT_peri_k_sequence_positions_args 0x49fd3f85
+#define PERI_LAYOUT_peri_k_time_buckets_args 0x6bbe5218
+
+#endif
