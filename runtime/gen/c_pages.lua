@@ -118,7 +118,7 @@ local function names_of(page)
       between = ", "
     end
   end
-  return table.concat(out, "\n") .. "\n"
+  return table.concat(out, "\n"):gsub(#out == 1 and "^%- " or "^$", "") .. "\n"
 end
 
 --- The Markdown of a header's page.

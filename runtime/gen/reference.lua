@@ -152,7 +152,7 @@ local function bases(entry, classes)
   return ("It has the methods of [`%s`](%s.md#%s), too.\n"):format(entry.base, base.page, anchor(entry.base))
 end
 
---- inner: a method, below the heading of its class.
+--- inner: a function of a class whose heading stands above.
 local function render_entry(out, entry, types, classes, inner)
   local level = inner and "###" or "##"
   out[#out + 1] = ("%s %s\n"):format(level, entry.name)
@@ -205,11 +205,10 @@ function M.lua_page(page, types, classes)
       or entry.name, anchor(entry.name), M.brief(entry))
   end
   out[#out + 1] = ""
-  local classed = false -- whether the heading of a class stands above
+  local seen = {} -- classes whose headings stand above
   for _, entry in ipairs(page.entries) do
-    local method = entry.owner and entry.kind == "function" and not entry.owner:match "^peri%.?[%l_%.]*$"
-    classed = classed or not method
-    render_entry(out, entry, types, classes, method and classed)
+    if entry.kind == "class" then seen[entry.name] = true end
+    render_entry(out, entry, types, classes, entry.kind == "function" and seen[entry.owner])
   end
   local text = table.concat(out, "\n"):gsub("([%s%(])docs/([%w_]+)%.md", "%1[docs/%2.md](../%2.md)")
   return (text:gsub("\n+$", "\n"))
@@ -221,7 +220,7 @@ local INDEX = [[
 Everything that a script or a C program may call. `perilune help NAME` shows the same in a terminal, and editors with a language server that
 reads LuaCATS (LuaLS, EmmyLua's) complete names, arguments and what calls return, from the files that these pages are made of: `make install`
 puts them beside the library, in `share/lua/5.1/perilune/reference`; tell the editor that `share/lua/5.1` is a library. In the examples `peri` is `require "perilune"`; `nn`, `plan` and `data` are `peri.nn`, `peri.plan` and
-`peri.data`. What they print stands behind `-->`. Shapes are written `[B, D]`. Names that begin with `_` are the library's own.
+`peri.data`. What they print stands behind `-->`. Shapes are written `[B, D]`. Names that begin with `_` are the library's own. Below, a name that begins with `.` is of the same module as the one before it.
 
 ## Lua
 

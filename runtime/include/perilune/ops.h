@@ -18,7 +18,7 @@
 
 /** max(x, 0) */
 PERI_API peri_status peri_op_relu(peri_tensor *x, peri_tensor **out);
-/** 1 / (1 + exp(-x)) */
+/** 1 / (1 + exp(-x)); the hyperbolic tangent of x */
 PERI_API peri_status peri_op_sigmoid(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_tanh(peri_tensor *x, peri_tensor **out);
 /** x sigmoid(x) */
@@ -29,7 +29,7 @@ PERI_API peri_status peri_op_gelu(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_softplus(peri_tensor *x, peri_tensor **out);
 /** log(sigmoid x) */
 PERI_API peri_status peri_op_logsigmoid(peri_tensor *x, peri_tensor **out);
-/** x > 0 ? x : slope x */
+/** x > 0 ? x : slope x; e to the power x; the natural logarithm of x; its square root */
 PERI_API peri_status peri_op_leaky_relu(peri_tensor *x, double slope, peri_tensor **out);
 PERI_API peri_status peri_op_exp(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_log(peri_tensor *x, peri_tensor **out);
@@ -39,7 +39,7 @@ PERI_API peri_status peri_op_root(peri_tensor *x, peri_tensor **out);
 /** @low where x is smaller, then @high where it is larger; NaN stays. A bound that is NaN makes floats NaN, and is
  *  PERI_EINVAL for integers. */
 PERI_API peri_status peri_op_clamp(peri_tensor *x, double low, double high, peri_tensor **out);
-/** |x|; its gradient at 0 is 0 */
+/** |x|, whose gradient at 0 is 0; x * x */
 PERI_API peri_status peri_op_abs(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_square(peri_tensor *x, peri_tensor **out);
 /** x to the power of @exponent */
@@ -47,7 +47,7 @@ PERI_API peri_status peri_op_pow(peri_tensor *x, double exponent, peri_tensor **
 /** log(1 + x) and exp(x) - 1, also where x is so small that 1 + x is 1 */
 PERI_API peri_status peri_op_log1p(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_expm1(peri_tensor *x, peri_tensor **out);
-/** 1 / sqrt x */
+/** 1 / sqrt x; the sine of x; its cosine */
 PERI_API peri_status peri_op_rsqrt(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_sin(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_cos(peri_tensor *x, peri_tensor **out);
@@ -154,7 +154,7 @@ PERI_API peri_status peri_op_running_product(peri_tensor *x, int32_t dim, peri_t
 /** The largest of x[0], ..., x[i] along @dim, and its place (i64; @indices may be NULL), of equal elements the last
  *  one's, which gets the gradient. From a NaN on it is the last NaN. Any dtype that is not complex. */
 PERI_API peri_status peri_op_cummax(peri_tensor *x, int32_t dim, peri_tensor **values, peri_tensor **indices);
-/** The same of the smallest. */
+/** The same of the smallest. Softmax: exp x / the sum of exp x along @dim; and the natural logarithm of that. */
 PERI_API peri_status peri_op_cummin(peri_tensor *x, int32_t dim, peri_tensor **values, peri_tensor **indices);
 PERI_API peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
 PERI_API peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);

@@ -23,7 +23,7 @@
  *  - else with block = block_sizes[f] (times total_num_blocks[f] / buckets, if given), if u < block * buckets: to
  *    bucket u / block, as u % block;
  *  - all others (beyond the last bound or block; block 0: all) are dealt out in turn: to bucket u % buckets, as u /
- *  buckets. */
+ *    buckets. */
 typedef struct peri_bucket_args {
     int32_t buckets;      /* >= 1 */
     int32_t n_features;
