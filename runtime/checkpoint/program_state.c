@@ -267,7 +267,7 @@ static peri_status note_tables(tables *t, const peri_sharded_config *config)
         const peri_sharded_table *given = peri__struct_at(config->tables, i);
         PERI_TAKE(peri_sharded_table, given);
         t->optimizer[i] = given->compute_kernel == PERI_KERNEL_FUSED ? given->optimizer : -1;
-        t->coded[i] = peri__tbe_bytes(given->dtype) ? given->dtype : 0;
+        t->coded[i] = peri__rows_are_bytes(given->dtype) ? given->dtype : 0;
     }
     for (int32_t o = 0; o < config->n_optimizers; o++) {
         const peri_tbe_optimizer_config *given = peri__struct_at(config->optimizers, o);

@@ -128,24 +128,28 @@ const int64_t *peri__announce_from(const peri__announce *a, int32_t part_, int32
     return a->recv + rank * a->in + a->parts[part_].in + HEAD_WORDS;
 }
 
-static void release(void *a) { peri__announce_release(a); }
+static void release_announce(void *a) { peri__announce_release(a); }
 
 /** Post the operation of this phase, on buffers of @a. */
-static peri_status post(peri__announce *a, peri_coll_op op)
+static peri_status post_phase(peri__announce *a, peri_coll_op op)
 {
     const peri__announce_numbers *n = &a->numbers;
     op.channel = a->phase == EXPLAIN ? PERI_CHANNEL_REPORTS : PERI_CHANNEL_CONTROL;
     op.sequence = a->phase == EXPLAIN ? n->texts : a->phase == AHEAD ? n->ahead : n->words;
     op.tag = a->tag;
     peri__refs_add(&a->refs);
-    return peri__coll_post_host(a->group, &op, a, release, &a->work);
+    return peri__coll_post_host(a->group, &op, a, release_announce, &a->work);
 }
 
 static peri_status post_words(peri__announce *a)
 {
     a->phase = WORDS;
-    return post(a, (peri_coll_op){.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_I64, .send = a->send, .recv = a->recv,
-                                  .send_counts = a->counts, .recv_counts = a->counts + a->group->size});
+    return post_phase(a, (peri_coll_op){.kind = PERI_COLL_ALL_TO_ALL,
+                                        .dtype = PERI_I64,
+                                        .send = a->send,
+                                        .recv = a->recv,
+                                        .send_counts = a->counts,
+                                        .recv_counts = a->counts + a->group->size});
 }
 
 static peri_status post_ahead(peri__announce *a)
@@ -154,7 +158,7 @@ static peri_status post_ahead(peri__announce *a)
     for (int32_t r = 0; r < a->group->size && counts; r++) counts[r] = (int64_t)a->n * HEAD_WORDS;
     if (!counts) return PERI_ENOMEM;
     a->phase = AHEAD;
-    return post(a, (peri_coll_op){.kind = PERI_COLL_ALL_GATHER,
+    return post_phase(a, (peri_coll_op){.kind = PERI_COLL_ALL_GATHER,
                                   .dtype = PERI_I64,
                                   .send = a->heads,
                                   .recv = a->heads + a->n * HEAD_WORDS,
@@ -182,7 +186,7 @@ static peri_status post_texts(peri__announce *a)
     const char *text = agreement->text(agreement->ctx, &now);
     memcpy(a->texts, text, (size_t)peri__min(own, now));
     a->phase = EXPLAIN;
-    return post(a, (peri_coll_op){.kind = PERI_COLL_ALL_GATHER,
+    return post_phase(a, (peri_coll_op){.kind = PERI_COLL_ALL_GATHER,
                                   .dtype = PERI_U8,
                                   .send = a->texts,
                                   .recv = a->texts + own,
@@ -202,13 +206,13 @@ static peri_status compare_part(peri__announce *a, int32_t part_)
         if (a->other < 0 && hash != own) a->other = r;
     }
     if (same) return PERI_OK;
-    a->differs = part_; /* the same one on all ranks, since they compare the same */
+    a->differs = part_; /* the same one on all ranks, since they compare_parts the same */
     if (!agreement->bytes) return agreement->differ(agreement->ctx, a->other, NULL, NULL);
     PERI_TRY(post_texts(a));
     return PERI_PENDING;
 }
 
-static peri_status compare(peri__announce *a)
+static peri_status compare_parts(peri__announce *a)
 {
     for (int32_t p = 0; p < a->n; p++) {
         peri_status status = compare_part(a, p);
@@ -218,12 +222,12 @@ static peri_status compare(peri__announce *a)
 }
 
 /** The announcement's error, for all of its parts, whichever of them met it; PERI_OK: there is none. */
-static peri_status failed(const peri__announce *a)
+static peri_status announced_failure(const peri__announce *a)
 {
     return a->status < 0 ? peri__fail(a->status, "%s", a->failure ? a->failure : a->function) : PERI_OK;
 }
 
-static peri_status keep(peri__announce *a, peri_status status)
+static peri_status keep_failure(peri__announce *a, peri_status status)
 {
     a->status = status;
     if (status < 0) a->failure = peri__strdup(peri_error_message());
@@ -232,22 +236,22 @@ static peri_status keep(peri__announce *a, peri_status status)
 
 peri_status peri__announce_post(peri__announce *a)
 {
-    PERI_TRY(failed(a));
+    PERI_TRY(announced_failure(a));
     if (++a->ready < a->n) return PERI_OK;
-    return keep(a, a->numbers.ahead ? post_ahead(a) : post_words(a));
+    return keep_failure(a, a->numbers.ahead ? post_ahead(a) : post_words(a));
 }
 
 /** The operation of this phase is complete. */
-static peri_status go_on(peri__announce *a)
+static peri_status enter_next_phase(peri__announce *a)
 {
     peri_status status;
     switch (a->phase) {
     case AHEAD:
-        if ((status = compare(a)) != PERI_OK) return status;
+        if ((status = compare_parts(a)) != PERI_OK) return status;
         PERI_TRY(post_words(a));
         return PERI_PENDING;
     case WORDS:
-        if ((status = compare(a)) != PERI_OK) return status;
+        if ((status = compare_parts(a)) != PERI_OK) return status;
         if (a->numbers.texts) peri__group_skip(a->group, PERI_CHANNEL_REPORTS, a->numbers.texts);
         a->phase = DONE;
         return PERI_OK;
@@ -258,7 +262,7 @@ static peri_status go_on(peri__announce *a)
     }
 }
 
-static peri_status advance(peri__announce *a)
+static peri_status advance_phases(peri__announce *a)
 {
     while (a->phase != DONE) {
         peri_status status = a->phase == WAITING ? PERI_PENDING : peri_work_test(a->work);
@@ -268,7 +272,7 @@ static peri_status advance(peri__announce *a)
         if (status != PERI_OK) return status;
         peri_work_release(a->work);
         a->work = NULL;
-        status = go_on(a);
+        status = enter_next_phase(a);
         if (status < 0) return status;
     }
     return PERI_OK;
@@ -276,6 +280,6 @@ static peri_status advance(peri__announce *a)
 
 peri_status peri__announce_test(peri__announce *a)
 {
-    PERI_TRY(failed(a));
-    return keep(a, advance(a));
+    PERI_TRY(announced_failure(a));
+    return keep_failure(a, advance_phases(a));
 }

@@ -36,7 +36,7 @@ typedef struct coll_work {
 } coll_work;
 
 /** Bytes that the operation takes from this rank's buffers and puts into them. */
-static void extents(const peri_coll_op *op, int32_t rank, int32_t size, int64_t *send, int64_t *recv)
+static void bytes_of_rank(const peri_coll_op *op, int32_t rank, int32_t size, int64_t *send, int64_t *recv)
 {
     int64_t sent = 0, received = 0, e = peri_dtype_size(op->dtype);
     switch (op->kind) {
@@ -133,7 +133,7 @@ static void print_record(peri_group *g)
 /* -- stepping ------------------------------------------------------------------------------------------------------ */
 
 /** Fail in words: which operation of which group on which rank. The error record holds the cause. */
-static peri_status fail(coll_work *w, peri_status status)
+static peri_status fail_in_words(coll_work *w, peri_status status)
 {
     peri_group *g = w->base.group;
     char what[128];
@@ -144,12 +144,12 @@ static peri_status fail(coll_work *w, peri_status status)
 }
 
 /** Hand the operation to the transport if it is its turn. */
-static peri_status post(coll_work *w)
+static peri_status post_in_turn(coll_work *w)
 {
     peri_group *g = w->base.group;
     w->phase = TURN;
     peri_status status = peri__group_check("peri_coll", g);
-    if (status < 0) return fail(w, status);
+    if (status < 0) return fail_in_words(w, status);
     if (peri__group_next(g, w->op.channel) != w->op.sequence) return PERI_OK;
     if (w->stage) {
         w->op.send = w->out ? w->out->data : NULL;
@@ -158,7 +158,7 @@ static peri_status post(coll_work *w)
     if (w->op.stream && g->comm->vtab->elsewhere) g->comm->vtab->elsewhere(g->ctx, &w->op);
     PERI__OWN_FLOATS; /* a transport may add up where it has all numbers */
     status = w->vtab->post(w->op.stream ? g->device_ctx : g->ctx, &w->op, &w->request);
-    if (status < 0) return fail(w, status);
+    if (status < 0) return fail_in_words(w, status);
     peri__group_posted(g, w->op.channel, w->op.sequence);
     w->phase = POSTED;
     g->comm->on_device += w->op.stream != NULL;
@@ -207,7 +207,7 @@ static peri_status copy_in(coll_work *w)
         PERI_TRY(join_home(w, w->recv, w->in->event));
         if (w->recv->storage->home != w->base.stream) PERI_TRY(peri_stream_wait(w->base.stream, w->in->event));
     }
-    peri__stage_put(w->stage, w->in, w->in_bytes > 0);
+    peri__stage_buffer_put(w->stage, w->in, w->in_bytes > 0);
     w->in = NULL;
     return PERI_OK;
 }
@@ -221,7 +221,7 @@ static int64_t coarse_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static peri_status overdue(coll_work *w)
+static peri_status check_deadline(coll_work *w)
 {
     peri_group *g = w->base.group;
     int64_t now = coarse_ns(), gap = now - w->polled_ns;
@@ -231,15 +231,16 @@ static peri_status overdue(coll_work *w)
     if (w->waited_ns < g->timeout_ns && !w->base.expired) return PERI_PENDING;
     /* somebody may have said why by now */
     peri_status known = g->comm->vtab->check ? g->comm->vtab->check(g->ctx) : PERI_OK;
-    if (known < 0) return fail(w, known);
+    if (known < 0) return fail_in_words(w, known);
     char whom[256] = "";
     if (w->phase == POSTED) w->vtab->blame(w->request, whom, sizeof whom);
     else
         snprintf(whom, sizeof whom, "operation %llu of this rank, which its channel posts before",
                  (unsigned long long)peri__group_next(g, w->op.channel));
     print_record(g);
-    if (w->base.expired) return fail(w, peri__fail(PERI_ETIMEOUT, "nothing can happen any more: waiting for %s", whom));
-    return fail(w,
+    if (w->base.expired)
+        return fail_in_words(w, peri__fail(PERI_ETIMEOUT, "nothing can happen any more: waiting for %s", whom));
+    return fail_in_words(w,
                 peri__fail(PERI_ETIMEOUT, "no end after %.3g s: waiting for %s", (double)g->timeout_ns * 1e-9, whom));
 }
 
@@ -261,14 +262,14 @@ static peri_status coll_step(peri_work *base)
     if (w->phase == COPY_OUT) {
         peri_status status = peri__group_check("peri_coll", base->group);
         if (status >= 0 && w->out) status = peri_event_query(w->out->event);
-        if (status < 0) return fail(w, status);
+        if (status < 0) return fail_in_words(w, status);
         comm->events++; /* a device that has not finished yet will: polling it is a step forward */
         if (status == PERI_PENDING) return PERI_PENDING;
         w->phase = TURN;
     }
     if (w->phase == TURN) {
-        PERI_TRY(post(w));
-        if (w->phase == TURN) return overdue(w);
+        PERI_TRY(post_in_turn(w));
+        if (w->phase == TURN) return check_deadline(w);
     }
     /* Who only moves all works on does not wait for this one: its stream need not either, before the operation has
      * run. */
@@ -276,11 +277,11 @@ static peri_status coll_step(peri_work *base)
     peri_status status = waits ? w->vtab->join(w->request) : w->vtab->test(w->request);
     if (status == PERI_PENDING) {
         peri_status other = check_other(w);
-        return other < 0 ? fail(w, other) : overdue(w);
+        return other < 0 ? fail_in_words(w, other) : check_deadline(w);
     }
     if (status >= 0 && w->stage) status = copy_in(w);
     if (status >= 0 && w->op.stream) status = join_homes(w);
-    if (status < 0) return fail(w, status);
+    if (status < 0) return fail_in_words(w, status);
     w->queued = waits;
     if (!w->queued) record_end(w, PERI_OK);
     w->base.ended_by = peri__watch_ended(base->group, w->op.sequence, w->op.channel, w->out_bytes, w->posted_ns);
@@ -306,11 +307,12 @@ static peri_status watch_queued(coll_work *w)
     }
     if (pending) {
         status = check_other(w);
-        status = status < 0 ? fail(w, status) : overdue(w); /* after a failure the transport gives the operation up */
+        status = status < 0 ? fail_in_words(w, status)
+                            : check_deadline(w); /* after a failure the transport gives the operation up */
     } else {
-        fail(w, status);
+        fail_in_words(w, status);
     }
-    if (status < 0) peri__comm_lose(g->comm, status);
+    if (status < 0) peri__comm_note_lost(g->comm, status);
     return pending ? PERI_PENDING : PERI_OK;
 }
 
@@ -330,8 +332,8 @@ static peri_status coll_settle(peri_work *base)
     if (w->stage) {
         /* Copies of a failed work may still be running. */
         if (base->status < 0 && w->out) join_home(w, w->send ? w->send : w->recv, w->out->event);
-        peri__stage_put(w->stage, w->out, base->status < 0);
-        peri__stage_put(w->stage, w->in, base->status < 0);
+        peri__stage_buffer_put(w->stage, w->out, base->status < 0);
+        peri__stage_buffer_put(w->stage, w->in, base->status < 0);
     }
     w->out = w->in = NULL;
     peri_tensor_release(w->send);
@@ -351,15 +353,15 @@ static peri_status copy_out(coll_work *w)
 {
     peri__stage *stage;
     peri_device *device = w->base.device;
-    PERI_TRY(peri__stage_of(w->base.group->comm, device, &stage));
+    PERI_TRY(peri__stage_of_device(w->base.group->comm, device, &stage));
     w->stage = stage;
-    PERI_TRY(peri__stage_get(stage, peri__max(w->in_bytes, 1), &w->in));
+    PERI_TRY(peri__stage_buffer_get(stage, peri__max(w->in_bytes, 1), &w->in));
     /* Also when nothing is copied out: the copy in must come after what the post's stream still does with the
      * output. */
     PERI_TRY(peri_event_record(w->in->event, w->base.stream));
     PERI_TRY(peri_stream_wait(stage->stream, w->in->event));
     if (w->out_bytes == 0) return PERI_OK;
-    PERI_TRY(peri__stage_get(stage, w->out_bytes, &w->out));
+    PERI_TRY(peri__stage_buffer_get(stage, w->out_bytes, &w->out));
     /* The work keeps the tensor until this copy has run, so its home need not wait. */
     const peri_tensor *from = w->send ? w->send : w->recv;
     PERI_TRY(device->vtab->copy(device->ctx, stage->stream->ctx, w->out->data, peri__data(from), w->out_bytes,
@@ -401,7 +403,7 @@ static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *
         w->op.recv_counts = w->counts + n;
     }
     w->vtab = g->comm->vtab;
-    extents(&w->op, g->rank, n, &w->out_bytes, &w->in_bytes);
+    bytes_of_rank(&w->op, g->rank, n, &w->out_bytes, &w->in_bytes);
     if (!w->op.sequence) {
         peri_status status = peri__group_reserve(g, op->channel, 1, &w->op.sequence);
         if (status < 0) return peri__work_drop(base, status);
@@ -429,11 +431,12 @@ peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void
     }
     w->keep = keep;
     w->keep_release = keep_release;
-    return peri__work_hand_out(&w->base, post(w), out);
+    return peri__work_hand_out(&w->base, post_in_turn(w), out);
 }
 
 /** A group of one: copy on the device. */
-static peri_status alone(peri_group *g, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv, peri_work **out)
+static peri_status copy_alone(peri_group *g, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv,
+                              peri_work **out)
 {
     uint64_t sequence = op->sequence;
     if (!sequence) PERI_TRY(peri__group_reserve(g, op->channel, 1, &sequence));
@@ -449,8 +452,8 @@ peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tens
 {
     PERI_TRY(peri__group_check("peri_coll", group));
     peri_tensor *any = recv ? recv : send;
-    bool direct = !any || peri__stage_direct(group->comm, peri__device(any));
-    if (!direct && group->size == 1) return alone(group, op, send, recv, out);
+    bool direct = !any || peri__stage_not_needed(group->comm, peri__device(any));
+    if (!direct && group->size == 1) return copy_alone(group, op, send, recv, out);
     coll_work *w;
     peri_status status = coll_new(group, op, send, recv, &w);
     if (status < 0) {
@@ -466,9 +469,9 @@ peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tens
         w->op.send = send ? peri__data(send) : NULL;
         w->op.recv = recv ? peri__data(recv) : NULL;
         if (op->kind == PERI_COLL_ALL_REDUCE && !send) w->op.send = w->op.recv;
-        return peri__work_hand_out(&w->base, post(w), out);
+        return peri__work_hand_out(&w->base, post_in_turn(w), out);
     }
     status = copy_out(w);
-    if (status < 0) status = fail(w, status);
+    if (status < 0) status = fail_in_words(w, status);
     return peri__work_hand_out(&w->base, status, out);
 }

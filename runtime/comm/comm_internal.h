@@ -237,9 +237,9 @@ struct peri__comm {
 };
 
 /** An operation whose results the poster has been promised has failed with @status, this thread's error. */
-void peri__comm_lose(peri__comm *comm, peri_status status);
+void peri__comm_note_lost(peri__comm *comm, peri_status status);
 /** PERI_OK, or such a failure, which nobody was told of. */
-peri_status peri__comm_lost(peri__comm *comm);
+peri_status peri__comm_lost_status(peri__comm *comm);
 /** What the thread of @comm, a world of processes, does between operations and before it blocks for a device. */
 extern const peri__between_vtab peri__comm_between;
 
@@ -266,18 +266,18 @@ static inline bool peri__by_device(const peri_group *g, const peri_device *devic
     return g->device_ctx && g->comm->device == device;
 }
 /** True when the transport can use tensors of @device where they are. */
-bool peri__stage_direct(const peri__comm *comm, const peri_device *device);
+bool peri__stage_not_needed(const peri__comm *comm, const peri_device *device);
 /** True when, besides, an all_to_all can place what comes (recv_runs). */
-bool peri__stage_places(const peri__comm *comm, const peri_device *device);
+bool peri__stage_can_place(const peri__comm *comm, const peri_device *device);
 /** True when, besides, an all_to_all or an all_gather can have functions instead of a buffer (fill, take). */
-bool peri__stage_functions(const peri__comm *comm, const peri_device *device);
+bool peri__stage_can_call(const peri__comm *comm, const peri_device *device);
 /** A tensor of @n f32 numbers, which nobody has set, for operations of @comm: in memory in which these are fastest, if
  *  there is any. */
 peri_status peri__stage_tensor(const peri__comm *comm, peri_device *device, int64_t n, peri_tensor **out);
-peri_status peri__stage_of(peri__comm *comm, peri_device *device, peri__stage **out);
-peri_status peri__stage_get(peri__stage *stage, int64_t bytes, peri__pinned **out);
+peri_status peri__stage_of_device(peri__comm *comm, peri_device *device, peri__stage **out);
+peri_status peri__stage_buffer_get(peri__stage *stage, int64_t bytes, peri__pinned **out);
 /** Give a buffer back; @retire: when its event is reached, else at once. */
-void peri__stage_put(peri__stage *stage, peri__pinned *buffer, bool retire);
+void peri__stage_buffer_put(peri__stage *stage, peri__pinned *buffer, bool retire);
 /** Look which retiring buffers are free; @block waits for all. */
 void peri__stage_sweep(peri__stage *stage, bool block);
 void peri__stage_fini(peri__stage *stage);

@@ -10,9 +10,10 @@
 #include "../tensor/jagged_internal.h"
 
 enum {
-    PLACE_LEAST = 512, /* bytes of a piece's line that the transport may put in its place: shorter ones are copied
+    PLACE_LEAST =
+        512, /* bytes of a piece's line that the transport may put in its place_arrivals: shorter ones are copied
                           faster afterwards */
-    PLACE_LINES = 64   /* but so few lines are placed, however short: a copy of its own costs more */
+    PLACE_LINES = 64 /* but so few lines are placed, however short: a copy of its own costs more */
 };
 
 typedef struct exchange_work {
@@ -28,7 +29,7 @@ typedef struct exchange_work {
 
 /* -- sides --------------------------------------------------------------------------------------------------------- */
 
-void peri__side_give(peri__side *s, int32_t rank, int64_t length)
+void peri__side_add_piece(peri__side *s, int32_t rank, int64_t length)
 {
     s->from[rank] = s->cut;
     s->length[rank] = length;
@@ -43,7 +44,7 @@ void peri__side_shape(peri__side *s, int32_t i, int32_t ndim, const int64_t *siz
     memcpy(s->shapes[i].size, size, sizeof *size * (size_t)ndim);
 }
 
-static int64_t product(const int64_t *size, int32_t from, int32_t past)
+static int64_t size_product(const int64_t *size, int32_t from, int32_t past)
 {
     int64_t n = 1;
     for (int32_t d = from; d < past; d++) n *= size[d];
@@ -51,20 +52,22 @@ static int64_t product(const int64_t *size, int32_t from, int32_t past)
 }
 
 /** Everything is said: count. */
-static void side_close(peri__side *s, int32_t ranks)
+static void count_side(peri__side *s, int32_t ranks)
 {
     const peri__shape *first = &s->shapes[0];
-    for (int32_t i = 0; i < s->n; i++) s->total += product(s->shapes[i].size, 0, s->shapes[i].ndim);
-    if (s->dim >= 0) s->lines = product(first->size, 0, s->dim), s->row = product(first->size, s->dim + 1, first->ndim);
+    for (int32_t i = 0; i < s->n; i++) s->total += size_product(s->shapes[i].size, 0, s->shapes[i].ndim);
+    if (s->dim >= 0)
+        s->lines = size_product(first->size, 0, s->dim), s->row = size_product(first->size, s->dim + 1, first->ndim);
     for (int32_t r = 0; r < ranks; r++)
-        s->counts[r] = s->dim < 0 ? product(s->shapes[r].size, 0, s->shapes[r].ndim) : s->lines * s->length[r] * s->row;
+        s->counts[r] =
+            s->dim < 0 ? size_product(s->shapes[r].size, 0, s->shapes[r].ndim) : s->lines * s->length[r] * s->row;
 }
 
 /** Whether the tensor's elements are in the order in which they travel. */
 static bool as_it_travels(const peri__side *s) { return s->dim >= 0 && s->lines <= 1 && s->in_order; }
 
 /** Elements from line to line of a tensor that is cut. */
-static int64_t step_of(const peri__side *s) { return s->shapes[0].size[s->dim] * s->row; }
+static int64_t elements_per_line(const peri__side *s) { return s->shapes[0].size[s->dim] * s->row; }
 
 /** The first line of each rank's piece, which goes from the tensor to where it is as it travels (@sent), or from
  *  there. */
@@ -82,7 +85,7 @@ static peri_status move_pieces(const peri__exchange *x, const peri__side *s, per
                                bool sent)
 {
     const int64_t n = x->trip.group->size, width = peri_dtype_size(x->dtype), past = peri__tune(PERI__TUNE_copy_past),
-                  step = step_of(s);
+                  step = elements_per_line(s);
     PERI__HELD peri_tensor *runs = NULL;
     PERI__SCRATCH peri_k_run *list = peri__alloc(sizeof *list * (size_t)n);
     if (!list) return PERI_ENOMEM;
@@ -100,15 +103,15 @@ static peri_status move_pieces(const peri__exchange *x, const peri__side *s, per
 }
 
 /** A view of what begins at *@at in @flat, of shape @shape; *at moves on. */
-static peri_status part_of(const peri__shape *shape, peri_tensor *flat, int64_t *at, peri_tensor **out)
+static peri_status part_view(const peri__shape *shape, peri_tensor *flat, int64_t *at, peri_tensor **out)
 {
     PERI_TRY(peri__tensor_view(flat, shape->ndim, shape->size, NULL, flat->offset + *at, out));
-    *at += product(shape->size, 0, shape->ndim);
+    *at += size_product(shape->size, 0, shape->ndim);
     return PERI_OK;
 }
 
 /** If the tensors of a list lie one behind the other in memory already: a view of them all, else NULL. */
-static peri_status joined(const peri__side *s, peri_tensor *const *list, peri_tensor **out)
+static peri_status view_if_adjacent(const peri__side *s, peri_tensor *const *list, peri_tensor **out)
 {
     peri_tensor *first = NULL;
     int64_t at = 0;
@@ -132,7 +135,7 @@ static peri_status lay_out(const peri__exchange *x, const peri__side *s, peri_te
     for (int32_t i = 0; i < s->n; i++) any = any || tensors[i];
     if (!any) return peri_tensor_full(x->device, x->dtype, 1, &s->total, 0, out);
     if (as_it_travels(s)) return peri__contiguous_of(tensors[0], out);
-    if (s->dim < 0) PERI_TRY(joined(s, tensors, &flat));
+    if (s->dim < 0) PERI_TRY(view_if_adjacent(s, tensors, &flat));
     if (flat) {
         *out = peri__give(&flat);
         return PERI_OK;
@@ -144,7 +147,7 @@ static peri_status lay_out(const peri__exchange *x, const peri__side *s, peri_te
     }
     for (int32_t i = 0; i < s->n && s->dim < 0; i++) {
         PERI__HELD peri_tensor *part = NULL;
-        PERI_TRY(part_of(&s->shapes[i], flat, &at, &part));
+        PERI_TRY(part_view(&s->shapes[i], flat, &at, &part));
         if (s->counts[i]) PERI_TRY(tensors[i] ? peri_tensor_copy(part, tensors[i]) : peri__tensor_zero(part));
     }
     *out = peri__give(&flat);
@@ -153,7 +156,8 @@ static peri_status lay_out(const peri__exchange *x, const peri__side *s, peri_te
 
 /** Its adjoint: what arrived, @flat, into the tensors of a side. Those that are NULL are made: views of @flat, if they
  *  lie so. */
-static peri_status put_together(const peri__exchange *x, const peri__side *s, peri_tensor *flat, peri_tensor **tensors)
+static peri_status scatter_arrived(const peri__exchange *x, const peri__side *s, peri_tensor *flat,
+                                   peri_tensor **tensors)
 {
     const peri__shape *shape = &s->shapes[0];
     int64_t at = 0;
@@ -163,7 +167,7 @@ static peri_status put_together(const peri__exchange *x, const peri__side *s, pe
     }
     for (int32_t i = 0; i < s->n; i++) {
         PERI__HELD peri_tensor *part = NULL, *to = NULL;
-        PERI_TRY(part_of(&s->shapes[i], flat, &at, &part));
+        PERI_TRY(part_view(&s->shapes[i], flat, &at, &part));
         if (!tensors[i]) {
             tensors[i] = peri__give(&part);
         } else { /* a view of the caller's tensor, which may be on the tape by now, is not */
@@ -253,7 +257,7 @@ peri_status peri__exchange_new(const peri__exchange_call *c, peri__exchange **ou
 }
 
 /** What travels there, or (@back) back: the gradient, which is divided where it arrives. */
-static peri__transfer_args args_of(const peri__exchange *x, bool back)
+static peri__transfer_args transfer_args_of(const peri__exchange *x, bool back)
 {
     static const int32_t adjoint[] = {[PERI_COLL_ALL_TO_ALL] = PERI_COLL_ALL_TO_ALL,
                                       [PERI_COLL_REDUCE_SCATTER] = PERI_COLL_ALL_GATHER,
@@ -269,57 +273,57 @@ static peri__transfer_args args_of(const peri__exchange *x, bool back)
 
 /* -- backward ------------------------------------------------------------------------------------------------------ */
 
-static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
+static peri_status send_gradients(peri__trip *trip, peri_tensor *const *grad_out)
 {
     peri__exchange *x = (peri__exchange *)trip;
     PERI__HELD peri_tensor *flat = NULL;
     PERI_TRY(peri__group_check(x->function, x->trip.group));
     PERI_TRY(lay_out(x, &x->sides[1], grad_out, &flat));
-    const peri__transfer_args a = args_of(x, true);
+    const peri__transfer_args a = transfer_args_of(x, true);
     return peri__transfer_post(x->trip.group, flat, &a, &x->back);
 }
 
-static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
+static peri_status receive_gradients(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
 {
     (void)leave;
     peri__exchange *x = (peri__exchange *)trip;
     peri_status status = peri__transfer_test(&x->back);
     if (status != PERI_OK) return status;
-    PERI__HELD peri_tensor *flat = peri__transfer_take(&x->back);
-    return put_together(x, &x->sides[0], flat, grad_in);
+    PERI__HELD peri_tensor *flat = peri__transfer_numbers(&x->back);
+    return scatter_arrived(x, &x->sides[0], flat, grad_in);
 }
 
 static const peri__trip_vtab exchange_trip = {
-    PERI__TRIP_NODES("exchange", "exchange result", 0), .set_out = set_out, .come_back = come_back,
+    PERI__TRIP_NODES("exchange", "exchange result", 0), .set_out = send_gradients, .come_back = receive_gradients,
     .fini = exchange_free};
 
 /* -- forward ------------------------------------------------------------------------------------------------------- */
 
 /** Whether the transport is to put pieces of a tensor in their places. */
-static bool places(const peri__exchange *x, const peri__side *s)
+static bool transport_can_place(const peri__exchange *x, const peri__side *s)
 {
-    int64_t least = step_of(s);
+    int64_t least = elements_per_line(s);
     for (int32_t r = 0; r < x->trip.group->size; r++)
         if (s->length[r] > 0) least = peri__min(least, s->length[r] * s->row);
     if (least * peri_dtype_size(x->dtype) < PLACE_LEAST && s->lines > PLACE_LINES) return false;
-    return peri__stage_places(x->trip.group->comm, x->device);
+    return peri__stage_can_place(x->trip.group->comm, x->device);
 }
 
 /** Have what needs no decoding arrive in the results, if it can: w->there, and the transfer's `to` (new). @runs: room
  *  for those of the ranks. @sent: what travels to the others. */
-static peri_status place(exchange_work *w, const peri_tensor *sent, peri_k_run *runs, peri__transfer_args *a)
+static peri_status place_arrivals(exchange_work *w, const peri_tensor *sent, peri_k_run *runs, peri__transfer_args *a)
 {
     const peri__exchange *x = w->exchange;
     const peri__side *s = &x->sides[1];
     const peri__shape *shape = &s->shapes[0];
     PERI__HELD peri_tensor *to = NULL;
     if (s->dim < 0) {
-        if (w->given) PERI_TRY(joined(s, w->results, &to));
+        if (w->given) PERI_TRY(view_if_adjacent(s, w->results, &to));
         if (to && to->storage == sent->storage && to->offset < sent->offset + x->sides[0].total &&
             sent->offset < to->offset + s->total)
             return PERI_OK; /* they overlap */
         a->to = peri__give(&to);
-    } else if (as_it_travels(s) || places(x, s)) {
+    } else if (as_it_travels(s) || transport_can_place(x, s)) {
         if (!w->given) PERI_TRY(peri_tensor_new(x->device, x->dtype, shape->ndim, shape->size, &w->results[0]));
         peri_tensor_retain(a->to = w->results[0]);
         if (!as_it_travels(s)) {
@@ -327,28 +331,28 @@ static peri_status place(exchange_work *w, const peri_tensor *sent, peri_k_run *
             a->runs = runs;
             a->n_runs = x->trip.group->size;
             a->lines = s->lines;
-            a->step = step_of(s);
+            a->step = elements_per_line(s);
         }
     }
     w->there = a->to;
     return PERI_OK;
 }
 
-static peri_status send(exchange_work *w, peri_tensor *const *inputs)
+static peri_status send_inputs(exchange_work *w, peri_tensor *const *inputs)
 {
     peri__exchange *x = w->exchange;
-    peri__transfer_args a = args_of(x, false);
+    peri__transfer_args a = transfer_args_of(x, false);
     PERI__HELD peri_tensor *flat = NULL;
     PERI__SCRATCH peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)x->trip.group->size);
     if (!runs) return PERI_ENOMEM;
     PERI_TRY(lay_out(x, &x->sides[0], inputs, &flat));
-    if (!a.codec) PERI_TRY(place(w, flat, runs, &a));
+    if (!a.codec) PERI_TRY(place_arrivals(w, flat, runs, &a));
     peri_status status = peri__transfer_post(x->trip.group, flat, &a, &w->forth);
     peri_tensor_release(a.to);
     return status;
 }
 
-static peri_status start(exchange_work *w, peri_tensor *const *inputs, bool recorded)
+static peri_status start_exchange(exchange_work *w, peri_tensor *const *inputs, bool recorded)
 {
     peri__exchange *x = w->exchange;
     if (x->trip.group->size == 1 && !w->given) {
@@ -359,7 +363,7 @@ static peri_status start(exchange_work *w, peri_tensor *const *inputs, bool reco
     if (recorded && floating && peri_grad_enabled())
         PERI_TRY(peri__trip_leaves(&x->trip, inputs, x->sides[0].n, &w->leave));
     const bool before = peri__grad_swap(false);
-    peri_status status = send(w, inputs);
+    peri_status status = send_inputs(w, inputs);
     peri__grad_swap(before);
     if (status < 0 || !w->leave || !w->given) return status;
     status = peri__trip_arrives(&x->trip, &w->leave, w->results, x->sides[1].n);
@@ -371,9 +375,9 @@ static peri_status exchange_step(peri_work *work)
     exchange_work *w = (exchange_work *)work;
     peri_status status = peri__transfer_test(&w->forth);
     if (status != PERI_OK) return status;
-    PERI__HELD peri_tensor *flat = peri__transfer_take(&w->forth);
+    PERI__HELD peri_tensor *flat = peri__transfer_numbers(&w->forth);
     if (w->there || !flat) return PERI_OK;
-    status = put_together(w->exchange, &w->exchange->sides[1], flat, w->results);
+    status = scatter_arrived(w->exchange, &w->exchange->sides[1], flat, w->results);
     return status < 0 ? peri__group_fail(work->group, status) : status;
 }
 
@@ -395,7 +399,7 @@ peri_status peri__exchange_post(peri__exchange *x, peri_tensor *const *inputs, p
     peri_group *group = x->trip.group;
     const int32_t n = x->sides[1].n;
     for (int32_t i = 0; i < x->sides[0].n; i++) x->sides[0].shapes[i] = peri__shape_of(inputs[i]);
-    for (int i = 0; i < 2; i++) side_close(&x->sides[i], group->size);
+    for (int i = 0; i < 2; i++) count_side(&x->sides[i], group->size);
     peri_status status = peri__work_new(sizeof(exchange_work) + sizeof(peri_tensor *) * (size_t)n, &exchange_vtab,
                                         group, x->device, &work);
     if (status < 0) {
@@ -408,13 +412,13 @@ peri_status peri__exchange_post(peri__exchange *x, peri_tensor *const *inputs, p
     w->given = results;
     for (int32_t i = 0; i < n && results; i++) peri_tensor_retain(w->results[i] = results[i]);
     peri__parts_begin(group);
-    status = start(w, inputs, recorded);
+    status = start_exchange(w, inputs, recorded);
     peri__parts_end(group);
     return peri__work_hand_out(work, status, out);
 }
 
 /** @work as an exchange whose results are to be handed out; NULL: it is none. */
-static exchange_work *work_of(peri_work *work)
+static exchange_work *exchange_of_work(peri_work *work)
 {
     exchange_work *w = (exchange_work *)work;
     return work->vtab == &exchange_vtab && !w->given ? w : NULL;
@@ -423,7 +427,7 @@ static exchange_work *work_of(peri_work *work)
 int32_t peri_exchange_results(peri_work *exchange)
 {
     if (!exchange) return 0;
-    const exchange_work *w = work_of(exchange);
+    const exchange_work *w = exchange_of_work(exchange);
     return w ? w->exchange->sides[1].n : 1;
 }
 
@@ -431,7 +435,7 @@ peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out)
 {
     PERI_NEED(exchange, out);
     static const char name[] = "peri_exchange_result";
-    exchange_work *w = work_of(exchange);
+    exchange_work *w = exchange_of_work(exchange);
     if (!w) return peri__fail(PERI_EINVAL, "%s: this work is no exchange of embeddings", name);
     if (exchange->status != PERI_OK)
         return peri__fail(PERI_EINVAL, "%s: the exchange is not complete; wait for it", name);

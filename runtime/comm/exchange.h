@@ -65,7 +65,7 @@ typedef struct peri__exchange_call {
  *  results' shapes are. */
 peri_status peri__exchange_new(const peri__exchange_call *call, peri__exchange **out);
 /** Rank @rank has the next @length of a side's dimension. Ranks without a call have none. */
-void peri__side_give(peri__side *side, int32_t rank, int64_t length);
+void peri__side_add_piece(peri__side *side, int32_t rank, int64_t length);
 void peri__side_shape(peri__side *side, int32_t i, int32_t ndim, const int64_t *size);
 /** Post the exchange (taken) of @inputs. @results: the caller's tensors, in which what comes is written; NULL:
  *  peri_exchange_result hands out new ones. @recorded: on the tape, if gradients are recorded and it has any. @out

@@ -112,8 +112,8 @@ peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, cons
     PERI_TRY(peri__exchange_new(&c, &x));
     x->sides[1].shapes[0] = peri__shape_of(result);
     for (int32_t k = 0; k < n; k++) {
-        peri__side_give(&x->sides[0], row[k], input->shape[split] / n);
-        peri__side_give(&x->sides[1], row[k], shape[concat] / n);
+        peri__side_add_piece(&x->sides[0], row[k], input->shape[split] / n);
+        peri__side_add_piece(&x->sides[1], row[k], shape[concat] / n);
     }
     PERI_TRY(peri__exchange_post(x, &input, &result, true, out));
     *output = peri__give(&result);

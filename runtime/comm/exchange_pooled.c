@@ -48,8 +48,8 @@ peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, con
     const int64_t shape[2] = {batch[g->rank], peri__sum(dims, g->size)};
     peri__side_shape(&x->sides[1], 0, 2, shape);
     for (int32_t i = 0; i < g->size; i++) {
-        peri__side_give(&x->sides[0], i, batch[i]);
-        peri__side_give(&x->sides[1], i, dims[i]);
+        peri__side_add_piece(&x->sides[0], i, batch[i]);
+        peri__side_add_piece(&x->sides[1], i, dims[i]);
     }
     return peri__exchange_post(x, &input, NULL, true, out);
 }
@@ -87,8 +87,8 @@ peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_ten
             sent += v->batch_size_per_rank_per_feature[r * mine + i] * v->emb_dim_per_rank_per_feature[first + i];
         for (int32_t i = 0; i < v->features_per_rank[r]; i++, at++)
             received += v->batch_size_per_feature_pre_a2a[at] * v->emb_dim_per_rank_per_feature[at];
-        peri__side_give(&x->sides[0], r, sent);
-        peri__side_give(&x->sides[1], r, received);
+        peri__side_add_piece(&x->sides[0], r, sent);
+        peri__side_add_piece(&x->sides[1], r, received);
     }
     peri__side_shape(&x->sides[1], 0, 1, &x->sides[1].cut);
     peri_status status = check_rows(f, "batch sizes and dims", input, x->sides[0].cut);
@@ -98,7 +98,7 @@ peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_ten
 }
 
 /** Rows of rank @r when @rows are dealt as evenly as possible. */
-static int64_t even_part(int64_t rows, int32_t size, int32_t r) { return rows / size + (r < rows % size); }
+static int64_t even_rows(int64_t rows, int32_t size, int32_t r) { return rows / size + (r < rows % size); }
 
 peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, int32_t n, const int64_t *dims,
                                     const peri_exchange_args *options, peri_work **out)
@@ -128,9 +128,9 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
     c.input = whole;
     PERI_TRY(peri__exchange_new(&c, &x));
     for (int32_t i = 0; i < g->size; i++) {
-        const int64_t shape[2] = {even_part(rows, g->size, g->rank), dims[i]};
+        const int64_t shape[2] = {even_rows(rows, g->size, g->rank), dims[i]};
         peri__side_shape(&x->sides[1], i, 2, shape);
-        peri__side_give(&x->sides[0], i, even_part(rows, g->size, i));
+        peri__side_add_piece(&x->sides[0], i, even_rows(rows, g->size, i));
     }
     return peri__exchange_post(x, &whole, NULL, true, out);
 }
@@ -138,7 +138,7 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
 /* -- reduce-scatter, all-gather ------------------------------------------------------------------------------------ */
 
 /** Parts of @rows[i] rows of @input; NULL: parts that are alike. */
-static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, const int64_t *rows,
+static peri_status exchange_scatter(const char *f, peri_group *g, peri_tensor *input, const int64_t *rows,
                            const peri_exchange_args *options, peri_work **out)
 {
     peri__exchange *x;
@@ -150,8 +150,8 @@ static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, con
     PERI_TRY(peri__exchange_new(&c, &x));
     peri__side_shape(&x->sides[1], 0, input->ndim, shape);
     for (int32_t i = 0; i < g->size; i++) {
-        peri__side_give(&x->sides[0], i, rows ? rows[i] : shape[0]);
-        peri__side_give(&x->sides[1], i, shape[0]);
+        peri__side_add_piece(&x->sides[0], i, rows ? rows[i] : shape[0]);
+        peri__side_add_piece(&x->sides[1], i, shape[0]);
     }
     return peri__exchange_post(x, &input, NULL, true, out);
 }
@@ -175,7 +175,7 @@ peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *cons
     PERI__SCRATCH int64_t *rows = peri__alloc(sizeof *rows * (size_t)g->size);
     if (!rows) return PERI_ENOMEM;
     for (int32_t i = 0; i < g->size; i++) rows[i] = inputs[i]->shape[0];
-    return scatter(f, g, joined, rows, options, out);
+    return exchange_scatter(f, g, joined, rows, options, out);
 }
 
 peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor *input,
@@ -188,7 +188,7 @@ peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor 
     if (input->shape[0] % g->size)
         return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: rows divisible by %d", f,
                           peri__tensor_text(input, text, sizeof text), g->size);
-    return scatter(f, g, input, NULL, options, out);
+    return exchange_scatter(f, g, input, NULL, options, out);
 }
 
 peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *g, peri_tensor *input, const int64_t *input_splits,
@@ -199,7 +199,7 @@ peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *g, peri_tensor *in
     PERI_TRY(check_scatter(f, g, input));
     PERI_TRY(peri__check_counts(f, "input_splits", input_splits, g->size, &hash));
     PERI_TRY(check_rows(f, "input_splits", input, peri__sum(input_splits, g->size)));
-    return scatter(f, g, input, input_splits, options, out);
+    return exchange_scatter(f, g, input, input_splits, options, out);
 }
 
 peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, peri_tensor *input, int32_t n_features,
@@ -218,7 +218,7 @@ peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, per
     for (int32_t i = 0; i < g->size; i++)
         for (int32_t k = 0; k < n_features; k++) parts[i] += batch[(int64_t)i * n_features + k] * dims[k];
     PERI_TRY(check_rows(f, "batch sizes and dims", input, peri__sum(parts, g->size)));
-    return scatter(f, g, input, parts, options, out);
+    return exchange_scatter(f, g, input, parts, options, out);
 }
 
 peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_args *options,
@@ -236,6 +236,6 @@ peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *inp
     PERI_TRY(peri__exchange_new(&c, &x));
     peri__side_shape(&x->sides[1], 0, input->ndim, shape);
     for (int32_t i = 0; i < g->size; i++)
-        for (int side = 0; side < 2; side++) peri__side_give(&x->sides[side], i, input->shape[0]);
+        for (int side = 0; side < 2; side++) peri__side_add_piece(&x->sides[side], i, input->shape[0]);
     return peri__exchange_post(x, &input, NULL, true, out);
 }

@@ -84,7 +84,7 @@ static peri_status order_init(order *o, const char *f, const peri_group *g, peri
 }
 
 /** @input in the order of ranks, recorded. */
-static peri_status by_rank(const char *f, const peri_group *g, peri_tensor *input, const peri_sequence_args *s,
+static peri_status reorder_by_rank(const char *f, const peri_group *g, peri_tensor *input, const peri_sequence_args *s,
                            peri_tensor **out)
 {
     __attribute__((cleanup(order_end))) order *o = peri__alloc_zero(sizeof *o);
@@ -154,12 +154,12 @@ peri_status peri_exchange_alltoall_sequence(peri_group *g, peri_tensor *input, c
     shape[1] = input->shape[1];
     c.alike = (uint64_t)shape[1];
     PERI__HELD peri_tensor *ordered = NULL;
-    PERI_TRY(by_rank(f, g, input, s, &ordered));
+    PERI_TRY(reorder_by_rank(f, g, input, s, &ordered));
     PERI_TRY(peri__exchange_new(&c, &x));
     peri__side_shape(&x->sides[1], 0, 2, shape);
     for (int32_t i = 0; i < g->size; i++) {
-        peri__side_give(&x->sides[0], i, s->output_splits[i]);
-        peri__side_give(&x->sides[1], i, s->input_splits[i]);
+        peri__side_add_piece(&x->sides[0], i, s->output_splits[i]);
+        peri__side_add_piece(&x->sides[1], i, s->input_splits[i]);
     }
     return peri__exchange_post(x, &ordered, NULL, true, out);
 }
@@ -167,7 +167,7 @@ peri_status peri_exchange_alltoall_sequence(peri_group *g, peri_tensor *input, c
 /* -- from the order of buckets to that of ids ---------------------------------------------------------------------- */
 
 /** dst[i] = src[index[i]], row by row; @index i64 on the device. */
-static peri_status pick(const peri_tensor *src, const int64_t *index, peri_tensor **out)
+static peri_status gather_rows(const peri_tensor *src, const int64_t *index, peri_tensor **out)
 {
     PERI__HELD peri_tensor *picked = NULL;
     PERI_TRY(peri__tensor_like(src, src->ndim, src->shape, &picked));
@@ -184,13 +184,13 @@ static peri_status unbucketize_backward(peri__node *node, peri_tensor *const *gr
 {
     PERI__HELD peri_tensor *flat = NULL;
     PERI_TRY(peri__contiguous_of(grad_out[0], &flat));
-    return pick(flat, (const int64_t *)peri__data(node->saved[0]) + flat->shape[0], &grad_in[0]);
+    return gather_rows(flat, (const int64_t *)peri__data(node->saved[0]) + flat->shape[0], &grad_in[0]);
 }
 
 static const peri__node_vtab unbucketize_vtab = {.name = "unbucketize", .backward = unbucketize_backward};
 
 /** Both directions of the permutation on the device. */
-static peri_status both_ways(const char *f, peri_tensor *permutation, int64_t n, peri_tensor **table)
+static peri_status upload_both_directions(const char *f, peri_tensor *permutation, int64_t n, peri_tensor **table)
 {
     PERI__HELD peri_tensor *wide = NULL;
     PERI__SCRATCH int64_t *both = peri__alloc(sizeof *both * (size_t)(2 * n + 1));
@@ -222,9 +222,9 @@ peri_status peri_exchange_unbucketize(peri_tensor *rows, peri_tensor *permutatio
                           peri__tensor_text(rows, text, sizeof text));
     PERI__HELD peri_tensor *table = NULL, *flat = NULL, *result = NULL;
     peri__node *node = NULL;
-    PERI_TRY(both_ways(f, permutation, rows->shape[0], &table));
+    PERI_TRY(upload_both_directions(f, permutation, rows->shape[0], &table));
     PERI_TRY(peri__contiguous_of(rows, &flat));
-    PERI_TRY(pick(flat, peri__data(table), &result));
+    PERI_TRY(gather_rows(flat, peri__data(table), &result));
     PERI_TRY(peri__attach(&unbucketize_vtab, &rows, 1, &result, 1, &node));
     if (node) peri__node_save(node, 0, table);
     *out = peri__give(&result);

@@ -281,14 +281,14 @@ peri_status peri_group_timeout_set(peri_group *group, double seconds)
 
 /* -- health -------------------------------------------------------------------------------------------------------- */
 
-void peri__comm_lose(peri__comm *comm, peri_status status)
+void peri__comm_note_lost(peri__comm *comm, peri_status status)
 {
     if (comm->lost != PERI_OK) return;
     comm->lost = status;
     comm->lost_message = peri__strdup(peri_error_message());
 }
 
-peri_status peri__comm_lost(peri__comm *comm)
+peri_status peri__comm_lost_status(peri__comm *comm)
 {
     peri_status status = comm->lost;
     if (status == PERI_OK) return PERI_OK;
@@ -309,7 +309,7 @@ peri_status peri__group_check(const char *function, peri_group *group)
                           function, group->name);
     for (const peri_group *g = group; g; g = g->parent) {
         if (g->failed != PERI_OK) {
-            if (!g->comm->stepping) (void)peri__comm_lost(g->comm); /* told here */
+            if (!g->comm->stepping) (void)peri__comm_lost_status(g->comm); /* told here */
             return peri__fail(PERI_EABORTED, "%s: group '%s' was given up: %s", function, g->name,
                               g->failure ? g->failure : "");
         }
@@ -378,7 +378,7 @@ void peri__group_show_numbers(peri_group *group)
 }
 
 /** Take a number out of its channel's queue. */
-static void drop(peri__channel *c, uint64_t sequence)
+static void drop_number(peri__channel *c, uint64_t sequence)
 {
     int32_t at = 0;
     while (at < c->n && c->taken[at] != sequence) at++;
@@ -389,12 +389,12 @@ static void drop(peri__channel *c, uint64_t sequence)
 
 void peri__group_posted(peri_group *group, int32_t channel, uint64_t sequence)
 {
-    drop(&group->channels[channel], sequence);
+    drop_number(&group->channels[channel], sequence);
 }
 
 void peri__group_skip(peri_group *group, int32_t channel, uint64_t sequence)
 {
-    drop(&group->channels[channel], sequence);
+    drop_number(&group->channels[channel], sequence);
     if (group->sequence - sequence < PERI_COLL_NUMBERS)
         group->numbers.what[sequence % PERI_COLL_NUMBERS] |= PERI_COLL_SPARE;
     if (group->records)

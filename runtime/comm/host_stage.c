@@ -10,32 +10,32 @@
 enum { SMALLEST = 4096, KEEP = 256 << 20 }; /* bytes of the smallest buffer; bytes of unused buffers that a stage
                                                keeps */
 
-bool peri__stage_direct(const peri__comm *comm, const peri_device *device)
+bool peri__stage_not_needed(const peri__comm *comm, const peri_device *device)
 {
     return (comm->vtab->takes & PERI_COLL_HOST) && peri__immediate(device);
 }
 
-bool peri__stage_places(const peri__comm *comm, const peri_device *device)
+bool peri__stage_can_place(const peri__comm *comm, const peri_device *device)
 {
-    return (comm->vtab->takes & PERI_COLL_PLACES) && peri__stage_direct(comm, device);
+    return (comm->vtab->takes & PERI_COLL_PLACES) && peri__stage_not_needed(comm, device);
 }
 
-bool peri__stage_functions(const peri__comm *comm, const peri_device *device)
+bool peri__stage_can_call(const peri__comm *comm, const peri_device *device)
 {
-    return (comm->vtab->takes & PERI_COLL_DIRECT) && peri__stage_direct(comm, device);
+    return (comm->vtab->takes & PERI_COLL_DIRECT) && peri__stage_not_needed(comm, device);
 }
 
 peri_status peri__stage_tensor(const peri__comm *comm, peri_device *device, int64_t n, peri_tensor **out)
 {
     const peri_coll_vtab *v = comm->vtab;
-    void *data = v->lend && peri__stage_direct(comm, device) ? v->lend(n * (int64_t)sizeof(float)) : NULL;
+    void *data = v->lend && peri__stage_not_needed(comm, device) ? v->lend(n * (int64_t)sizeof(float)) : NULL;
     if (!data) return peri_tensor_new(device, PERI_F32, 1, &n, out);
     peri_status status = peri__tensor_lent(device, PERI_F32, n, data, v->give_back, out);
     if (status < 0) v->give_back(data);
     return status;
 }
 
-peri_status peri__stage_of(peri__comm *comm, peri_device *device, peri__stage **out)
+peri_status peri__stage_of_device(peri__comm *comm, peri_device *device, peri__stage **out)
 {
     for (int i = 0; i < PERI_COMM_DEVICES; i++) {
         peri__stage *s = &comm->stages[i];
@@ -61,7 +61,7 @@ static void buffer_free(peri__pinned *b)
  *  ended. */
 static _Atomic(peri__pinned *) abandoned;
 
-static void abandon(peri__pinned *b)
+static void abandon_buffer(peri__pinned *b)
 {
     b->next = atomic_load(&abandoned);
     while (!atomic_compare_exchange_weak(&abandoned, &b->next, b)) continue;
@@ -73,11 +73,11 @@ static void sweep_abandoned(void)
     for (; b; b = next) {
         next = b->next;
         if (peri_event_query(b->event) == PERI_OK) buffer_free(b);
-        else abandon(b);
+        else abandon_buffer(b);
     }
 }
 
-peri_status peri__stage_get(peri__stage *stage, int64_t bytes, peri__pinned **out)
+peri_status peri__stage_buffer_get(peri__stage *stage, int64_t bytes, peri__pinned **out)
 {
     int64_t wanted = SMALLEST;
     while (wanted < bytes) wanted *= 2;
@@ -106,7 +106,7 @@ peri_status peri__stage_get(peri__stage *stage, int64_t bytes, peri__pinned **ou
     return PERI_OK;
 }
 
-void peri__stage_put(peri__stage *stage, peri__pinned *b, bool retire)
+void peri__stage_buffer_put(peri__stage *stage, peri__pinned *b, bool retire)
 {
     if (!b) return;
     if (retire) {
@@ -131,7 +131,7 @@ void peri__stage_sweep(peri__stage *stage, bool block)
             continue;
         }
         *p = b->next;
-        peri__stage_put(stage, b, false);
+        peri__stage_buffer_put(stage, b, false);
     }
 }
 
@@ -149,7 +149,7 @@ void peri__stage_fini(peri__stage *stage)
     while (stage->retiring) {
         peri__pinned *b = stage->retiring;
         stage->retiring = b->next;
-        abandon(b);
+        abandon_buffer(b);
     }
     peri_stream_release(stage->stream);
     *stage = (peri__stage){0};

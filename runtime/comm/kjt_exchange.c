@@ -52,10 +52,10 @@ static const char name[] = "peri_exchange_kjts";
 
 /* -- announcements ------------------------------------------------------------------------------------------------- */
 
-static int32_t keys_of(const item *t, int32_t rank) { return t->first_key[rank + 1] - t->first_key[rank]; }
+static int32_t key_count(const item *t, int32_t rank) { return t->first_key[rank + 1] - t->first_key[rank]; }
 
 /** Words that this rank writes for item @t and rank @r; returns the end. */
-static int64_t *announce(const item *t, int32_t r, int64_t *at)
+static int64_t *write_sizes(const item *t, int32_t r, int64_t *at)
 {
     peri_kjt *k = t->kjt;
     at[PERI_ANNOUNCE_STRIDE] = k->stride;
@@ -68,9 +68,9 @@ static int64_t *announce(const item *t, int32_t r, int64_t *at)
 }
 
 /** Words for rank @r of item @t. */
-static int64_t words_of(const item *t, int32_t r) { return PERI_ANNOUNCE_WORDS + 2 * (int64_t)keys_of(t, r); }
+static int64_t word_count(const item *t, int32_t r) { return PERI_ANNOUNCE_WORDS + 2 * (int64_t)key_count(t, r); }
 
-static peri_status differ(void *sizes_, int32_t other, const char *texts, const int64_t *bytes)
+static peri_status explain_difference(void *sizes_, int32_t other, const char *texts, const int64_t *bytes)
 {
     (void)texts, (void)bytes;
     const sizes *s = sizes_;
@@ -85,17 +85,17 @@ static peri_status post_sizes(sizes *s)
 {
     peri_group *g = s->base.group;
     PERI__SCRATCH int64_t *out = peri__alloc_zero(sizeof *out * (size_t)g->size);
-    peri__announce_part all = {.agreement = {.ctx = s, .differ = differ}, .out = out};
+    peri__announce_part all = {.agreement = {.ctx = s, .differ = explain_difference}, .out = out};
     if (!out) return PERI_ENOMEM;
     for (int32_t i = 0; i < s->n; i++) {
         all.agreement.hash = peri__hash_mix(all.agreement.hash, s->items[i].identity);
-        for (int32_t r = 0; r < g->size; r++) out[r] += words_of(&s->items[i], r);
+        for (int32_t r = 0; r < g->size; r++) out[r] += word_count(&s->items[i], r);
     }
     all.in = out[g->rank];
     PERI_TRY(peri__announce_new(name, g, &all, 1, &s->numbers, all.agreement.hash, &s->announce));
     for (int32_t r = 0; r < g->size; r++) {
         int64_t *at = peri__announce_to(s->announce, 0, r);
-        for (int32_t i = 0; i < s->n; i++) at = announce(&s->items[i], r, at);
+        for (int32_t i = 0; i < s->n; i++) at = write_sizes(&s->items[i], r, at);
     }
     return peri__announce_post(s->announce);
 }
@@ -105,12 +105,12 @@ static peri_status read_sizes(sizes *s)
 {
     peri_group *g = s->base.group;
     int64_t most = 0, before = 0;
-    for (int32_t i = 0; i < s->n; i++) most = peri__max(most, words_of(&s->items[i], g->rank));
+    for (int32_t i = 0; i < s->n; i++) most = peri__max(most, word_count(&s->items[i], g->rank));
     PERI__SCRATCH int64_t *words = peri__alloc(sizeof *words * (size_t)(g->size * most));
     if (!words) return PERI_ENOMEM;
     for (int32_t i = 0; i < s->n; i++) {
         item *t = &s->items[i];
-        int64_t width = words_of(t, g->rank);
+        int64_t width = word_count(t, g->rank);
         for (int32_t r = 0; r < g->size; r++)
             memcpy(words + r * width, peri__announce_from(s->announce, 0, r) + before, sizeof *words * (size_t)width);
         PERI_TRY(peri__kjt_layout_new(t->keys, g->size, g->rank, t->stagger, t->kjt->ranks > 0, words, &t->layout));
@@ -134,7 +134,7 @@ static peri_status test_inputs(sizes *s)
     return PERI_PENDING;
 }
 
-static peri_status advance(sizes *s)
+static peri_status advance_phases(sizes *s)
 {
     peri_status status;
     switch (s->phase) {
@@ -162,7 +162,7 @@ static void keys_text(const peri_keys *keys, char *text, size_t len)
 static peri_status sizes_step(peri_work *work)
 {
     sizes *s = (sizes *)work;
-    peri_status status = advance(s);
+    peri_status status = advance_phases(s);
     if (status >= 0) return status;
     char keys[160] = "none", cause[PERI_MESSAGE_MAX];
     if (s->n) keys_text(s->items[0].kjt->keys, keys, sizeof keys);
@@ -193,7 +193,7 @@ static const peri__work_vtab sizes_vtab = {.name = "kjt sizes", .step = sizes_st
 /* -- tensors ------------------------------------------------------------------------------------------------------- */
 
 /** Number of the operation that carries a part. */
-static uint64_t sequence_of(const tensors *w, int part)
+static uint64_t sequence_of_part(const tensors *w, int part)
 {
     return w->sizes->parts + (uint64_t)w->index * PERI_PARTS + (uint64_t)part;
 }
@@ -210,7 +210,7 @@ static peri_status post_part(tensors *w, const item *t, int part, const int64_t 
     PERI__HELD peri_tensor *send = NULL, *to = NULL;
     peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL,
                              .channel = PERI_CHANNEL_IDS,
-                             .sequence = sequence_of(w, part),
+                             .sequence = sequence_of_part(w, part),
                              .out = out,
                              .in = in};
     int64_t skip = 0;
@@ -238,14 +238,14 @@ static peri_status post_tensors(tensors *w)
     PERI__SCRATCH peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)all + sizeof(int64_t) * 2 * (size_t)g->size);
     int64_t *counts = (int64_t *)(runs + all), *in = counts + g->size;
     if (!runs) return PERI_ENOMEM;
-    w->placed = peri__stage_places(g->comm, peri__kjt_device(t->kjt));
+    w->placed = peri__stage_can_place(g->comm, peri__kjt_device(t->kjt));
     bool apart = !w->placed && (g->rank == 0 || g->rank == g->size - 1);
     w->own_first[0] = w->own_first[1] = apart ? 0 : -1;
     for (int part = 0; part < PERI_PARTS; part++) {
         bool lengths = part == PERI_PART_LENGTHS;
         const int64_t *at = lengths ? k->lengths_offset_per_key : k->offset_per_key;
         if (!t->tensors[part]) {
-            peri__group_skip(g, PERI_CHANNEL_IDS, sequence_of(w, part));
+            peri__group_skip(g, PERI_CHANNEL_IDS, sequence_of_part(w, part));
             continue;
         }
         for (int32_t r = 0; r < g->size; r++) {
@@ -318,7 +318,7 @@ static peri_status check_item(peri_group *g, const peri_kjt_exchange_args *a)
 }
 
 /** Hash over what all ranks must agree on. */
-static uint64_t identity_of(const peri_group *g, const peri_kjt_exchange_args *a, int32_t lengths_dtype)
+static uint64_t agreement_hash(const peri_group *g, const peri_kjt_exchange_args *a, int32_t lengths_dtype)
 {
     const peri_kjt *k = a->kjt;
     uint64_t h = peri__hash_mix(k->keys->hash, (uint64_t)peri__stagger(a->stagger));
@@ -328,7 +328,7 @@ static uint64_t identity_of(const peri_group *g, const peri_kjt_exchange_args *a
 }
 
 /** The keys that this rank gets: @given if it is that list. */
-static peri_status own_keys(const peri_keys *all, int32_t begin, int32_t end, peri_keys *given, peri_keys **out)
+static peri_status keys_of_rank(const peri_keys *all, int32_t begin, int32_t end, peri_keys *given, peri_keys **out)
 {
     bool same = given && given->count == end - begin;
     for (int32_t i = begin; same && i < end; i++) same = given->name_hash[i - begin] == all->name_hash[i];
@@ -339,7 +339,7 @@ static peri_status own_keys(const peri_keys *all, int32_t begin, int32_t end, pe
     return PERI_OK;
 }
 
-static peri_status take_item(peri_group *g, const peri_kjt_exchange_args *a, item *t)
+static peri_status item_init(peri_group *g, const peri_kjt_exchange_args *a, item *t)
 {
     peri_kjt *k = a->kjt;
     t->first_key = peri__alloc(sizeof *t->first_key * (size_t)(g->size + 1));
@@ -349,17 +349,17 @@ static peri_status take_item(peri_group *g, const peri_kjt_exchange_args *a, ite
     t->stagger = peri__stagger(a->stagger);
     peri_kjt_retain(k);
     t->kjt = k;
-    PERI_TRY(own_keys(k->keys, t->first_key[g->rank], t->first_key[g->rank + 1], a->keys, &t->keys));
+    PERI_TRY(keys_of_rank(k->keys, t->first_key[g->rank], t->first_key[g->rank + 1], a->keys, &t->keys));
     PERI_TRY(peri_kjt_sync_post(k));
     PERI_TRY(peri_kjt_lengths(k, &t->tensors[PERI_PART_LENGTHS]));
     PERI_TRY(peri_kjt_values(k, &t->tensors[PERI_PART_VALUES]));
     PERI_TRY(peri_kjt_weights(k, &t->tensors[PERI_PART_WEIGHTS]));
-    t->identity = identity_of(g, a, t->tensors[PERI_PART_LENGTHS]->dtype);
+    t->identity = agreement_hash(g, a, t->tensors[PERI_PART_LENGTHS]->dtype);
     return PERI_OK;
 }
 
 /** Drop works that were made so far, with the error that stopped the making. */
-static peri_status give_up(peri_group *g, sizes *s, peri_work **out, int32_t made, peri_status status)
+static peri_status drop_works(peri_group *g, sizes *s, peri_work **out, int32_t made, peri_status status)
 {
     for (int32_t i = 0; i < made; i++) {
         peri__work_drop(out[i], status);
@@ -384,18 +384,18 @@ peri_status peri_exchange_kjts(peri_group *g, const peri_kjt_exchange_args *args
     peri_status status = s->items ? PERI_OK : PERI_ENOMEM;
     if (status >= 0 && g->size > 1) status = peri__announce_reserve(g, false, false, &s->numbers);
     if (status >= 0 && g->size > 1) status = peri__group_reserve(g, PERI_CHANNEL_IDS, n * PERI_PARTS, &s->parts);
-    for (int32_t i = 0; i < n && status >= 0; i++) status = take_item(g, &args[i], &s->items[i]);
-    if (status < 0) return give_up(g, s, NULL, 0, status);
+    for (int32_t i = 0; i < n && status >= 0; i++) status = item_init(g, &args[i], &s->items[i]);
+    if (status < 0) return drop_works(g, s, NULL, 0, status);
     for (int32_t i = 0; i < n; i++) {
         status = peri__work_new(sizeof(tensors), &tensors_vtab, g, peri__kjt_device(args[i].kjt), &out[i]);
-        if (status < 0) return give_up(g, s, out, i, status);
+        if (status < 0) return drop_works(g, s, out, i, status);
         tensors *w = (tensors *)out[i];
         peri_work_retain(work);
         w->sizes = s;
         w->index = i;
     }
     status = peri_work_test(work);
-    if (status < 0) return give_up(g, s, out, n, status);
+    if (status < 0) return drop_works(g, s, out, n, status);
     *splits = work;
     return PERI_OK;
 }

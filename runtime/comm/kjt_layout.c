@@ -107,7 +107,7 @@ static peri_status upload_runs(const peri__kjt_layout *l, peri_device *device, c
     return peri__upload_i64(device, (const int64_t *)runs, 2 * all * (int64_t)(sizeof *runs / sizeof(int64_t)), out);
 }
 
-static peri_status place(const peri__kjt_layout *l, const peri_tensor *received, const peri_tensor *own,
+static peri_status place_received(const peri__kjt_layout *l, const peri_tensor *received, const peri_tensor *own,
                          const peri_tensor *runs, bool ids, peri_tensor **out)
 {
     int64_t all = (int64_t)l->keys->count * l->ranks,
@@ -124,7 +124,7 @@ static peri_status place(const peri__kjt_layout *l, const peri_tensor *received,
 }
 
 /** The lengths add up to what was announced for each key. */
-static peri_status compare(const peri__kjt_layout *l, peri_kjt *k)
+static peri_status compare_lengths(const peri__kjt_layout *l, peri_kjt *k)
 {
     int64_t n = l->keys->count;
     for (int64_t i = 0; i < n; i++) {
@@ -150,7 +150,7 @@ peri_status peri__kjt_layout_build(const peri__kjt_layout *l, peri_tensor *const
     for (int i = 0; i < PERI_PARTS; i++) {
         if (!received[i]) continue;
         if (placed) peri_tensor_retain(*parts[i] = received[i]);
-        else PERI_TRY(place(l, received[i], own[i], runs, i != PERI_PART_LENGTHS, parts[i]));
+        else PERI_TRY(place_received(l, received[i], own[i], runs, i != PERI_PART_LENGTHS, parts[i]));
     }
     p.lengths = lengths;
     p.values = values;
@@ -162,7 +162,7 @@ peri_status peri__kjt_layout_build(const peri__kjt_layout *l, peri_tensor *const
     const bool seen = peri_device_host_access(peri__kjt_device(k));
     peri_status status = peri_kjt_sync_post(k);
     if (status >= 0 && seen) status = peri_kjt_sync(k);
-    if (status >= 0 && seen) status = compare(l, k);
+    if (status >= 0 && seen) status = compare_lengths(l, k);
     if (status < 0) peri_kjt_release(k);
     else *out = k;
     return status < 0 ? status : PERI_OK;

@@ -57,20 +57,20 @@ static void copies_close(void *state)
 }
 
 /** One call of the system. */
-static bool move(bool read, char *here, const char *there, int64_t bytes)
+static bool copy_by_system(bool read, char *here, const char *there, int64_t bytes)
 {
     struct iovec a = {here, (size_t)bytes}, b = {(void *)(uintptr_t)there, (size_t)bytes};
     return (read ? process_vm_readv(getpid(), &a, 1, &b, 1, 0) : process_vm_writev(getpid(), &a, 1, &b, 1, 0)) == bytes;
 }
 
 /** Thread @i receives its part: in one copy, or through a block from which streaming stores take it. */
-static bool receive(const copies *m, int64_t i)
+static bool receive_part(const copies *m, int64_t i)
 {
     const char *from = m->from + i * m->part;
     char *to = m->to + i * m->part, *bounce = m->bounce + i * HUGE_PAGE;
     for (int64_t at = 0, n; at < m->part; at += n) {
         n = peri__min(m->part - at, m->past ? m->step : CLAIM);
-        if (!move(true, m->past ? bounce : to + at, from + at, n)) return false;
+        if (!copy_by_system(true, m->past ? bounce : to + at, from + at, n)) return false;
         if (!m->past) continue;
         peri_k_run whole = {.n = n};
         peri_k_route_place_args args = {.dst = to + at, .received = bounce, .runs = &whole, .width = 1, .past = true};
@@ -96,7 +96,7 @@ static bool receive_rows(const copies *m, int64_t i)
                                         .step = 2 * ROW,
                                         .past = m->rows == 2};
         if (m->rows) {
-            if (!move(true, bounce, from + at, n)) return false;
+            if (!copy_by_system(true, bounce, from + at, n)) return false;
             peri_kernels_get()->fn[PERI_K_route_place](&args, 0, n / ROW);
             continue;
         }
@@ -108,7 +108,7 @@ static bool receive_rows(const copies *m, int64_t i)
 }
 
 /** Thread @i writes what it will send, or copies: what comes from the next thread, or what goes to it. */
-static bool hand_over(const copies *m, int64_t i)
+static bool send_part(const copies *m, int64_t i)
 {
     int64_t next = (i + 1) % m->threads;
     if (m->fill) {
@@ -116,17 +116,17 @@ static bool hand_over(const copies *m, int64_t i)
         memset(m->to + i * m->part, (int)i, NEAR_BYTES);
         return true;
     }
-    if (m->by_sender) return move(false, m->from + i * m->part, m->to + next * m->part, NEAR_BYTES);
-    return move(true, m->to + i * m->part, m->from + next * m->part, NEAR_BYTES);
+    if (m->by_sender) return copy_by_system(false, m->from + i * m->part, m->to + next * m->part, NEAR_BYTES);
+    return copy_by_system(true, m->to + i * m->part, m->from + next * m->part, NEAR_BYTES);
 }
 
 static void copies_range(void *ctx, int64_t begin, int64_t end)
 {
     copies *m = ctx;
     for (int64_t i = begin; i < end; i++) {
-        bool ok = m->choice == PERI__TUNE_copy_by     ? hand_over(m, i)
+        bool ok = m->choice == PERI__TUNE_copy_by     ? send_part(m, i)
                   : m->choice == PERI__TUNE_copy_rows ? receive_rows(m, i)
-                                                      : receive(m, i);
+                                                      : receive_part(m, i);
         if (!ok) atomic_store(&m->failed, 1);
     }
 }
@@ -154,7 +154,7 @@ static int64_t copies_pass(void *state, int32_t choice)
     return atomic_load(&m->failed) ? -1 : peri__max(ns, 1);
 }
 
-__attribute__((constructor)) static void offer(void)
+__attribute__((constructor)) static void offer_meter(void)
 {
     static const peri__tune_meter meter = {copies_open, copies_pass, copies_close};
     peri__tune_offer(PERI__TUNE_COPY, &meter);

@@ -102,10 +102,10 @@ int32_t peri_codec_wire_dtype(const peri_codec *codec)
 }
 
 /** Numbers that share a block of the wire. */
-static int64_t block_of(const peri_codec *c) { return c->config.row_dim ? c->config.row_dim : 1; }
+static int64_t numbers_per_block(const peri_codec *c) { return c->config.row_dim ? c->config.row_dim : 1; }
 
 /** Elements of the wire's dtype in a block. */
-static int64_t block_size(const peri_codec *c)
+static int64_t wire_elements_per_block(const peri_codec *c)
 {
     int64_t row = c->config.row_dim;
     switch (c->config.format) {
@@ -119,8 +119,11 @@ static int64_t block_size(const peri_codec *c)
 int64_t peri_codec_size(const peri_codec *codec, int64_t elements)
 {
     if (!codec) return 0;
-    int64_t limit = (int64_t)1 << 62, blocks = elements / block_of(codec) + (elements % block_of(codec) != 0);
-    return elements < 0 || blocks > (limit - 1) / block_size(codec) ? -1 : blocks * block_size(codec);
+    int64_t limit = (int64_t)1 << 62,
+            blocks = elements / numbers_per_block(codec) + (elements % numbers_per_block(codec) != 0);
+    return elements < 0 || blocks > (limit - 1) / wire_elements_per_block(codec)
+               ? -1
+               : blocks * wire_elements_per_block(codec);
 }
 
 /* -- contexts ------------------------------------------------------------------------------------------------------ */
@@ -139,7 +142,7 @@ peri_status peri_codec_context_new(peri_codec *codec, const int64_t *splits, int
         return PERI_ENOMEM;
     }
     c->wire_splits = c->segments + 2 * (int64_t)n + 2;
-    int64_t block = block_of(codec), most = (int64_t)1 << 60;
+    int64_t block = numbers_per_block(codec), most = (int64_t)1 << 60;
     bool open = false; /* the last row so far is short */
     for (int32_t i = 0; i < n; i++) {
         int64_t size = peri_codec_size(codec, splits[i]);
@@ -154,7 +157,7 @@ peri_status peri_codec_context_new(peri_codec *codec, const int64_t *splits, int
         c->wire_splits[i] = size;
         c->ragged = c->ragged || (open && splits[i]);
         open = open || splits[i] % block;
-        c->blocks += size / block_size(codec);
+        c->blocks += size / wire_elements_per_block(codec);
         c->numbers += splits[i];
         c->wire += size;
     }
@@ -214,7 +217,7 @@ static peri_status fill_args(peri_codec_context *c, peri_device *device, peri_k_
     *a = (peri_k_codec_args){.segments = c->ragged ? peri__data(c->table) : NULL,
                              .n = c->numbers,
                              .n_segments = c->n,
-                             .block = block_of(c->codec),
+                             .block = numbers_per_block(c->codec),
                              .format = g->format,
                              .rounding = g->rounding,
                              .exponent_bits = g->exponent_bits,
@@ -224,10 +227,13 @@ static peri_status fill_args(peri_codec_context *c, peri_device *device, peri_k_
     return PERI_OK;
 }
 
-static int64_t grain_of(const peri_codec_context *c) { return peri__max(1, GRAIN / block_of(c->codec)); }
+static int64_t blocks_per_grain(const peri_codec_context *c)
+{
+    return peri__max(1, GRAIN / numbers_per_block(c->codec));
+}
 
 /** Between @x (f32) and @wire, one way or the other. */
-static peri_status code(peri_codec_context *c, const char *f, peri_tensor *x, peri_tensor *wire, bool encode)
+static peri_status code_message(peri_codec_context *c, const char *f, peri_tensor *x, peri_tensor *wire, bool encode)
 {
     peri_k_codec_args args;
     peri_device *device = peri__device(x);
@@ -239,13 +245,13 @@ static peri_status code(peri_codec_context *c, const char *f, peri_tensor *x, pe
     PERI_TRY(fill_args(c, device, &args));
     args.wire = peri__data(wire);
     args.x = peri__data(x);
-    if (encode) return PERI_LAUNCH(device, codec_encode, &args, c->blocks, grain_of(c));
-    return PERI_LAUNCH(device, codec_decode, &args, c->blocks, grain_of(c));
+    if (encode) return PERI_LAUNCH(device, codec_encode, &args, c->blocks, blocks_per_grain(c));
+    return PERI_LAUNCH(device, codec_decode, &args, c->blocks, blocks_per_grain(c));
 }
 
 peri_status peri__codec_decode_to(peri_codec_context *context, peri_tensor *wire, peri_tensor *x)
 {
-    return code(context, "peri_codec_decode", x, wire, false);
+    return code_message(context, "peri_codec_decode", x, wire, false);
 }
 
 peri_status peri_codec_encode(peri_codec_context *context, peri_tensor *x, peri_tensor **out)
@@ -254,7 +260,7 @@ peri_status peri_codec_encode(peri_codec_context *context, peri_tensor *x, peri_
     PERI__HELD peri_tensor *wire = NULL;
     PERI_TRY(check_message("peri_codec_encode", x, PERI_F32, context->numbers));
     PERI_TRY(peri_tensor_new(peri__device(x), peri_codec_wire_dtype(context->codec), 1, &context->wire, &wire));
-    PERI_TRY(code(context, "peri_codec_encode", x, wire, true));
+    PERI_TRY(code_message(context, "peri_codec_encode", x, wire, true));
     *out = peri__give(&wire);
     return PERI_OK;
 }
@@ -265,7 +271,7 @@ peri_status peri_codec_decode(peri_codec_context *context, peri_tensor *wire, pe
     PERI__HELD peri_tensor *x = NULL;
     PERI_TRY(check_message("peri_codec_decode", wire, peri_codec_wire_dtype(context->codec), context->wire));
     PERI_TRY(peri_tensor_new(peri__device(wire), PERI_F32, 1, &context->numbers, &x));
-    PERI_TRY(code(context, "peri_codec_decode", x, wire, false));
+    PERI_TRY(code_message(context, "peri_codec_decode", x, wire, false));
     *out = peri__give(&x);
     return PERI_OK;
 }

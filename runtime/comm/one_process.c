@@ -51,7 +51,7 @@ static peri_status check_sum(peri_tensor *const *parts, int32_t n)
 }
 
 /** The sum of @parts, one after the other. */
-static peri_status sum(peri_tensor *const *parts, int32_t n, peri_tensor **out)
+static peri_status sum_parts(peri_tensor *const *parts, int32_t n, peri_tensor **out)
 {
     PERI_TRY(check_sum(parts, n));
     PERI__HELD peri_tensor *total = parts[0];
@@ -79,7 +79,7 @@ peri_status peri_exchange_all_to_one(peri_tensor *const *parts, int32_t n, peri_
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < n && status >= 0; i++) status = peri_tensor_to(parts[i], -1, device, &here[i]);
     if (status >= 0 && merge == PERI_MERGE_CAT) status = peri_op_cat(here, n, dim, out);
-    if (status >= 0 && merge == PERI_MERGE_SUM) status = sum(here, n, out);
+    if (status >= 0 && merge == PERI_MERGE_SUM) status = sum_parts(here, n, out);
     bool keep = status >= 0 && merge == PERI_MERGE_EACH;
     for (int32_t i = 0; i < n; i++) {
         if (keep) out[i] = here[i];

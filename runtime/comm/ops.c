@@ -4,7 +4,7 @@
  */
 #include "comm_internal.h"
 
-static int64_t rows_of(const peri_tensor *t) { return t->ndim ? t->shape[0] : 1; }
+static int64_t first_dimension(const peri_tensor *t) { return t->ndim ? t->shape[0] : 1; }
 
 static peri_status check_output(const char *function, peri_group *group, const peri_tensor *output)
 {
@@ -51,7 +51,7 @@ static peri_status check_reduce(const char *function, const peri_tensor *t, int3
 }
 
 /** Check rows[size] (>= 0) against the rows of @t, and turn them into elements. */
-static peri_status elements(const char *function, const char *what, const peri_group *g, const int64_t *rows,
+static peri_status rows_to_elements(const char *function, const char *what, const peri_group *g, const int64_t *rows,
                             const peri_tensor *t, int64_t *out)
 {
     char text[128];
@@ -64,9 +64,9 @@ static peri_status elements(const char *function, const char *what, const peri_g
         sum += rows[i];
         out[i] = rows[i] * row;
     }
-    if (sum != rows_of(t))
+    if (sum != first_dimension(t))
         return peri__fail(PERI_EINVAL, "%s: the %s splits sum to %lld rows, the %s %s has %lld", function, what,
-                          (long long)sum, what, peri__tensor_text(t, text, sizeof text), (long long)rows_of(t));
+                          (long long)sum, what, peri__tensor_text(t, text, sizeof text), (long long)first_dimension(t));
     return PERI_OK;
 }
 
@@ -155,7 +155,7 @@ peri_status peri__coll_sum_gradients(peri_group *group, peri_tensor *tensor, uin
 /* -- equal parts --------------------------------------------------------------------------------------------------- */
 
 /** The operations on equal parts: @whole has size(group) times the elements of @part. */
-static peri_status equal_parts(const char *function, peri_group *group, const peri_tensor *whole,
+static peri_status check_equal_parts(const char *function, peri_group *group, const peri_tensor *whole,
                                const peri_tensor *part, int64_t *count)
 {
     char a[128], b[128];
@@ -165,17 +165,17 @@ static peri_status equal_parts(const char *function, peri_group *group, const pe
                       group->size, peri__tensor_text(part, b, sizeof b));
 }
 
-static peri_status equal_op(const char *function, int32_t kind, peri_group *group, peri_tensor *output,
+static peri_status post_equal_parts(const char *function, int32_t kind, peri_group *group, peri_tensor *output,
                             peri_tensor *input, int32_t reduce, uint64_t tag, peri_work **out)
 {
     char text[128];
     int64_t count;
     PERI_TRY(check_pair(function, group, output, input, false));
     if (kind == PERI_COLL_REDUCE_SCATTER) PERI_TRY(check_reduce(function, input, reduce));
-    if (kind == PERI_COLL_ALL_GATHER) PERI_TRY(equal_parts(function, group, output, input, &count));
-    else if (kind == PERI_COLL_REDUCE_SCATTER) PERI_TRY(equal_parts(function, group, input, output, &count));
+    if (kind == PERI_COLL_ALL_GATHER) PERI_TRY(check_equal_parts(function, group, output, input, &count));
+    else if (kind == PERI_COLL_REDUCE_SCATTER) PERI_TRY(check_equal_parts(function, group, input, output, &count));
     else {
-        if (peri__numel(output) != peri__numel(input) || rows_of(input) % group->size != 0)
+        if (peri__numel(output) != peri__numel(input) || first_dimension(input) % group->size != 0)
             return peri__fail(PERI_EINVAL,
                               "%s: input %s, allowed: rows divisible by %d, and an output of the same size", function,
                               peri__tensor_text(input, text, sizeof text), group->size);
@@ -193,19 +193,20 @@ static peri_status equal_op(const char *function, int32_t kind, peri_group *grou
 peri_status peri_coll_all_gather(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag,
                                  peri_work **out)
 {
-    return equal_op("peri_coll_all_gather", PERI_COLL_ALL_GATHER, group, output, input, 0, tag, out);
+    return post_equal_parts("peri_coll_all_gather", PERI_COLL_ALL_GATHER, group, output, input, 0, tag, out);
 }
 
 peri_status peri_coll_reduce_scatter(peri_group *group, peri_tensor *output, peri_tensor *input, int32_t reduce,
                                      uint64_t tag, peri_work **out)
 {
-    return equal_op("peri_coll_reduce_scatter", PERI_COLL_REDUCE_SCATTER, group, output, input, reduce, tag, out);
+    return post_equal_parts("peri_coll_reduce_scatter", PERI_COLL_REDUCE_SCATTER, group, output, input, reduce, tag,
+                            out);
 }
 
 peri_status peri_coll_all_to_all(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag,
                                  peri_work **out)
 {
-    return equal_op("peri_coll_all_to_all", PERI_COLL_ALL_TO_ALL, group, output, input, 0, tag, out);
+    return post_equal_parts("peri_coll_all_to_all", PERI_COLL_ALL_TO_ALL, group, output, input, 0, tag, out);
 }
 
 /* -- parts of any size --------------------------------------------------------------------------------------------- */
@@ -214,7 +215,7 @@ static peri_status check_own_rows(const char *function, const peri_group *g, con
                                   int64_t rows)
 {
     char text[128];
-    if (rows_of(t) == rows) return PERI_OK;
+    if (first_dimension(t) == rows) return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: the %s of rank %d is %s, the splits give it %lld rows", function, what, g->rank,
                       peri__tensor_text(t, text, sizeof text), (long long)rows);
 }
@@ -226,7 +227,7 @@ peri_status peri_coll_all_gather_v(peri_group *group, peri_tensor *output, peri_
     PERI_TRY(check_pair(function, group, output, input, true));
     COUNTS c;
     PERI_TRY(counts_init(&c, group->size));
-    PERI_TRY(elements(function, "output", group, rows, output, c.recv));
+    PERI_TRY(rows_to_elements(function, "output", group, rows, output, c.recv));
     PERI_TRY(check_own_rows(function, group, "input", input, rows[group->rank]));
     c.send[0] = c.recv[group->rank];
     peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER, .tag = tag, .send_counts = c.send, .recv_counts = c.recv};
@@ -241,7 +242,7 @@ peri_status peri_coll_reduce_scatter_v(peri_group *group, peri_tensor *output, p
     PERI_TRY(check_reduce(function, input, reduce));
     COUNTS c;
     PERI_TRY(counts_init(&c, group->size));
-    PERI_TRY(elements(function, "input", group, rows, input, c.send));
+    PERI_TRY(rows_to_elements(function, "input", group, rows, input, c.send));
     PERI_TRY(check_own_rows(function, group, "output", output, rows[group->rank]));
     peri_coll_op op = {.kind = PERI_COLL_REDUCE_SCATTER, .reduce = reduce, .tag = tag, .send_counts = c.send};
     return post_pair(group, &op, output, input, out);
@@ -254,8 +255,8 @@ peri_status peri_coll_all_to_all_v(peri_group *group, peri_tensor *output, peri_
     PERI_TRY(check_pair(function, group, output, input, true));
     COUNTS c;
     PERI_TRY(counts_init(&c, group->size));
-    PERI_TRY(elements(function, "output", group, recv_rows, output, c.recv));
-    PERI_TRY(elements(function, "input", group, send_rows, input, c.send));
+    PERI_TRY(rows_to_elements(function, "output", group, recv_rows, output, c.recv));
+    PERI_TRY(rows_to_elements(function, "input", group, send_rows, input, c.send));
     peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .tag = tag, .send_counts = c.send, .recv_counts = c.recv};
     return post_pair(group, &op, output, input, out);
 }

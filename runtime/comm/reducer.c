@@ -60,7 +60,7 @@ typedef struct entry {
     int64_t bucket;
     bool ready;               /* its gradient is in the bucket */
     bool given;               /* and this rank had one: else zeros are there */
-    bool unmarked;            /* its mark is 0 */
+    bool unmarked;            /* its mark_gradients is 0 */
     bool lent;                /* a node of the pass writes its gradient to `view`, and has not handed it on yet */
 } entry;
 
@@ -86,7 +86,7 @@ struct peri_reducer {
     char failure[PERI_MESSAGE_MAX];
 };
 
-static peri_status remember(peri_reducer *r, peri_status status)
+static peri_status remember_failure(peri_reducer *r, peri_status status)
 {
     if (status < 0 && r->failed == PERI_OK) {
         r->failed = status;
@@ -123,7 +123,7 @@ static peri_status make_room(peri_reducer *r, bucket *b)
 }
 
 /** Has anybody but the parameters a gradient of the bucket, from an earlier pass? */
-static bool held(const peri_reducer *r, const bucket *b)
+static bool gradients_in_use(const peri_reducer *r, const bucket *b)
 {
     bool others = atomic_load(&b->flat->storage->refs) > 2 + b->count; /* flat, marks and views */
     for (int64_t i = 0; i < b->count; i++) {
@@ -134,10 +134,10 @@ static bool held(const peri_reducer *r, const bucket *b)
 }
 
 /** Put a parameter's gradient (zeros if it has none) into its bucket. */
-static peri_status collect(entry *e)
+static peri_status copy_into_bucket(entry *e)
 {
     bucket *b = &e->reducer->bucket[e->bucket];
-    if (b->missing == b->count && !e->ready && held(e->reducer, b)) PERI_TRY(make_room(e->reducer, b));
+    if (b->missing == b->count && !e->ready && gradients_in_use(e->reducer, b)) PERI_TRY(make_room(e->reducer, b));
     if (!e->leaf->grad) PERI_TRY(peri__tensor_zero(e->view));
     else if (e->leaf->grad != e->view) PERI_TRY(peri_tensor_copy(e->view, e->leaf->grad));
     if (!e->ready) b->missing--;
@@ -149,7 +149,7 @@ static peri_status collect(entry *e)
 
 /** A node is about to make a parameter's gradient: it may write it to its place, unless the gradient is in the bucket
  *  already, or what lies there is still somebody's. */
-static peri_status offer(void *ctx, peri_tensor *leaf, bool *free)
+static peri_status offer_bucket_place(void *ctx, peri_tensor *leaf, bool *free)
 {
     entry *e = ctx;
     peri_reducer *r = e->reducer;
@@ -157,7 +157,7 @@ static peri_status offer(void *ctx, peri_tensor *leaf, bool *free)
     *free = false;
     if (r->off || r->failed != PERI_OK || r->finishing || e->ready || e->lent || leaf->grad || e->bucket < r->posted)
         return PERI_OK;
-    if (held(r, b)) {
+    if (gradients_in_use(r, b)) {
         if (b->missing < b->count) return PERI_OK; /* only an empty bucket gets other memory */
         for (int64_t i = 0; i < b->count; i++)
             if (r->entries[b->first + i].lent) return PERI_OK;
@@ -168,7 +168,7 @@ static peri_status offer(void *ctx, peri_tensor *leaf, bool *free)
 }
 
 /** Mark the entries of a complete bucket of which this rank has gradients, and no others. */
-static peri_status mark(const peri_reducer *r, bucket *b)
+static peri_status mark_gradients(const peri_reducer *r, bucket *b)
 {
     const int64_t one = 1, first = peri__numel(b->flat) - b->count;
     for (int64_t i = 0; i < b->count; i++) {
@@ -188,7 +188,7 @@ typedef struct sample {
     int64_t parameter, element;
 } sample;
 
-static sample sample_of(const peri_reducer *r, const bucket *b)
+static sample sample_to_compare(const peri_reducer *r, const bucket *b)
 {
     const int64_t place = b->first + (int64_t)(r->passes % (uint64_t)b->count);
     const peri_tensor *t = r->entries[place].leaf;
@@ -216,7 +216,7 @@ static uint64_t read_sample(const sample *s, double *number)
 
 /** What ranks must agree on about a bucket: its number, what optimizers have done to its parameters, and a weight.
  *  @said: the same for messages, of the first parameter, with the history of all of them. */
-static uint64_t tag_of(const peri_reducer *r, const bucket *b, peri_coll_facts *said)
+static uint64_t bucket_tag(const peri_reducer *r, const bucket *b, peri_coll_facts *said)
 {
     uint64_t tag = (uint64_t)r->posted;
     said->names = NULL;
@@ -226,7 +226,7 @@ static uint64_t tag_of(const peri_reducer *r, const bucket *b, peri_coll_facts *
         tag = peri__hash_mix(tag, t->history);
         if (!said->names) *said = t->step;
     }
-    const sample s = sample_of(r, b);
+    const sample s = sample_to_compare(r, b);
     if (s.leaf) {
         if (!said->names) *said = (peri_coll_facts){.names = "this pass,,,,,,,weight,history"};
         tag = peri__hash_mix(tag, read_sample(&s, &said->number[WEIGHT_FACT]));
@@ -238,7 +238,7 @@ static uint64_t tag_of(const peri_reducer *r, const bucket *b, peri_coll_facts *
 /** Say what it means that ranks disagree about a bucket after steps of optimizers: nothing else of it may differ. The
  *  message so far has what each of two ranks did with the first parameter; where others were treated otherwise, what
  *  this rank did with them is added. */
-static peri_status explain(const peri_reducer *r, const bucket *b, peri_status status)
+static peri_status explain_mismatch(const peri_reducer *r, const bucket *b, peri_status status)
 {
     char own[PERI_MESSAGE_MAX] = "", said[PERI_MESSAGE_MAX];
     size_t used = 0;
@@ -256,7 +256,7 @@ static peri_status explain(const peri_reducer *r, const bucket *b, peri_status s
         last = step;
     }
     const char *differ = strstr(peri_error_message(), "the ranks disagree: ");
-    const sample s = sample_of(r, b);
+    const sample s = sample_to_compare(r, b);
     char weight[PERI_MESSAGE_MAX] = "";
     if (status != PERI_EMISMATCH || !differ || !(last || s.leaf)) return status;
     snprintf(said, sizeof said, "%s", strchr(differ, ':') + 2);
@@ -274,10 +274,10 @@ static peri_status post_complete(peri_reducer *r)
     for (; r->posted < r->buckets && r->bucket[r->posted].missing == 0; r->posted++) {
         bucket *b = &r->bucket[r->posted];
         peri_coll_facts said;
-        uint64_t tag = tag_of(r, b, &said);
-        PERI_TRY(mark(r, b));
+        uint64_t tag = bucket_tag(r, b, &said);
+        PERI_TRY(mark_gradients(r, b));
         peri_status status = peri__coll_sum_gradients(r->group, b->flat, tag, said.names ? &said : NULL, &b->work);
-        if (status < 0) return explain(r, b, status); /* another rank has met it in an earlier bucket */
+        if (status < 0) return explain_mismatch(r, b, status); /* another rank has met it in an earlier bucket */
     }
     return PERI_OK;
 }
@@ -288,14 +288,14 @@ static void on_ready(void *ctx, peri_tensor *leaf)
     peri_reducer *r = e->reducer;
     if (r->off || r->failed != PERI_OK || !leaf->grad) return;
     if (r->finishing || (e->ready && e->bucket < r->posted)) {
-        remember(r, peri__fail(
+        remember_failure(r, peri__fail(
                         PERI_EINVAL,
                         "peri_reducer: parameter %lld got a gradient while the average of another backward pass was on "
                         "its way, or after one that failed half way; run passes one after the other to their ends",
                         (long long)(r->n - 1 - (e - r->entries))));
         return;
     }
-    if (remember(r, collect(e)) >= 0) remember(r, post_complete(r));
+    if (remember_failure(r, copy_into_bucket(e)) >= 0) remember_failure(r, post_complete(r));
 }
 
 /* -- making -------------------------------------------------------------------------------------------------------- */
@@ -331,7 +331,7 @@ static int64_t bucket_limit(const peri_reducer *r, int64_t wanted)
 /** Cut entries [begin, ...) into one bucket of about @limit bytes; returns its end. Vectors stay with the matrix behind
  *  them: it is mostly of the same layer, whose gradients are ready together, and a bucket sets out when its last one
  *  is. */
-static int64_t cut(const peri_reducer *r, int64_t begin, int64_t limit)
+static int64_t cut_bucket(const peri_reducer *r, int64_t begin, int64_t limit)
 {
     const peri_tensor *first = r->entries[begin].leaf;
     int64_t bytes = 0, i = begin, matrices = 0;
@@ -367,7 +367,7 @@ static peri_status make_group(peri_group *parent, peri_group **out)
     return peri_group_new(parent, ranks, parent->size, "reducer", out);
 }
 
-static peri_reducer *of_ending(peri__ending *ending)
+static peri_reducer *reducer_of_ending(peri__ending *ending)
 {
     return (peri_reducer *)((char *)ending - offsetof(peri_reducer, ending));
 }
@@ -375,9 +375,9 @@ static peri_status finish_ending(peri__ending *ending);
 
 /** The others would wait for this rank's gradients, or average those of its next pass with theirs of this one; or wait
  *  for other exchanges of the pass, which are the parent's. */
-static void missed(peri__ending *ending)
+static void reducer_missed(peri__ending *ending)
 {
-    peri_group *group = of_ending(ending)->group;
+    peri_group *group = reducer_of_ending(ending)->group;
     for (const peri_group *g = group; g; g = g->parent)
         if (g->closed) return;
     if (!group) return;
@@ -385,9 +385,9 @@ static void missed(peri__ending *ending)
     (void)peri__group_fail(group, PERI_EABORTED);
 }
 
-static void fini(peri__ending *ending)
+static void reducer_fini(peri__ending *ending)
 {
-    peri_reducer *r = of_ending(ending);
+    peri_reducer *r = reducer_of_ending(ending);
     peri_reducer_detach(r);
     peri_reducer **list = r->group ? &r->group->comm->reducers : NULL;
     while (list && *list && *list != r) list = &(*list)->next;
@@ -425,7 +425,7 @@ static uint64_t trained_in(const peri_reducer *r)
     return hash;
 }
 
-static void sum_up(const peri__comm *comm, peri_coll_numbers *numbers)
+static void sum_over_reducers(const peri__comm *comm, peri_coll_numbers *numbers)
 {
     /* sums: models are given up in no order, and what one rank still has another one may not */
     for (const peri_reducer *r = comm->reducers; r; r = r->next) {
@@ -449,8 +449,8 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int3
     if (!r) return PERI_ENOMEM;
     peri__refs_init(&r->ending.refs);
     r->ending.finish = finish_ending;
-    r->ending.fini = fini;
-    r->ending.missed = missed;
+    r->ending.fini = reducer_fini;
+    r->ending.missed = reducer_missed;
     peri__object_count(1);
     peri_status status = PERI_OK;
     r->many = group->size > 1;
@@ -465,7 +465,7 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int3
         r->n = n;
         r->next = group->comm->reducers;
         group->comm->reducers = r;
-        group->comm->sum_up = sum_up;
+        group->comm->sum_up = sum_over_reducers;
         for (int64_t i = 0; i < n; i++) {
             entry *e = &r->entries[i];
             e->reducer = r;
@@ -473,12 +473,12 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int3
             peri_tensor_retain(e->leaf);
         }
         for (int64_t i = 0, end, limit = bucket_limit(r, bucket_bytes); i < n; i = end) {
-            end = cut(r, i, limit);
+            end = cut_bucket(r, i, limit);
             PERI_TRY_GOTO(make_bucket(r, i, end), out);
         }
         for (int64_t i = 0; i < n; i++) {
             r->entries[i].leaf->ready = on_ready;
-            r->entries[i].leaf->offer = offer;
+            r->entries[i].leaf->offer = offer_bucket_place;
             r->entries[i].leaf->grad_place = r->entries[i].view;
             r->entries[i].leaf->ready_ctx = &r->entries[i];
             r->entries[i].leaf->trained = &r->entries[i].trained;
@@ -514,7 +514,7 @@ static peri_status ask_others(peri_reducer *r, bucket *b)
 }
 
 /** The gradients become their parts of the bucket, divided by the number of ranks. */
-static peri_status write_back(peri_reducer *r, bucket *b)
+static peri_status write_gradients(peri_reducer *r, bucket *b)
 {
     PERI_TRY(ask_others(r, b));
     peri_k_divide_args args = {
@@ -537,15 +537,15 @@ static peri_status post_rest(peri_reducer *r)
     if (r->failed == PERI_OK && !r->finishing) {
         r->finishing = true;
         for (int64_t i = 0; i < r->n; i++)
-            if (!r->entries[i].ready && remember(r, collect(&r->entries[i])) < 0) break;
-        if (r->failed == PERI_OK) remember(r, post_complete(r));
+            if (!r->entries[i].ready && remember_failure(r, copy_into_bucket(&r->entries[i])) < 0) break;
+        if (r->failed == PERI_OK) remember_failure(r, post_complete(r));
     }
     return r->failed == PERI_OK ? PERI_OK : peri__fail(r->failed, "%s", r->failure);
 }
 
 static peri_status finish_ending(peri__ending *ending)
 {
-    peri_reducer *r = of_ending(ending);
+    peri_reducer *r = reducer_of_ending(ending);
     if (!r->deferred) return peri_reducer_finish(r);
     return r->group && !r->off ? post_rest(r) : PERI_OK;
 }
@@ -558,8 +558,9 @@ peri_status peri_reducer_finish(peri_reducer *r)
     for (; r->done < r->buckets; r->done++) {
         bucket *b = &r->bucket[r->done];
         peri_status status = peri_work_test(b->work);
-        if (status != PERI_OK) return status == PERI_PENDING ? status : remember(r, explain(r, b, status));
-        PERI_TRY(write_back(r, b));
+        if (status != PERI_OK)
+            return status == PERI_PENDING ? status : remember_failure(r, explain_mismatch(r, b, status));
+        PERI_TRY(write_gradients(r, b));
     }
     for (int64_t i = 0; i < r->buckets; i++) {
         peri_work_release(r->bucket[i].work);

@@ -35,7 +35,7 @@ double peri__gradient_divisor(const peri_group *group, int32_t division)
     return (division ? division == PERI_DIVISION_ON : peri_exchange_division(group)) ? group->size : 1;
 }
 
-static peri_status divide(peri__transfer *t)
+static peri_status divide_numbers(peri__transfer *t)
 {
     if (t->divisor == 1) return PERI_OK;
     peri_k_divide_args args = {.dst = peri__data(t->numbers), .src = peri__data(t->numbers), .dtype = t->numbers->dtype,
@@ -74,7 +74,7 @@ static peri_status contexts_of(const peri_group *group, const peri__transfer_arg
 }
 
 /** What all kinds of ends have in common. */
-static peri_coll_op op_of(const peri__transfer_args *a, int32_t kind, int32_t dtype)
+static peri_coll_op transfer_op(const peri__transfer_args *a, int32_t kind, int32_t dtype)
 {
     return (peri_coll_op){.kind = kind,
                           .dtype = dtype,
@@ -93,7 +93,7 @@ static peri_status post_codes(peri_group *group, peri_tensor *src, const peri__t
     bool summed = a->kind == PERI_COLL_REDUCE_SCATTER;
     PERI_TRY(peri_codec_encode(encoding, src, &wire));
     t->parts = summed ? group->size : 1;
-    peri_coll_op op = op_of(a, summed ? PERI_COLL_ALL_TO_ALL : a->kind, wire->dtype);
+    peri_coll_op op = transfer_op(a, summed ? PERI_COLL_ALL_TO_ALL : a->kind, wire->dtype);
     op.send_counts = peri_codec_context_wire_splits(encoding);
     op.recv_counts = peri_codec_context_wire_splits(t->decoding);
     int64_t n = peri__sum(op.recv_counts, group->size);
@@ -111,7 +111,7 @@ static peri_status post_encoded(peri_group *group, peri_tensor *src, const peri_
 }
 
 /** What arrived, as numbers. */
-static peri_status decode(peri__transfer *t)
+static peri_status decode_arrived(peri__transfer *t)
 {
     PERI__HELD peri_tensor *wire = peri__give(&t->wire), *all = NULL, *view = NULL, *sum = NULL, *flat = NULL;
     if (t->parts == 1 && t->numbers) return peri__codec_decode_to(t->decoding, wire, t->numbers);
@@ -133,7 +133,7 @@ static peri_status post_plain(peri_group *group, peri_tensor *src, const peri__t
     bool summed = a->kind == PERI_COLL_REDUCE_SCATTER;
     int64_t n = summed ? a->out[group->rank] : peri__sum(a->in, group->size);
     if (!t->numbers) PERI_TRY(peri_tensor_new(peri__device(src), src->dtype, 1, &n, &t->numbers));
-    peri_coll_op op = op_of(a, a->kind, src->dtype);
+    peri_coll_op op = transfer_op(a, a->kind, src->dtype);
     if (summed) op.recv_counts = NULL;
     op.recv_runs = a->runs;
     op.n_recv_runs = a->n_runs;
@@ -165,7 +165,7 @@ static peri_status post_direct(peri_group *group, peri_tensor *src, const peri__
     if (!e) return PERI_ENOMEM;
     *e = (ends){d->release, d->ctx, d->fill ? t->numbers : src};
     peri_tensor_retain(e->other);
-    peri_coll_op op = op_of(a, a->kind, PERI_F32);
+    peri_coll_op op = transfer_op(a, a->kind, PERI_F32);
     op.send = d->fill ? NULL : peri__data(src);
     op.recv = d->take ? NULL : peri__data(t->numbers);
     op.fill = d->fill;
@@ -194,11 +194,11 @@ peri_status peri__transfer_test(peri__transfer *t)
         peri_work_release(t->work);
         t->work = NULL;
     }
-    if (t->wire) PERI_TRY(decode(t));
-    return t->numbers ? divide(t) : PERI_OK;
+    if (t->wire) PERI_TRY(decode_arrived(t));
+    return t->numbers ? divide_numbers(t) : PERI_OK;
 }
 
-peri_tensor *peri__transfer_take(peri__transfer *t)
+peri_tensor *peri__transfer_numbers(peri__transfer *t)
 {
     peri_tensor *numbers = peri__give(&t->numbers);
     peri__transfer_fini(t);
@@ -233,7 +233,7 @@ void peri__trip_release(peri__trip *trip)
 }
 
 /** A node may be run back once it has its share of the trip. */
-static void share(peri__trip *trip, peri__node *node)
+static void hold_trip(peri__trip *trip, peri__node *node)
 {
     peri__refs_add(&trip->refs);
     node->state = trip;
@@ -242,7 +242,7 @@ static void share(peri__trip *trip, peri__node *node)
 peri_status peri__trip_leaves(peri__trip *trip, peri_tensor *const *inputs, int32_t n, peri__node **leave)
 {
     PERI_TRY(peri__record(&trip->vtab->leave, inputs, n, NULL, 1, leave));
-    share(trip, *leave);
+    hold_trip(trip, *leave);
     return PERI_OK;
 }
 
@@ -251,11 +251,11 @@ peri_status peri__trip_arrives(peri__trip *trip, peri__node **leave, peri_tensor
     peri__node *arrive;
     PERI_TRY(peri__record_after(&trip->vtab->arrive, *leave, outputs, n, &arrive));
     *leave = NULL;
-    share(trip, arrive);
+    hold_trip(trip, arrive);
     return PERI_OK;
 }
 
-peri_status peri__trip_arrive(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+peri_status peri__trip_arrive_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     (void)grad_in; /* what reaches the inputs is waited for there */
     peri__trip *trip = node->state;
@@ -264,7 +264,7 @@ peri_status peri__trip_arrive(peri__node *node, peri_tensor *const *grad_out, pe
     return status < 0 && trip->group->size > 1 ? peri__group_fail(trip->group, status) : status;
 }
 
-peri_status peri__trip_leave(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+peri_status peri__trip_leave_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     (void)grad_out;
     peri__trip *trip = node->state;

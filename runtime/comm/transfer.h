@@ -10,7 +10,7 @@
 
 /* -- one direction ------------------------------------------------------------------------------------------------- */
 
-/** Functions of the caller's in place of the buffer of one end (peri_coll_op.fill, take), where peri__stage_functions
+/** Functions of the caller's in place of the buffer of one end (peri_coll_op.fill, take), where peri__stage_can_call
  *  says that they can be; one of them is NULL. @ctx keeps what they need until it is released. */
 typedef struct peri__transfer_direct {
     void (*fill)(void *ctx, const peri_coll_stretch *stretches, int32_t count, bool stays);
@@ -59,7 +59,7 @@ peri_status peri__transfer_post(peri_group *group, peri_tensor *src, const peri_
 peri_status peri__transfer_test(peri__transfer *t);
 /** The numbers of a complete transfer, which becomes empty: the caller's reference (of one dimension if they are new);
  *  NULL: they were taken. */
-peri_tensor *peri__transfer_take(peri__transfer *t);
+peri_tensor *peri__transfer_numbers(peri__transfer *t);
 void peri__transfer_fini(peri__transfer *t);
 
 /** Hash over what the two ends of a wire must agree on of a codec; 0: none. */
@@ -97,10 +97,12 @@ struct peri__trip {
 #define PERI__TRIP_NODES(leave_name, arrive_name, does)                                                                \
     .leave = {.name = (leave_name),                                                                                    \
               .acts = PERI__WAITS | (does),                                                                            \
-              .backward = peri__trip_leave,                                                                            \
+              .backward = peri__trip_leave_backward,                                                                   \
               .fini = peri__trip_node_fini},                                                                           \
-    .arrive = {                                                                                                        \
-        .name = (arrive_name), .acts = PERI__POSTS, .backward = peri__trip_arrive, .fini = peri__trip_node_fini}
+    .arrive = {.name = (arrive_name),                                                                                  \
+               .acts = PERI__POSTS,                                                                                    \
+               .backward = peri__trip_arrive_backward,                                                                 \
+               .fini = peri__trip_node_fini}
 
 /** One reference, the caller's. */
 void peri__trip_init(peri__trip *trip, const peri__trip_vtab *vtab, peri_group *group);
@@ -109,8 +111,8 @@ void peri__trip_release(peri__trip *trip);
 peri_status peri__trip_leaves(peri__trip *trip, peri_tensor *const *inputs, int32_t n, peri__node **leave);
 /** Record that @outputs arrived; takes *@leave, which becomes NULL. */
 peri_status peri__trip_arrives(peri__trip *trip, peri__node **leave, peri_tensor *const *outputs, int32_t n);
-peri_status peri__trip_leave(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in);
-peri_status peri__trip_arrive(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in);
+peri_status peri__trip_leave_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in);
+peri_status peri__trip_arrive_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in);
 void peri__trip_node_fini(peri__node *node);
 
 #endif

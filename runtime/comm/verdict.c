@@ -48,7 +48,7 @@ void peri__verdict_note(peri__verdict *v, peri_status status)
     snprintf(v->words.text, sizeof v->words.text, "rank %d: %s", v->group->rank, peri_error_message());
 }
 
-static const char *text_of(void *verdict, int64_t *bytes)
+static const char *failure_words(void *verdict, int64_t *bytes)
 {
     peri__verdict *v = verdict;
     *bytes = (int64_t)sizeof v->words;
@@ -56,7 +56,7 @@ static const char *text_of(void *verdict, int64_t *bytes)
 }
 
 /** The error is that of the first rank that met one. */
-static peri_status differ(void *verdict, int32_t other, const char *texts, const int64_t *bytes)
+static peri_status explain_difference(void *verdict, int32_t other, const char *texts, const int64_t *bytes)
 {
     (void)other;
     const peri__verdict *v = verdict;
@@ -74,8 +74,8 @@ peri_status peri__verdict_post(peri__verdict *v)
     const peri__announce_part part = {.agreement = {.hash = v->words.status < 0 ? (uint64_t)v->group->rank + 1 : 0,
                                                     .bytes = (int64_t)sizeof v->words,
                                                     .ctx = v,
-                                                    .text = text_of,
-                                                    .differ = differ},
+                                                    .text = failure_words,
+                                                    .differ = explain_difference},
                                       .out = none};
     PERI_TRY(peri__announce_new("peri_coll", v->group, &part, 1, &v->numbers, 0, &v->announce));
     return peri__announce_post(v->announce);

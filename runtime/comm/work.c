@@ -36,7 +36,7 @@ static void list_remove(peri__comm *comm, peri_work *work)
     peri_work_release(work);
 }
 
-static peri_status make(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device,
+static peri_status make_work(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device,
                         peri_status status, peri_work **out)
 {
     peri_work *work = peri__alloc_zero(size);
@@ -60,7 +60,7 @@ peri_status peri__work_new(size_t size, const peri__work_vtab *vtab, peri_group 
                            peri_work **out)
 {
     peri_work *work;
-    PERI_TRY(make(size, vtab, group, device, PERI_PENDING, &work));
+    PERI_TRY(make_work(size, vtab, group, device, PERI_PENDING, &work));
     peri__refs_add(&work->refs);
     list_add(group->comm, work);
     group->comm->pending++;
@@ -71,11 +71,11 @@ peri_status peri__work_new(size_t size, const peri__work_vtab *vtab, peri_group 
 peri_status peri__work_done(peri_group *group, peri_device *device, peri_work **out)
 {
     static const peri__work_vtab done = {.name = "done"};
-    return make(sizeof(peri_work), &done, group, device, PERI_OK, out);
+    return make_work(sizeof(peri_work), &done, group, device, PERI_OK, out);
 }
 
 /** Remember how a work ended. */
-static void end(peri_work *work, peri_status status)
+static void end_work(peri_work *work, peri_status status)
 {
     peri__comm *comm = work->group->comm;
     work->status = status;
@@ -87,7 +87,7 @@ static void end(peri_work *work, peri_status status)
 
 peri_status peri__work_drop(peri_work *work, peri_status status)
 {
-    if (work->status == PERI_PENDING) end(work, status);
+    if (work->status == PERI_PENDING) end_work(work, status);
     peri_work_release(work);
     return status;
 }
@@ -100,7 +100,7 @@ peri_status peri__work_hand_out(peri_work *work, peri_status status, peri_work *
 }
 
 /** Step a pending work, or let an ended one settle. The caller holds a reference. */
-static void step(peri_work *work)
+static void step_work(peri_work *work)
 {
     if (work->stepping) return;
     if (work->status != PERI_PENDING) {
@@ -132,7 +132,7 @@ static void step(peri_work *work)
         peri_stream_current_set(work->device, before);
         peri_stream_release(before);
     }
-    if (status != PERI_PENDING) end(work, status);
+    if (status != PERI_PENDING) end_work(work, status);
 }
 
 /** Step every work in flight of @comm (a peri__comm) once; nothing while that already happens. */
@@ -146,7 +146,7 @@ static void comm_progress(void *ctx)
         peri_work *work = comm->cursor;
         comm->cursor = work->next;
         peri_work_retain(work);
-        step(work);
+        step_work(work);
         peri_work_release(work);
     }
     comm->stepping = false;
@@ -155,30 +155,30 @@ static void comm_progress(void *ctx)
 /* -- operations that are queued on a device ------------------------------------------------------------------------ */
 
 /** Also where one has failed and nobody was told: whoever waits for the device is. */
-static bool queued(void *ctx)
+static bool queued_in_world(void *ctx)
 {
     const peri__comm *comm = ctx;
     return comm->on_device > 0 || comm->lost != PERI_OK;
 }
 
-static bool still_queued(void *ctx, int64_t since_ns)
+static bool queued_since(void *ctx, int64_t since_ns)
 {
     peri__comm *comm = ctx;
     const peri_coll_vtab *v = comm->device_vtab;
     if (comm->on_device == 0) return false;
     if (comm->stepping && peri_time_ns() - since_ns > comm->timeout_ns)
         v->abort(comm->device_world,
-                 "operations that are queued on the device had no end within the timeout of the world");
+                 "operations that are queued_in_world on the device had no end_work within the timeout of the world");
     return !v->check || v->check(comm->device_world) == PERI_PENDING;
 }
 
-static peri_status lost(void *ctx) { return peri__comm_lost(ctx); }
+static peri_status world_lost(void *ctx) { return peri__comm_lost_status(ctx); }
 
 const peri__between_vtab peri__comm_between = {
-    .progress = comm_progress, .queued = queued, .still_queued = still_queued, .lost = lost};
+    .progress = comm_progress, .queued = queued_in_world, .still_queued = queued_since, .lost = world_lost};
 
 /** Order the results of a complete work before later work on the caller's current stream. */
-static peri_status join(peri_work *work)
+static peri_status join_results(peri_work *work)
 {
     if (!work->device || peri_stream_current(work->device) == work->stream) return PERI_OK;
     if (!work->joined) {
@@ -194,14 +194,14 @@ peri_status peri_work_test(peri_work *work)
     if (work->status == PERI_PENDING) {
         peri__comm *comm = work->group->comm;
         peri_work_retain(work);
-        step(work);
+        step_work(work);
         /* A test moves the other operations of this rank on too, if there are any. Within the step of another work
          * (comm->within > 0) it does not: whoever tested that one from outside does so when its step returns. */
         if (work->status == PERI_PENDING && comm->within == 0 && comm->outer > !work->inner) comm_progress(comm);
         peri_work_release(work);
     }
     if (work->status == PERI_OK) peri__watch_seen(work->group->comm, work);
-    if (work->status >= 0) return work->status == PERI_OK ? join(work) : PERI_PENDING;
+    if (work->status >= 0) return work->status == PERI_OK ? join_results(work) : PERI_PENDING;
     return peri__fail(work->status, "%s", work->message ? work->message : peri_status_text(work->status));
 }
 
@@ -252,7 +252,7 @@ int64_t peri_group_progress(peri_group *group)
 }
 
 /** Unfinished works of the group and of groups made from it. */
-static int64_t pending_in(const peri_group *group)
+static int64_t pending_in_group(const peri_group *group)
 {
     int64_t n = 0;
     for (const peri_work *w = group->comm->first; w; w = w->next) {
@@ -264,7 +264,7 @@ static int64_t pending_in(const peri_group *group)
 }
 
 /** Whether results of the group, or of groups made from it, were promised and are not there. */
-static bool promised_in(const peri_group *group)
+static bool promised_in_group(const peri_group *group)
 {
     for (const peri_work *w = group->comm->first; w; w = w->next) {
         const peri_group *g = w->group;
@@ -285,17 +285,17 @@ peri_status peri_group_close(peri_group *group)
         }
     comm_progress(comm);
     if (group->node) PERI_TRY(peri_group_close(group->node));
-    int64_t pending = pending_in(group);
+    int64_t pending = pending_in_group(group);
     if (pending > 0 && peri__group_check("peri_group_close", group) == PERI_OK)
         return peri__fail(
             PERI_EINVAL,
             "peri_group_close: %lld operations of this rank in group '%s' are in flight; wait for them first",
             (long long)pending, group->name);
-    for (int64_t round = 0; promised_in(group); round++) { /* each of them runs, or fails by its deadline */
+    for (int64_t round = 0; promised_in_group(group); round++) { /* each of them runs, or fails by its deadline */
         peri_pause(round);
         comm_progress(comm);
     }
-    peri_status lost = peri__comm_lost(comm);
+    peri_status lost = peri__comm_lost_status(comm);
     if (!group->parent && comm->sum_up) comm->sum_up(comm, &group->numbers);
     group->closed = true;
     peri_status status = group->device_ctx ? comm->device_vtab->close(group->device_ctx) : PERI_OK;

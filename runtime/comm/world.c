@@ -20,7 +20,7 @@ bool peri_comm_probe(const char *name, char *reason, int64_t size)
 }
 
 /** The transport @name, if it can be used here. @what: the argument that names it. */
-static peri_status usable(const char *what, const char *name, const peri_coll_vtab **out)
+static peri_status find_usable(const char *what, const char *name, const peri_coll_vtab **out)
 {
     char reason[256] = "";
     PERI_TRY(peri__plugin_coll(name, out));
@@ -30,20 +30,20 @@ static peri_status usable(const char *what, const char *name, const peri_coll_vt
 }
 
 /** mpi when it can run and several ranks were launched, else self. */
-static peri_status choose(const char *name, bool own, const peri_coll_vtab **out)
+static peri_status choose_transport(const char *name, bool own, const peri_coll_vtab **out)
 {
     char reason[256] = "";
     const bool any = !name || !*name || strcmp(name, "auto") == 0;
     if (own && !any && strcmp(name, "mpi") != 0)
         return peri__fail(PERI_EINVAL,
                           "peri_comm_open: transport '%.40s' with a communicator, allowed: mpi, whose it is", name);
-    if (own) PERI_TRY(usable("transport", "mpi", out));
+    if (own) PERI_TRY(find_usable("transport", "mpi", out));
     if (own && (*out)->abi < 9)
         return peri__fail(PERI_EUNSUPPORTED,
                           "peri_comm_open: this libperilune_mpi.so is older than the library, and takes no "
                           "communicator");
     if (own) return PERI_OK;
-    if (!any) return usable("transport", name, out);
+    if (!any) return find_usable("transport", name, out);
     /* Loading the plugin costs tens of milliseconds: look for a launcher first. */
     static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_RANK",
                                             NULL};
@@ -65,7 +65,7 @@ static peri_status choose(const char *name, bool own, const peri_coll_vtab **out
     return peri__plugin_coll("self", out);
 }
 
-static peri_status timeout_of(double seconds, int64_t *out)
+static peri_status read_timeout(double seconds, int64_t *out)
 {
     if (seconds == 0) {
         const char *text = secure_getenv("PERI_COMM_TIMEOUT_S");
@@ -102,7 +102,7 @@ static peri_status find_device(peri__comm *comm, const peri_comm_config *config)
     }
     if (!config->device || !*config->device)
         return peri__fail(PERI_EINVAL, "peri_comm_open: device_transport '%.40s' without the name of its device", name);
-    PERI_TRY(usable("device_transport", name, &comm->device_vtab));
+    PERI_TRY(find_usable("device_transport", name, &comm->device_vtab));
     if (!(comm->device_vtab->takes & PERI_COLL_DEVICE))
         return peri__fail(PERI_EUNSUPPORTED,
                           "peri_comm_open: transport '%s' takes no device memory: it is no device_transport", name);
@@ -135,7 +135,7 @@ typedef struct ballot {
     int32_t node;   /* number of the machine */
 } ballot;
 
-static void fill(peri__comm *comm, const char *name, void *host_group, ballot *b)
+static void fill_ballot(peri__comm *comm, const char *name, void *host_group, ballot *b)
 {
     char reason[256] = "";
     memset(b, 0, sizeof *b);
@@ -178,7 +178,7 @@ static peri_status choose_device(peri_group *world, const char *name, char *why,
     ballot own;
     peri_status status;
     if (!ranks || !counts || !all) return PERI_ENOMEM;
-    fill(comm, name, world->ctx, &own);
+    fill_ballot(comm, name, world->ctx, &own);
     for (int32_t i = 0; i < n; i++) {
         ranks[i] = i;
         counts[i] = sizeof own;
@@ -200,7 +200,7 @@ out:
 
 /** Say in words what carries tensors of @device, which is NULL where there is no second transport. @chosen: nobody has
  *  named that; @why: then why it is not nccl. */
-static void describe(peri__comm *comm, const char *device, bool chosen, const char *why)
+static void describe_carrier(peri__comm *comm, const char *device, bool chosen, const char *why)
 {
     char *text = comm->transports;
     const size_t len = sizeof comm->transports;
@@ -228,7 +228,7 @@ peri_status peri_comm_use_device(peri_group *world, const char *name)
     comm->chooses = false;
     peri_status status = choose_device(world, name, why, sizeof why);
     if (status < 0) return peri__group_fail(world, status);
-    describe(comm, name, true, why);
+    describe_carrier(comm, name, true, why);
     return PERI_OK;
 }
 
@@ -238,11 +238,11 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     peri_comm_config config = {.size = sizeof config};
     if (given) PERI_TRY(peri__struct_take(&config, sizeof config, given, __func__, "peri_comm_config"));
     int64_t timeout = 0;
-    PERI_TRY(timeout_of(config.timeout_s, &timeout));
+    PERI_TRY(read_timeout(config.timeout_s, &timeout));
     const peri_coll_vtab *vtab;
     if (config.local_size < 0)
         return peri__fail(PERI_EINVAL, "peri_comm_open: nodes of %d ranks, allowed: 0 and more", config.local_size);
-    PERI_TRY(choose(config.transport, config.communicator != NULL, &vtab));
+    PERI_TRY(choose_transport(config.transport, config.communicator != NULL, &vtab));
     peri__comm *comm = peri__alloc_zero(sizeof *comm);
     if (!comm) return PERI_ENOMEM;
     peri__refs_init(&comm->refs);
@@ -267,7 +267,7 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     world->timeout_ns = timeout;
     PERI_TRY_GOTO(open_device(world, config.job), out);
     peri__group_show_numbers(world);
-    describe(comm, comm->device ? config.device : NULL, false, "");
+    describe_carrier(comm, comm->device ? config.device : NULL, false, "");
     if (config.device && *config.device) PERI_TRY_GOTO(peri_comm_use_device(world, config.device), out);
     if (boot.size > 1 && strcmp(vtab->name, "sim") != 0) {
         peri__log_rank_set(boot.rank);

@@ -14,7 +14,7 @@ typedef struct peri__kept {
     int64_t first_id, first_offset, first_grad; /* where it begins in the joined batch */
 } peri__kept;
 
-static void kept_fini(peri__kept *k)
+static void pass_fini(peri__kept *k)
 {
     peri_tensor_release(k->in.ids);
     peri_tensor_release(k->in.offsets);
@@ -25,21 +25,21 @@ static void kept_fini(peri__kept *k)
 }
 
 /** Drop all kept backward passes. */
-static void kept_forget(peri_tbe *tbe)
+static void drop_passes(peri_tbe *tbe)
 {
-    for (int64_t i = 0; i < tbe->n_kept; i++) kept_fini(&tbe->kept[i]);
+    for (int64_t i = 0; i < tbe->n_kept; i++) pass_fini(&tbe->kept[i]);
     tbe->n_kept = 0;
 }
 
-void peri__tbe_kept_free(peri_tbe *tbe)
+void peri__tbe_accumulated_free(peri_tbe *tbe)
 {
-    kept_forget(tbe);
+    drop_passes(tbe);
     peri__free(tbe->kept);
     tbe->kept = NULL;
     tbe->room_kept = 0;
 }
 
-peri_status peri__tbe_keep(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad)
+peri_status peri__tbe_accumulate_pass(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad)
 {
     if (tbe->n_kept == tbe->room_kept) {
         int64_t room = tbe->room_kept ? 2 * tbe->room_kept : 8;
@@ -71,7 +71,7 @@ typedef struct totals {
 } totals;
 
 /** Widest rows of blocks that do not pool. */
-static int64_t widest(const peri_tbe *tbe)
+static int64_t widest_rows(const peri_tbe *tbe)
 {
     int64_t most = 0;
     for (int64_t i = 0; i < tbe->n_kept; i++) {
@@ -85,10 +85,10 @@ static int64_t widest(const peri_tbe *tbe)
 
 /** Place the passes one behind the other. Without pooling the gradient of id i lies at out_offset + i * out_stride, i
  *  in the joined ids, so gradients keep so much distance that no out_offset becomes negative. */
-static totals place(peri_tbe *tbe)
+static totals place_passes(peri_tbe *tbe)
 {
     totals all = {.ids_dtype = PERI_I32};
-    int64_t stride = widest(tbe);
+    int64_t stride = widest_rows(tbe);
     for (int64_t i = 0; i < tbe->n_kept; i++) {
         peri__kept *k = &tbe->kept[i];
         k->first_id = all.ids;
@@ -131,7 +131,7 @@ out:
 }
 
 /** Part @which of all passes, in n elements. */
-static peri_status join(const peri_tbe *tbe, int32_t dtype, int64_t n, int which, peri_tensor **out)
+static peri_status join_passes(const peri_tbe *tbe, int32_t dtype, int64_t n, int which, peri_tensor **out)
 {
     PERI_TRY(peri_tensor_new(tbe->device, dtype, 1, &n, out));
     for (int64_t i = 0; i < tbe->n_kept; i++) PERI_TRY(join_part(tbe, &tbe->kept[i], which, *out));
@@ -197,26 +197,26 @@ peri_status peri_tbe_accumulated_apply(peri_tbe *tbe)
 {
     PERI_NEED(tbe);
     if (tbe->n_kept == 0) return PERI_OK;
-    totals all = place(tbe);
+    totals all = place_passes(tbe);
     peri_tbe_input in = {0};
     peri_tbe_batch *batch = NULL;
     peri_tensor *grad = NULL;
     bool before = peri__grad_swap(false);
     peri_status status;
-    PERI_TRY_GOTO(join(tbe, all.ids_dtype, all.ids, PART_IDS, &in.ids), out);
-    if (all.weights) PERI_TRY_GOTO(join(tbe, PERI_F32, all.ids, PART_WEIGHTS, &in.weights), out);
-    if (all.scale) PERI_TRY_GOTO(join(tbe, PERI_F32, all.offsets, PART_SCALE, &in.scale), out);
-    PERI_TRY_GOTO(join(tbe, PERI_F32, all.grad, PART_GRADIENT, &grad), out);
+    PERI_TRY_GOTO(join_passes(tbe, all.ids_dtype, all.ids, PART_IDS, &in.ids), out);
+    if (all.weights) PERI_TRY_GOTO(join_passes(tbe, PERI_F32, all.ids, PART_WEIGHTS, &in.weights), out);
+    if (all.scale) PERI_TRY_GOTO(join_passes(tbe, PERI_F32, all.offsets, PART_SCALE, &in.scale), out);
+    PERI_TRY_GOTO(join_passes(tbe, PERI_F32, all.grad, PART_GRADIENT, &grad), out);
     PERI_TRY_GOTO(join_offsets(tbe, &all, &in.offsets), out);
     PERI_TRY_GOTO(join_blocks(tbe, &all, &in.blocks), out);
-    PERI_TRY_GOTO(peri__batch_take(tbe, &in, &batch), out);
+    PERI_TRY_GOTO(peri__batch_acquire(tbe, &in, &batch), out);
     PERI_TRY_GOTO(peri__batch_enter("peri_tbe_accumulated_apply", batch, true), out);
     status = peri__tbe_backward(batch, grad, NULL);
-    if (status >= 0) kept_forget(tbe);
+    if (status >= 0) drop_passes(tbe);
     status = peri__batch_leave(batch, true, status);
 out:
-    peri__batch_give(batch);
+    peri__batch_recycle(batch);
     peri__grad_swap(before);
-    kept_fini(&(peri__kept){.in = in, .grad = grad});
+    pass_fini(&(peri__kept){.in = in, .grad = grad});
     return status;
 }

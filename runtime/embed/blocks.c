@@ -79,7 +79,7 @@ static peri_status count_by_table(peri_tbe_blocks *b)
 }
 
 /** The device's copy, if it is another. */
-static peri_status upload(peri_device *device, peri_tbe_blocks *b)
+static peri_status upload_list(peri_device *device, peri_tbe_blocks *b)
 {
     if (b->block != peri__data(b->copy))
         PERI_TRY(peri__copy(device, peri__data(b->copy), b->block, (int64_t)sizeof *b->block * b->n, PERI_COPY_H2D));
@@ -125,7 +125,7 @@ peri_status peri__tbe_blocks_sorted(const peri_tbe *tbe, peri_tbe_blocks *b, con
     *out += b->n;
     pthread_mutex_lock(&b->sorting);
     peri_status status = b->sorted ? PERI_OK : add_sorted(tbe->device, b);
-    if (status >= 0) status = peri__follow(tbe, b->sorted);
+    if (status >= 0) status = peri__tbe_wait_event(tbe, b->sorted);
     pthread_mutex_unlock(&b->sorting);
     return status;
 }
@@ -161,7 +161,7 @@ static peri_status check_block(const peri_tbe *tbe, const peri_k_tbe_block *b, i
 }
 
 /** The device's copy: where the host works in its memory, a list is no more than a list of the host's. */
-static peri_status room_for(peri_device *device, int64_t bytes, peri_tensor **out)
+static peri_status new_device_copy(peri_device *device, int64_t bytes, peri_tensor **out)
 {
     if (!peri__immediate(device)) return peri_tensor_new(device, PERI_U8, 1, &bytes, out);
     void *data = peri__alloc((size_t)peri__max(bytes, 1));
@@ -171,7 +171,7 @@ static peri_status room_for(peri_device *device, int64_t bytes, peri_tensor **ou
     return status;
 }
 
-peri_status peri__tbe_blocks_room(const peri_tbe *tbe, int64_t n, peri_tbe_blocks **out)
+peri_status peri__tbe_blocks_alloc(const peri_tbe *tbe, int64_t n, peri_tbe_blocks **out)
 {
     static atomic_uint_least64_t serial;
     if (n < 0 || n > INT32_MAX) return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: %lld blocks", (long long)n);
@@ -184,7 +184,7 @@ peri_status peri__tbe_blocks_room(const peri_tbe *tbe, int64_t n, peri_tbe_block
     b->n = n;
     b->n_tables = tbe->n_tables;
     int64_t bytes = (int64_t)sizeof *b->block * 2 * n;
-    peri_status status = room_for(tbe->device, bytes, &b->copy);
+    peri_status status = new_device_copy(tbe->device, bytes, &b->copy);
     if (status >= 0) status = peri_event_new(tbe->device, &b->copied);
     if (status >= 0) {
         b->block = peri__immediate(tbe->device) ? peri__data(b->copy) : peri__alloc((size_t)(bytes / 2));
@@ -201,7 +201,7 @@ peri_status peri__tbe_blocks_check(const peri_tbe *tbe, const peri_tbe_blocks *b
     return PERI_OK;
 }
 
-peri_status peri__tbe_blocks_made(const peri_tbe *tbe, peri_tbe_blocks *b)
+peri_status peri__tbe_blocks_finish(const peri_tbe *tbe, peri_tbe_blocks *b)
 {
     int64_t columns = 0;
     b->row_cols = b->n ? b->block[0].out_stride : 0;
@@ -224,14 +224,14 @@ peri_status peri__tbe_blocks_made(const peri_tbe *tbe, peri_tbe_blocks *b)
     b->width = b->total_bags ? peri__ceil_div(columns, b->total_bags) : 1;
     PERI_TRY(count_sharing(b));
     PERI_TRY(count_by_table(b));
-    return upload(tbe->device, b);
+    return upload_list(tbe->device, b);
 }
 
 peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *from, const peri__spot *spots,
                                    peri_tbe_blocks **out)
 {
     peri_tbe_blocks *b;
-    PERI_TRY(peri__tbe_blocks_room(tbe, from->n, &b));
+    PERI_TRY(peri__tbe_blocks_alloc(tbe, from->n, &b));
     for (int64_t k = 0; k < b->n; k++) {
         b->block[k] = from->block[k];
         b->block[k].out_offset = spots[k].offset;
@@ -247,7 +247,7 @@ peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *f
     b->mean = from->mean;
     b->none = from->none;
     b->ordered = from->ordered;
-    peri_status status = upload(tbe->device, b);
+    peri_status status = upload_list(tbe->device, b);
     if (status < 0) peri_tbe_blocks_release(b);
     else *out = b;
     return status;
@@ -255,7 +255,7 @@ peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *f
 
 /** Where the rows of @x, in a matrix of @cols columns, lie in one whose rows are @stride apart; false: nowhere, they
  *  are in no such matrix. */
-static bool widened(const peri_k_tbe_block *x, int64_t table_cols, int64_t cols, int64_t stride, peri__spot *spot)
+static bool widened_block(const peri_k_tbe_block *x, int64_t table_cols, int64_t cols, int64_t stride, peri__spot *spot)
 {
     const int64_t column = x->out_offset % cols, row = x->out_offset / cols;
     const int64_t step = x->bags > 1 ? x->out_stride / cols : 1; /* rows from one bag to the next */
@@ -265,14 +265,14 @@ static bool widened(const peri_k_tbe_block *x, int64_t table_cols, int64_t cols,
 }
 
 /** Put the widened list first among @from's; where there is none, nothing. */
-static peri_status widen(const peri_tbe *tbe, peri_tbe_blocks *from, int64_t cols, int64_t stride)
+static peri_status add_widened_list(const peri_tbe *tbe, peri_tbe_blocks *from, int64_t cols, int64_t stride)
 {
     peri_tbe_blocks *wide;
     peri__spot *spots = peri__alloc(sizeof *spots * (size_t)peri__max(from->n, 1));
     if (!spots) return PERI_ENOMEM;
     bool can = true;
     for (int64_t k = 0; k < from->n && can; k++)
-        can = widened(&from->block[k], tbe->layout[from->block[k].table].cols, cols, stride, &spots[k]);
+        can = widened_block(&from->block[k], tbe->layout[from->block[k].table].cols, cols, stride, &spots[k]);
     peri_status status = can ? peri__tbe_blocks_moved(tbe, from, spots, &wide) : PERI_OK;
     peri__free(spots);
     if (status < 0 || !can) return status;
@@ -283,7 +283,7 @@ static peri_status widen(const peri_tbe *tbe, peri_tbe_blocks *from, int64_t col
     return PERI_OK;
 }
 
-static peri_tbe_blocks *find_wide(const peri_tbe_blocks *from, int64_t cols, int64_t stride)
+static peri_tbe_blocks *find_widened_list(const peri_tbe_blocks *from, int64_t cols, int64_t stride)
 {
     peri_tbe_blocks *wide = from->wide;
     while (wide && (wide->wide_cols != cols || wide->wide_stride != stride)) wide = wide->wide;
@@ -297,10 +297,10 @@ peri_status peri__tbe_blocks_widened(const peri_tbe *tbe, peri_tbe_blocks *from,
     *out = NULL;
     if (from->none) return PERI_OK;
     pthread_mutex_lock(&from->sorting);
-    *out = find_wide(from, cols, stride);
+    *out = find_widened_list(from, cols, stride);
     if (!*out) {
-        status = widen(tbe, from, cols, stride);
-        *out = find_wide(from, cols, stride);
+        status = add_widened_list(tbe, from, cols, stride);
+        *out = find_widened_list(from, cols, stride);
     }
     peri_tbe_blocks_retain(*out);
     pthread_mutex_unlock(&from->sorting);
@@ -312,10 +312,10 @@ static peri_status blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks,
                               peri_tbe_blocks **out)
 {
     peri_tbe_blocks *b;
-    PERI_TRY(peri__tbe_blocks_room(tbe, n, &b));
+    PERI_TRY(peri__tbe_blocks_alloc(tbe, n, &b));
     if (n) memcpy(b->block, blocks, sizeof *b->block * (size_t)n);
     peri_status status = check ? peri__tbe_blocks_check(tbe, b) : PERI_OK;
-    if (status >= 0) status = peri__tbe_blocks_made(tbe, b);
+    if (status >= 0) status = peri__tbe_blocks_finish(tbe, b);
     if (status < 0) peri_tbe_blocks_release(b);
     else *out = b;
     return status;

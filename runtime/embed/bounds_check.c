@@ -39,7 +39,7 @@ static peri_status bags_status(const char *function, const char *where, const pe
 }
 
 /** @table, @feature: names, or NULL. */
-static peri_status status_of(const char *function, int32_t mode, const char *table, const char *feature,
+static peri_status bounds_status(const char *function, int32_t mode, const char *table, const char *feature,
                              const peri_k_tbe_report *r)
 {
     char where[320], what[PERI_MESSAGE_MAX];
@@ -61,11 +61,11 @@ static peri_status status_of(const char *function, int32_t mode, const char *tab
 }
 
 /** Names of a report's table and feature; NULL where it says none. */
-static const char *table_of(const peri_tbe *tbe, const peri_k_tbe_report *r)
+static const char *report_table(const peri_tbe *tbe, const peri_k_tbe_report *r)
 {
     return r->table >= 0 && r->table < tbe->n_tables ? tbe->tables[r->table].name : NULL;
 }
-static const char *feature_of(const peri_tbe *tbe, const peri_k_tbe_report *r)
+static const char *report_feature(const peri_tbe *tbe, const peri_k_tbe_report *r)
 {
     return r->feature >= 0 && r->feature < tbe->n_features ? tbe->features[r->feature] : NULL;
 }
@@ -73,19 +73,19 @@ static const char *feature_of(const peri_tbe *tbe, const peri_k_tbe_report *r)
 peri_status peri__tbe_bags_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *r)
 {
     char where[320];
-    where_text(where, sizeof where, table_of(tbe, r), feature_of(tbe, r), r->sample);
+    where_text(where, sizeof where, report_table(tbe, r), report_feature(tbe, r), r->sample);
     return bags_status(function, where, r);
 }
 
 peri_status peri__matrix_status(const char *table, const char *function, const peri_k_tbe_report *r)
 {
-    return status_of(function, PERI_BOUNDS_FATAL, table, NULL, r);
+    return bounds_status(function, PERI_BOUNDS_FATAL, table, NULL, r);
 }
 
 peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *r)
 {
     if (!r->bad_ids && !r->bad_bags) return PERI_OK;
-    const char *table = table_of(tbe, r), *feature = feature_of(tbe, r);
+    const char *table = report_table(tbe, r), *feature = report_feature(tbe, r);
     if (tbe->of_inverse && !r->bad_bags) return inverse_status(function, table, r);
-    return status_of(function, tbe->bounds_check, table, feature, r);
+    return bounds_status(function, tbe->bounds_check, table, feature, r);
 }

@@ -151,9 +151,9 @@ struct peri_tbe_batch {
     atomic_flag busy;  /* some thread is in a call with it */
     peri_tensor *spans;          /* u8: of the blocks as they stand */
     bool prepared;               /* spans are this input's */
-    peri_tbe_batch *alike;       /* retained; NULL, or another batch with the same spans: peri__batch_alike */
+    peri_tbe_batch *alike;       /* retained; NULL, or another batch with the same spans: peri__batch_share_spans */
     peri_tbe_blocks *there;      /* retained; NULL, or where its rows lie instead of where the input's blocks say
-                                    (peri__batch_place) */
+                                    (peri__batch_redirect) */
     peri__bag_places bag_places; /* then */
     peri_tensor *report;         /* peri__report_reset */
     peri__sorted *sorted;        /* NULL: not sorted */
@@ -163,24 +163,24 @@ struct peri_tbe_batch {
 };
 
 /** Let lookups write, and backward passes read, the rows of a batch where @there says: a list of the same blocks
- *  (peri__tbe_blocks_moved). *placed false: they cannot, nothing has changed. Until peri__batch_unplace, or the batch's
- *  end. Nobody checks that the tensor which they are given reaches so far. */
-peri_status peri__batch_place(peri_tbe_batch *batch, peri_tbe_blocks *there, const peri__bag_places *places,
+ *  (peri__tbe_blocks_moved). *placed false: they cannot, nothing has changed. Until peri__batch_redirect_end, or the
+ *  batch's end. Nobody checks that the tensor which they are given reaches so far. */
+peri_status peri__batch_redirect(peri_tbe_batch *batch, peri_tbe_blocks *there, const peri__bag_places *places,
                               bool *placed);
 /** Whether an update of the tables of the lookup that @node is may read gradients where they lie. */
-bool peri__may_place(const peri__node *node, const peri_tbe *tbe);
+bool peri__may_redirect(const peri__node *node, const peri_tbe *tbe);
 /** Whether a gradient on @device can be read where it lies among those of other features (cat): it is a window of a
  *  wider matrix of f32, and its rows begin at multiples of 16 bytes, by which kernels read them. */
-bool peri__window(const peri_tensor *grad, const peri_device *device);
-/** peri__batch_place for a backward pass of @grad, if it is a window. *placed false: it has to be made
+bool peri__is_window(const peri_tensor *grad, const peri_device *device);
+/** peri__batch_redirect for a backward pass of @grad, if it is a window. *placed false: it has to be made
  *  contiguous. @node: the lookup's. */
-peri_status peri__batch_place_window(const peri__node *node, peri_tbe_batch *batch, const peri_tensor *grad,
+peri_status peri__batch_redirect_window(const peri__node *node, peri_tbe_batch *batch, const peri_tensor *grad,
                                      bool *placed);
-void peri__batch_unplace(peri_tbe_batch *batch);
+void peri__batch_redirect_end(peri_tbe_batch *batch);
 
 /** Tell a batch of another one of its table batch, which looks up the same bags with rows elsewhere: where that has
  *  been looked up when @b is updated, its spans are taken over. Does nothing where their bags differ. */
-void peri__batch_alike(peri_tbe_batch *b, peri_tbe_batch *other);
+void peri__batch_share_spans(peri_tbe_batch *b, peri_tbe_batch *other);
 
 struct peri_tbe {
     peri__refs refs;
@@ -226,9 +226,9 @@ struct peri_tbe {
     struct peri__row_watch *watches;  /* told which rows change, before they do (row_watch.h); NULL: nobody */
     peri__storage_watch writes_watch; /* tells them of writes through views; of the flat tensors' storage while there
                                          are watches */
-    atomic_uintptr_t holder;          /* the thread that is in a call alone (calls.c); 0: none */
+    atomic_uintptr_t holder;          /* the thread that is in a call alone (call_order.c); 0: none */
     peri_tensor *slot_row; /* i64 by linear row, where rounding needs it: the row in a slot */
-    struct peri_tbe *next_listed;    /* of those that peri_tbe_new has made (listed.c) */
+    struct peri_tbe *next_listed;    /* of those that peri_tbe_new has made (tbe_list.c) */
     const struct peri__store *store; /* where the rows are; set when the table batch is whole */
     void *own;                       /* the store's */
 };
@@ -251,12 +251,12 @@ const char *peri__start_text(int32_t init, double a, double b, char out[PERI__ST
 
 /** A table batch without optimizer whose weights are @flat (retained), where table t's rows lie one behind the other,
  *  without padding. */
-peri_status peri__tbe_over(const peri_tbe_config *config, peri_tensor *flat, peri_tbe **out);
-/** Put the lookup @batch, of a table batch of peri__tbe_over over @table, on the tape if somebody wants its gradient:
- *  it is retained. */
-peri_status peri__over_record(peri_tensor *table, peri_tbe_batch *batch, peri_tensor *out);
+peri_status peri__tbe_borrowing(const peri_tbe_config *config, peri_tensor *flat, peri_tbe **out);
+/** Put the lookup @batch, of a table batch of peri__tbe_borrowing over @table, on the tape if somebody wants its
+ *  gradient: it is retained. */
+peri_status peri__borrowed_record(peri_tensor *table, peri_tbe_batch *batch, peri_tensor *out);
 /** A backward pass has come to a lookup in the tensor that @tbe borrows. */
-void peri__over_passed(const peri_tbe *tbe);
+void peri__borrowed_passed(const peri_tbe *tbe);
 /** Offsets (i64 [bags + 1]) of bags of @length ids each. */
 peri_status peri__offsets_of_equal(peri_device *device, int64_t bags, int64_t length, peri_tensor **out);
 /** What a table batch with weights of @dtype and this optimizer keeps, without tensors. Returns the number of
@@ -276,33 +276,33 @@ peri_status peri__tbe_check(const peri_tbe_config *config);
 /** PERI_TBE_NONE. In all configurations that were taken from callers, `optimizer` is not NULL. */
 extern const peri_tbe_optimizer_config peri__no_optimizer;
 /** @given, of @function's caller, and all that it points to, as today's structures have it; given up by
- *  peri__tbe_config_give_up. */
-peri_status peri__tbe_config_take(const peri_tbe_config *given, const char *function, peri_tbe_config *c);
-void peri__tbe_config_give_up(peri_tbe_config *c);
+ *  peri__tbe_config_free. */
+peri_status peri__tbe_config_of_today(const peri_tbe_config *given, const char *function, peri_tbe_config *c);
+void peri__tbe_config_free(peri_tbe_config *c);
 /** The caller's array of @n structures of @type that begin with their size, as today's of @size bytes: @out, freed by
  *  peri__free; NULL where there is none. @function: who takes it. */
-peri_status peri__structs_take(const void *given, int64_t n, size_t size, const char *function, const char *type,
+peri_status peri__structs_of_today(const void *given, int64_t n, size_t size, const char *function, const char *type,
                                void **out);
 /** Tables start at multiples of so many elements. */
 enum { PERI__TABLE_ALIGNMENT = 16 };
 /** Whether slots need to know which row they have (slot_row): stochastic rounding goes by it. */
 bool peri__tbe_slot_rows(const peri_tbe_config *config);
 /** Whether one of the optimizer's states has geometry @geometry. */
-bool peri__keeps(const peri_tbe_optimizer_config *optimizer, int32_t geometry);
+bool peri__optimizer_keeps(const peri_tbe_optimizer_config *optimizer, int32_t geometry);
 /** Elements of a state's flat tensor before @table; of all: @table is n_tables. */
 int64_t peri__state_offset(const peri_tbe *tbe, const peri__state *state, int64_t table);
 /** Data of state @which (PERI__STATE_*); NULL: there is none. */
 void *peri__state_data(const peri_tbe *tbe, int32_t which);
 /** How many tensors of the size of the weights a table batch has. */
-double peri__tbe_copies(const peri_tbe_optimizer_config *optimizer);
+double peri__tbe_weight_sized_tensors(const peri_tbe_optimizer_config *optimizer);
 /** PERI_ERANGE unless @tbe has a table number @table. */
 peri_status peri__tbe_check_table(const char *function, const peri_tbe *tbe, int64_t table);
 /** The flat tensors as parts of records, in the order of peri_tbe_state_name. Returns their number. */
-int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS]);
+int32_t peri__tbe_record_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS]);
 /** What collections call the data type of a table whose rows are stored so: both 8-bit ones are "INT8". */
 const char *peri__data_type_name(int32_t dtype);
 /** Whether @dtype is one of PERI_ROWS_*. */
-bool peri__tbe_bytes(int32_t dtype);
+bool peri__rows_are_bytes(int32_t dtype);
 /** Elements (PERI_ROWS_*: bytes) from row to row. */
 int64_t peri__tbe_stride(int32_t dtype, int64_t cols);
 /** How one of PERI_ROWS_* stores numbers. */
@@ -317,26 +317,26 @@ typedef struct peri__rows_place {
 /** Whether these rows hold @numbers (f32 [rows, cols], contiguous), of which @bytes was made; PERI_ERANGE names the
  *  first row that does not. Waits for the device. @bytes NULL: there are none, or the numbers alone say it (fp8, f16,
  *  bf16). */
-peri_status peri__rows_held(const peri__rows_place *place, peri_tensor *numbers, peri_tensor *bytes);
+peri_status peri__check_numbers_fit(const peri__rows_place *place, peri_tensor *numbers, peri_tensor *bytes);
 /** These rows as the table stores them, of @numbers as above; @out new. PERI_ERANGE as above. */
-peri_status peri__rows_made(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out);
+peri_status peri__encode_rows(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out);
 /** The same of rows @src that become f16 or bf16: a finite number may not become an infinity. */
-peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,
+peri_status peri__check_floats_fit(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,
                               const peri_tensor *src);
-/* -- calls and batches (calls.c, tbe_batch.c) ---------------------------------------------------------------------- */
+/* -- calls and batches (call_order.c, tbe_batch.c) ----------------------------------------------------------------- */
 
 /** Whether the device runs later what is queued: else there is nothing for events to order, and a small lookup feels
  *  each of them. */
-static inline bool peri__queues(const peri_tbe *tbe) { return !(tbe->device->caps & PERI_DEVICE_IMMEDIATE); }
+static inline bool peri__tbe_is_queued(const peri_tbe *tbe) { return !(tbe->device->caps & PERI_DEVICE_IMMEDIATE); }
 /** What is queued on the current stream from now on follows @event. */
-static inline peri_status peri__follow(const peri_tbe *tbe, peri_event *event)
+static inline peri_status peri__tbe_wait_event(const peri_tbe *tbe, peri_event *event)
 {
-    return peri__queues(tbe) ? peri_stream_wait(peri_stream_current(tbe->device), event) : PERI_OK;
+    return peri__tbe_is_queued(tbe) ? peri_stream_wait(peri_stream_current(tbe->device), event) : PERI_OK;
 }
 /** @event: what has been queued on the current stream so far. */
-static inline peri_status peri__mark(const peri_tbe *tbe, peri_event *event)
+static inline peri_status peri__tbe_record_event(const peri_tbe *tbe, peri_event *event)
 {
-    return peri__queues(tbe) ? peri_event_record(event, peri_stream_current(tbe->device)) : PERI_OK;
+    return peri__tbe_is_queued(tbe) ? peri_event_record(event, peri_stream_current(tbe->device)) : PERI_OK;
 }
 
 /** The locks and events of a table batch, and the end of what is idle. */
@@ -348,8 +348,8 @@ peri_status peri__tbe_enter(peri_tbe *tbe, bool alone);
 /** End it. Returns @status, or what went wrong here. */
 peri_status peri__tbe_leave(peri_tbe *tbe, bool alone, peri_status status);
 /** Whether this thread is in a call that is alone. */
-bool peri__tbe_inside(const peri_tbe *tbe);
-/** Whose memory a view is of is looked up among the table batches that were listed. (listed.c) */
+bool peri__tbe_in_call_alone(const peri_tbe *tbe);
+/** Whose memory a view is of is looked up among the table batches that were listed. (tbe_list.c) */
 void peri__tbe_list(peri_tbe *tbe);
 void peri__tbe_unlist(peri_tbe *tbe);
 /** The table batch in whose memory of state *@state @t lies, retained; NULL: there is none. */
@@ -364,48 +364,48 @@ peri_tbe *peri__tbe_of_view(const peri_tensor *t, int64_t *table, int32_t *state
 int32_t peri__tbe_coded_rows(const peri_tensor *t, int64_t *cols);
 /** Before the table batch goes: no watch is told any more, also of what is written through views that stay.
  *  (row_watch.c) */
-void peri__tbe_deaf(peri_tbe *tbe);
+void peri__tbe_unwatch_all(peri_tbe *tbe);
 /** Workspace @which of at least @count elements of @dtype. In calls that are alone. */
 peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int64_t count, void **out);
 /** Give back memory of calls that are alone, within one or when no other calls can come, in an order that is right for
  *  all streams. */
-void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor);
+void peri__tbe_free_later(peri_tbe *tbe, peri_tensor **tensor);
 /** Give memory back when @last (or NULL) has come. */
-void peri__forget_after(peri_tensor **tensor, peri_event *last);
+void peri__free_after(peri_tensor **tensor, peri_event *last);
 /** At least @count elements of @dtype in *@tensor, whose last use is before @last. */
 peri_status peri__reserve(peri_device *device, peri_tensor **tensor, peri_event *last, int32_t dtype, int64_t count,
                           void **out);
 
 /** An idle or a new batch for @in, which is checked. It does not retain the table batch. */
-peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out);
+peri_status peri__batch_acquire(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out);
 /** Let go of its input; it is idle then. NULL is fine. */
-void peri__batch_give(peri_tbe_batch *batch);
+void peri__batch_recycle(peri_tbe_batch *batch);
 /** Begin a call on a batch, and end it; see peri__tbe_enter. One thread at a time: PERI_EINVAL names @function. */
 peri_status peri__batch_enter(const char *function, peri_tbe_batch *batch, bool alone);
 peri_status peri__batch_leave(peri_tbe_batch *batch, bool alone, peri_status status);
 /** @status; PERI_ENOMEM in the words of who meets it: the table batch that is being made, the batch in a call
- *  (room.c). */
-peri_status peri__tbe_no_room(const peri_tbe *tbe, const peri_tbe_config *config, peri_status status);
-peri_status peri__batch_no_room(const peri_tbe_batch *batch, peri_status status);
+ *  (out_of_memory.c). */
+peri_status peri__tbe_out_of_memory(const peri_tbe *tbe, const peri_tbe_config *config, peri_status status);
+peri_status peri__batch_out_of_memory(const peri_tbe_batch *batch, peri_status status);
 /** The kernels' view of a batch, prepared. Queues tbe_prepare unless that was done, or (@count) to count a lookup. */
-peri_status peri__batch_list(peri_tbe_batch *batch, bool count, peri_k_tbe_list *out);
+peri_status peri__batch_kernel_list(peri_tbe_batch *batch, bool count, peri_k_tbe_list *out);
 /** The report tensor of a batch, reset. */
 peri_status peri__batch_report(peri_tbe_batch *batch, peri_k_tbe_report **out);
 /** Sort its items by row, unless that was done (update.c). */
 peri_status peri__batch_sort(peri_tbe_batch *batch);
 /** Room for that: idle or new. */
-peri_status peri__sorted_take(peri_tbe *tbe, peri__sorted **out);
+peri_status peri__sorted_acquire(peri_tbe *tbe, peri__sorted **out);
 /** What was sorted is of no use any more. */
-void peri__sorted_give(peri_tbe_batch *batch);
+void peri__sorted_recycle(peri_tbe_batch *batch);
 /** Queue the operation @op, which adds to tbe->counters, after others that do. */
-peri_status peri__tbe_counting(peri_tbe *tbe, int32_t op, const void *args, size_t size);
+peri_status peri__tbe_queue_counting(peri_tbe *tbe, int32_t op, const void *args, size_t size);
 
-/** Room for @n blocks: to be written to its `block`, and then peri__tbe_blocks_made. @out new. */
-peri_status peri__tbe_blocks_room(const peri_tbe *tbe, int64_t n, peri_tbe_blocks **out);
+/** Room for @n blocks: to be written to its `block`, and then peri__tbe_blocks_finish. @out new. */
+peri_status peri__tbe_blocks_alloc(const peri_tbe *tbe, int64_t n, peri_tbe_blocks **out);
 /** The blocks are written: refuse those that make no sense. */
 peri_status peri__tbe_blocks_check(const peri_tbe *tbe, const peri_tbe_blocks *blocks);
 /** The blocks are written, and sound: find out what follows from them, and upload them. */
-peri_status peri__tbe_blocks_made(const peri_tbe *tbe, peri_tbe_blocks *blocks);
+peri_status peri__tbe_blocks_finish(const peri_tbe *tbe, peri_tbe_blocks *blocks);
 /** @out: them in the order of their tables, otherwise as they stand, in device memory; work that is queued from now on
  *  finds them there. */
 peri_status peri__tbe_blocks_sorted(const peri_tbe *tbe, peri_tbe_blocks *blocks, const peri_k_tbe_block **out);
@@ -428,13 +428,13 @@ peri_status peri__lookup_rows(const char *function, peri_tbe_batch *batch, int32
 int64_t peri__batch_offset(const peri_tbe_batch *batch, int64_t bag);
 bool peri__batch_readable(const peri_tbe_batch *batch);
 /** Whether keys have room for a row and for a place in a gradient of @extent elements (update.c). */
-bool peri__tbe_reaches(const peri_tbe *tbe, int64_t extent);
+bool peri__tbe_keys_have_room(const peri_tbe *tbe, int64_t extent);
 /** One past the last element that a lookup of @input writes. */
 int64_t peri__tbe_extent(const peri_tbe *tbe, const peri_tbe_input *input);
 /** Check an input's tensors on the host: dtypes, sizes, devices. */
 peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input);
 /** The kernels' view of the tables. */
-peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe);
+peri_k_tbe_rows peri__tbe_kernel_tables(const peri_tbe *tbe);
 
 /** Check gradients on the host. @grad_weights: or NULL. */
 peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input,
@@ -453,7 +453,7 @@ peri_status peri__tbe_backward(peri_tbe_batch *batch, peri_tensor *grad, peri_te
 /* -- optimizers (optimizer.c) -------------------------------------------------------------------------------------- */
 
 /** Hyperparameters for the kernels at step @iteration. */
-peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration);
+peri_k_tbe_optimizer peri__tbe_kernel_optimizer(const peri_tbe *tbe, int64_t iteration);
 
 /** Fill in the defaults of counters, where @o has them. */
 void peri__counter_default(peri_tbe_optimizer_config *o);
@@ -475,8 +475,8 @@ peri_status peri__tbe_shampoo(peri_tbe_batch *batch, peri_tensor *grad);
 /* -- kept backward passes (accumulate.c) --------------------------------------------------------------------------- */
 
 /** Keep a checked backward pass. */
-peri_status peri__tbe_keep(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad);
-void peri__tbe_kept_free(peri_tbe *tbe);
+peri_status peri__tbe_accumulate_pass(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad);
+void peri__tbe_accumulated_free(peri_tbe *tbe);
 
 /* -- stores -------------------------------------------------------------------------------------------------------- */
 
@@ -515,15 +515,16 @@ typedef struct peri__store {
 /** Tables in memory. (memory.c) */
 extern const peri__store peri__memory;
 peri_status peri__memory_reset(peri_tbe *tbe, int64_t table, const int64_t *rows, int64_t n);
-/** How a table that starts at random numbers gets those of its rows from @row on, at @weights. (reset.c) */
+/** How a table that starts at random numbers gets those of its rows from @row on, at @weights. (rows_reset.c) */
 struct peri_k_random_args peri__tbe_start_values(const peri_tbe *tbe, int64_t table, int64_t row, uint64_t seed,
                                                  void *weights);
 /** Start values of row @row of @table, on the host, into @weights; PERI_INIT_NONE: they stay what they are.
- *  (reset.c) */
+ *  (rows_reset.c) */
 void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64_t seed, void *weights);
 /** Queue the lookup of a batch of tables in memory, or where @out is NULL the check of its ids alone, and the copy of
  *  what that found (a peri_k_tbe_report) to the host: *found, to be given back. */
-peri_status peri__memory_ask(const char *function, peri_tbe_batch *batch, peri_tensor *out, peri__report **found);
+peri_status peri__memory_queue_lookup(const char *function, peri_tbe_batch *batch, peri_tensor *out,
+                                      peri__report **found);
 
 /* Tables in files, with a cache in memory. (tier/tier_open.c) */
 /** Rows of each table that @config's caches hold: int64[n_tables], to be freed. */
@@ -536,9 +537,9 @@ peri_status peri__tier_bytes(const peri_tbe_config *config, int64_t i, bool apar
 peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *config);
 
 /** A number that is another one after the weights have changed, whoever changed them (but through peri_tensor_data). */
-int64_t peri__tbe_changes(const peri_tbe *tbe);
+int64_t peri__tbe_change_count(const peri_tbe *tbe);
 
-/** A view of @table's part of state @i. @out new. (kinds.c) */
+/** A view of @table's part of state @i. @out new. (optimizer_kinds.c) */
 peri_status peri__state_view(const peri_tbe *tbe, int64_t table, int32_t i, peri_tensor **out);
 
 #endif

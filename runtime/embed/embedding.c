@@ -159,7 +159,7 @@ static peri_status judge_words(const char *function, const int64_t *words, peri_
     return peri__matrix_status(TABLE, function, &report);
 }
 
-static peri_status judge(const char *function, const int64_t *words, void *with)
+static peri_status judge_lookup(const char *function, const int64_t *words, void *with)
 {
     asked *a = with;
     peri_status status = judge_words(function, words, &a->offsets);
@@ -182,7 +182,7 @@ static peri_status judge_later(call *c, peri__report *found)
     const peri__late_what what = {.of = c->unheard,
                                   .turn = atomic_load(&c->unheard->passes),
                                   .function = F,
-                                  .judge = judge,
+                                  .judge = judge_lookup,
                                   .with = with,
                                   .fini = asked_free};
     peri_status status = peri__late_add(found, &what);
@@ -193,19 +193,19 @@ static peri_status judge_later(call *c, peri__report *found)
 
 /** Look up, or where @out is NULL only check the ids. Whether ids and offsets are good is known when it returns, or
  *  where a training loop may go on (and there is no @need), later. */
-static peri_status look(call *c, peri_tbe_batch *batch, peri_tensor *out, bool need)
+static peri_status look_up_or_check(call *c, peri_tbe_batch *batch, peri_tensor *out, bool need)
 {
     peri__report *found;
-    PERI_TRY(peri__memory_ask(F, batch, out, &found));
+    PERI_TRY(peri__memory_queue_lookup(F, batch, out, &found));
     const bool later = !need && !peri__immediate(batch->tbe->device) && peri__unheard_take(c->unheard);
     peri_status status = later ? judge_later(c, found) : peri__report_wait(found);
     if (later && status >= 0) return PERI_OK;
-    if (status >= 0) status = judge(F, found->words, &c->asked);
+    if (status >= 0) status = judge_lookup(F, found->words, &c->asked);
     peri__report_return(found);
     return status;
 }
 
-static peri_k_bags bags_of(const call *c)
+static peri_k_bags kernel_bags(const call *c)
 {
     return (peri_k_bags){.ids = peri__data(c->pruned),
                          .offsets = peri__data(c->offsets),
@@ -237,7 +237,7 @@ static peri_status prune(const peri_embedding_bag_args *a, call *c)
     PERI_TRY(PERI_LAUNCH(device, bag_pad, &pad, c->n, PERI_INT_GRAIN));
     if (a->mode != PERI_POOLING_MEAN) return PERI_OK;
     PERI_TRY(peri_tensor_new(device, PERI_F32, 1, &c->bags, &c->scale));
-    peri_k_bag_scale_args scale = {.bags = bags_of(c), .scale = peri__data(c->scale), .padding = a->padding_idx};
+    peri_k_bag_scale_args scale = {.bags = kernel_bags(c), .scale = peri__data(c->scale), .padding = a->padding_idx};
     scale.bags.ids = peri__data(c->ids);
     return PERI_LAUNCH(device, bag_scale, &scale, c->bags, bag_grain(c, 1));
 }
@@ -261,7 +261,7 @@ static peri_status as_table(const peri_embedding_bag_args *a, call *c)
                               .tables = &table,
                               .optimizer = &peri__no_optimizer};
     peri_tbe_block block = {.bags = a->mode == PERI_POOLING_NONE ? 1 : c->bags, .out_stride = c->cols, .feature = -1};
-    PERI_TRY(peri__tbe_over(&config, a->weight, &c->tbe));
+    PERI_TRY(peri__tbe_borrowing(&config, a->weight, &c->tbe));
     return peri_tbe_blocks_new(c->tbe, &block, 1, &c->blocks);
 }
 
@@ -291,7 +291,7 @@ static peri_status call_new(const peri_embedding_bag_args *a, call *c)
 
 /* -- rows that are too long ---------------------------------------------------------------------------------------- */
 
-static peri_status renorm(const peri_embedding_bag_args *a, const call *c)
+static peri_status renorm_rows(const peri_embedding_bag_args *a, const call *c)
 {
     peri_unique_result distinct = {0};
     if (c->n == 0) return PERI_OK;
@@ -344,18 +344,18 @@ static peri_status max_backward(peri__node *node, peri_tensor *const *grad_out, 
 out:
     peri_tensor_release(grad);
     if (status < 0) peri_tensor_release(dx);
-    else grad_in[0] = dx, peri__over_passed(node->state);
+    else grad_in[0] = dx, peri__borrowed_passed(node->state);
     return status;
 }
 
 static const peri__node_vtab max_vtab = {.name = "embedding_bag_max", .backward = max_backward, .fini = max_fini};
 
-static peri_status largest(const peri_embedding_bag_args *a, call *c)
+static peri_status look_up_largest(const peri_embedding_bag_args *a, call *c)
 {
     peri__node *node;
     PERI_TRY(peri_tensor_new(peri__device(a->weight), PERI_I32, 2, c->out->shape, &c->places));
     peri_k_bag_max_args args = {
-        .bags = bags_of(c), .x = peri__data(a->weight), .out = peri__data(c->out), .places = peri__data(c->places),
+        .bags = kernel_bags(c), .x = peri__data(a->weight), .out = peri__data(c->out), .places = peri__data(c->places),
         .reach = peri__tbe_reach_lookup()};
     PERI_TRY(PERI_LAUNCH(peri__device(a->weight), bag_max, &args, c->bags, bag_grain(c, c->cols)));
     PERI_TRY(peri__attach(&max_vtab, &(peri_tensor *){a->weight}, 1, &c->out, 1, &node));
@@ -372,7 +372,7 @@ static peri_status largest(const peri_embedding_bag_args *a, call *c)
 /* -- the call ------------------------------------------------------------------------------------------------------ */
 
 /** A batch of ids @ids. */
-static peri_status batch_of(const call *c, peri_tensor *ids, peri_tbe_batch **out)
+static peri_status batch_of_ids(const call *c, peri_tensor *ids, peri_tbe_batch **out)
 {
     peri_tbe_input in = {
         .ids = ids, .offsets = c->offsets, .weights = c->weights, .scale = c->scale, .blocks = c->blocks};
@@ -386,20 +386,20 @@ static peri_status look_up(const peri_embedding_bag_args *a, call *c, peri_tbe_b
     /* Lookups of this step may still be queued; those that a backward pass has followed are waited for. */
     PERI_TRY(peri__late_of(c->unheard, atomic_load(&c->unheard->passes)));
     /* Rows are scaled down for good ids only. */
-    if (a->max_norm > 0 || a->mode == PERI_POOLING_MAX) PERI_TRY(look(c, batch, NULL, a->max_norm > 0));
-    if (a->max_norm > 0) PERI_TRY(renorm(a, c));
-    if (a->mode == PERI_POOLING_MAX) return largest(a, c);
+    if (a->max_norm > 0 || a->mode == PERI_POOLING_MAX) PERI_TRY(look_up_or_check(c, batch, NULL, a->max_norm > 0));
+    if (a->max_norm > 0) PERI_TRY(renorm_rows(a, c));
+    if (a->mode == PERI_POOLING_MAX) return look_up_largest(a, c);
     /* the padding row is a row as others; it only learns nothing */
     if (a->mode == PERI_POOLING_NONE && c->ids != c->pruned) {
         peri_tbe_batch *whole;
-        PERI_TRY(batch_of(c, c->ids, &whole));
-        peri_status status = look(c, whole, c->out, false);
+        PERI_TRY(batch_of_ids(c, c->ids, &whole));
+        peri_status status = look_up_or_check(c, whole, c->out, false);
         peri_tbe_batch_release(whole);
         PERI_TRY(status);
     } else {
-        PERI_TRY(look(c, batch, c->out, false));
+        PERI_TRY(look_up_or_check(c, batch, c->out, false));
     }
-    return peri__over_record(a->weight, batch, c->out);
+    return peri__borrowed_record(a->weight, batch, c->out);
 }
 
 peri_status peri_embedding_bag(const peri_embedding_bag_args *a, peri_tensor **out)
@@ -411,7 +411,7 @@ peri_status peri_embedding_bag(const peri_embedding_bag_args *a, peri_tensor **o
     PERI_TRY(check_args(a));
     peri_status status = call_new(a, &c);
     peri_tbe_batch *batch = NULL;
-    if (status >= 0) status = batch_of(&c, c.pruned, &batch);
+    if (status >= 0) status = batch_of_ids(&c, c.pruned, &batch);
     if (status >= 0) status = look_up(a, &c, batch);
     peri_tbe_batch_release(batch);
     if (status >= 0) {

@@ -66,7 +66,7 @@ static peri_status as_tables(const peri_tbe_expand_args *a, peri_tbe **tbe, peri
                               .n_tables = a->features,
                               .tables = tables,
                               .optimizer = &peri__no_optimizer};
-    PERI_TRY_GOTO(peri__tbe_over(&config, a->pooled, tbe), out);
+    PERI_TRY_GOTO(peri__tbe_borrowing(&config, a->pooled, tbe), out);
     (*tbe)->of_inverse = true;
     status = peri_tbe_blocks_new(*tbe, list, a->features, blocks);
     if (status < 0) {
@@ -97,7 +97,7 @@ peri_status peri_tbe_expand(const peri_tbe_expand_args *a, peri_tensor **out)
     peri_tbe_input in = {.ids = ids, .offsets = offsets, .blocks = blocks};
     PERI_TRY_GOTO(peri_tbe_batch_new(tbe, &in, &look), out);
     PERI_TRY_GOTO(peri__batch_forward("peri_tbe_expand", look, rows), out);
-    PERI_TRY_GOTO(peri__over_record(a->pooled, look, rows), out);
+    PERI_TRY_GOTO(peri__borrowed_record(a->pooled, look, rows), out);
     *out = rows;
     rows = NULL;
 out:

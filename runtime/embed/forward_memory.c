@@ -5,7 +5,7 @@
 #include "embed_internal.h"
 #include "reach.h"
 
-peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe)
+peri_k_tbe_rows peri__tbe_kernel_tables(const peri_tbe *tbe)
 {
     const int64_t *slot_row = tbe->slot_row ? peri__data(tbe->slot_row) : NULL;
     return (peri_k_tbe_rows){.tables = peri__data(tbe->layout_tensor),
@@ -31,12 +31,12 @@ peri_status peri__tbe_forward(peri_tbe_batch *b, peri_tensor *out, bool check)
         .weight = peri__data(tbe->weight), .weight_dtype = tbe->dtype, .out = peri__data(out), .out_dtype = out->dtype,
         .reach = peri__tbe_reach_lookup()};
     if (check) PERI_TRY(peri__batch_report(b, &args.report));
-    PERI_TRY(peri__batch_list(b, true, &args.list));
+    PERI_TRY(peri__batch_kernel_list(b, true, &args.list));
     PERI_TRY(PERI_RUN(tbe->device, tbe_forward, &args));
     atomic_fetch_add_explicit(&tbe->lookups, 1, memory_order_relaxed);
     if (!check) return PERI_OK;
     peri_k_tbe_report_args describe = {.list = args.list,
                                        .report = args.report,
                                        .counters = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_BAD_IDS};
-    return peri__tbe_counting(tbe, PERI_OP_tbe_report, &describe, sizeof describe);
+    return peri__tbe_queue_counting(tbe, PERI_OP_tbe_report, &describe, sizeof describe);
 }

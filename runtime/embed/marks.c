@@ -10,13 +10,13 @@
 struct peri_row_marks {
     peri__row_watch watch;
     peri__refs refs;
-    peri_tbe *tbe; /* borrowed, so that marks do not keep its memory; NULL: it is gone */
+    peri_tbe *tbe; /* borrowed, so that marks do not keep its memory; NULL: it is table_batch_gone */
     peri__row_bits bits;
     atomic_bool all; /* bits could not be set: all rows count as changed */
 };
 
 /** A step does not fail because of this: rows that could not be marked are among those that count as changed. */
-static peri_status mark(peri__row_watch *watch, peri_tbe *tbe, const peri__row_change *change)
+static peri_status mark_rows(peri__row_watch *watch, peri_tbe *tbe, const peri__row_change *change)
 {
     peri_row_marks *m = (peri_row_marks *)watch;
     if (atomic_load(&m->all)) return PERI_OK;
@@ -24,10 +24,10 @@ static peri_status mark(peri__row_watch *watch, peri_tbe *tbe, const peri__row_c
     return PERI_OK;
 }
 
-static void gone(peri__row_watch *watch, peri_tbe *tbe)
+static void table_batch_gone(peri__row_watch *watch, peri_tbe *tbe)
 {
     peri_row_marks *m = (peri_row_marks *)watch;
-    peri__tbe_forget(tbe, &m->bits.words);
+    peri__tbe_free_later(tbe, &m->bits.words);
     m->tbe = NULL;
 }
 
@@ -38,8 +38,8 @@ peri_status peri_row_marks_new(peri_tbe *tbe, peri_row_marks **out)
     PERI_TRY(PERI_NEED_WORK("peri_row_marks_new", tbe->device, PERI_K_tbe_mark));
     peri_row_marks *m = peri__alloc_zero(sizeof *m);
     if (!m) return PERI_ENOMEM;
-    m->watch.before = mark;
-    m->watch.gone = gone;
+    m->watch.before = mark_rows;
+    m->watch.gone = table_batch_gone;
     peri__refs_init(&m->refs);
     peri_status status = peri__row_bits_init(tbe, &m->bits);
     if (status >= 0) status = peri__tbe_watch(tbe, &m->watch);
@@ -59,7 +59,7 @@ void peri_row_marks_release(peri_row_marks *m)
     if (!m || !peri__refs_drop(&m->refs)) return;
     if (m->tbe) {
         peri__tbe_unwatch(m->tbe, &m->watch);
-        peri__tbe_forget(m->tbe, &m->bits.words);
+        peri__tbe_free_later(m->tbe, &m->bits.words);
     }
     peri__row_bits_fini(&m->bits);
     peri__object_count(-1);
@@ -67,7 +67,7 @@ void peri_row_marks_release(peri_row_marks *m)
 }
 
 /** Within a call: the bits on the host, and zeros in their place. */
-static peri_status take(peri_row_marks *m, peri_tensor *to)
+static peri_status read_and_clear(peri_row_marks *m, peri_tensor *to)
 {
     if (atomic_exchange(&m->all, false)) PERI_TRY(peri_tensor_fill(to, -1)); /* all bits */
     else PERI_TRY(peri_tensor_copy(to, m->bits.words));
@@ -80,12 +80,12 @@ peri_status peri_row_marks_take(peri_row_marks *m, peri_tensor **out)
     peri_tensor *t;
     PERI_NEED(m);
     PERI_NEED(out);
-    if (!m->tbe) return peri__fail(PERI_ENOTFOUND, "peri_row_marks_take: the table batch is gone");
+    if (!m->tbe) return peri__fail(PERI_ENOTFOUND, "peri_row_marks_take: the table batch is table_batch_gone");
     int64_t words = peri__numel(m->bits.words);
     PERI_TRY(peri_device_get("cpu", &cpu));
     PERI_TRY(peri_tensor_new(cpu, PERI_I64, 1, &words, &t));
     peri_status status = peri__tbe_enter(m->tbe, true);
-    if (status >= 0) status = peri__tbe_leave(m->tbe, true, take(m, t));
+    if (status >= 0) status = peri__tbe_leave(m->tbe, true, read_and_clear(m, t));
     if (status >= 0) status = peri__stream_dry(peri_stream_current(m->tbe->device));
     if (status < 0) {
         atomic_store(&m->all, true);
@@ -202,7 +202,7 @@ int32_t peri__tbe_coded_rows(const peri_tensor *t, int64_t *cols)
     int32_t state, coded = 0;
     peri_tbe *tbe = peri__tbe_holding(t, &state);
     const int64_t table = tbe && tbe->state[state].which == PERI__STATE_WEIGHT ? table_at(tbe, state, t) : -1;
-    if (table >= 0 && peri__tbe_bytes(tbe->dtype)) {
+    if (table >= 0 && peri__rows_are_bytes(tbe->dtype)) {
         coded = tbe->dtype;
         *cols = tbe->tables[table].config.cols;
     }
@@ -291,7 +291,7 @@ static peri_status check_rows(const char *f, const peri_tbe *tbe, int64_t table,
             return peri__fail(PERI_ERANGE, "%s: table '%s': row %lld, allowed: 0..%lld", f, tbe->tables[table].name,
                               (long long)list[i], (long long)tbe->tables[table].config.rows - 1);
     shape[0] = n;
-    if (peri__tbe_bytes(tbe->dtype)) shape[1] = peri__tbe_stride(tbe->dtype, shape[1]);
+    if (peri__rows_are_bytes(tbe->dtype)) shape[1] = peri__tbe_stride(tbe->dtype, shape[1]);
     return PERI_OK;
 }
 

@@ -28,7 +28,7 @@ static peri_status judge_words(const char *function, const int64_t *words, void 
 
 /** Within a call: what the report of a batch says: at once, which waits for the report alone, or @later, so that nobody
  *  waits for the device. */
-static peri_status judge(const char *function, const peri_tbe_batch *b, bool later)
+static peri_status act_on_report(const char *function, const peri_tbe_batch *b, bool later)
 {
     peri_tbe *tbe = b->tbe;
     peri__report *found;
@@ -58,7 +58,7 @@ static peri_status memory_forward(const char *function, peri_tbe_batch *b, peri_
     PERI_TRY(peri__batch_enter(function, b, false));
     peri_status status = peri__tbe_forward(b, out, check);
     if (status >= 0 && check && tbe->bounds_check != PERI_BOUNDS_IGNORE)
-        status = judge(function, b, !peri__immediate(tbe->device) && peri__unheard_take(&tbe->unheard));
+        status = act_on_report(function, b, !peri__immediate(tbe->device) && peri__unheard_take(&tbe->unheard));
     return peri__batch_leave(b, false, status);
 }
 
@@ -67,13 +67,13 @@ static peri_status check_alone(peri_tbe_batch *b)
 {
     peri_k_tbe_check_args args = {0};
     PERI_TRY(peri__batch_report(b, &args.report));
-    PERI_TRY(peri__batch_list(b, false, &args.list));
+    PERI_TRY(peri__batch_kernel_list(b, false, &args.list));
     PERI_TRY(PERI_RUN(b->tbe->device, tbe_check, &args));
     peri_k_tbe_report_args describe = {.list = args.list, .report = args.report};
     return PERI_RUN(b->tbe->device, tbe_report, &describe);
 }
 
-peri_status peri__memory_ask(const char *function, peri_tbe_batch *b, peri_tensor *out, peri__report **found)
+peri_status peri__memory_queue_lookup(const char *function, peri_tbe_batch *b, peri_tensor *out, peri__report **found)
 {
     PERI_TRY(peri__batch_enter(function, b, false));
     peri_status status = out ? peri__tbe_forward(b, out, true) : check_alone(b);
@@ -159,7 +159,7 @@ static peri_status write_numbers(peri_tbe *tbe, int64_t table, int32_t part, int
         .who = "peri_tbe_write", .table = tbe->tables[table].name, .dtype = tbe->dtype, .row = row};
     PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 2, src->shape, &numbers), out);
     PERI_TRY_GOTO(peri_tensor_copy(numbers, src), out);
-    PERI_TRY_GOTO(peri__rows_made(&place, numbers, &bytes), out);
+    PERI_TRY_GOTO(peri__encode_rows(&place, numbers, &bytes), out);
     status = memory_write(tbe, table, part, row, bytes);
 out:
     peri_tensor_release(bytes);
@@ -170,7 +170,7 @@ out:
 static peri_status memory_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst)
 {
     peri_tensor *view;
-    if (peri__tbe_bytes(tbe->dtype) && dst->dtype != PERI_U8) return read_numbers(tbe, table, part, row, dst);
+    if (peri__rows_are_bytes(tbe->dtype) && dst->dtype != PERI_U8) return read_numbers(tbe, table, part, row, dst);
     PERI_TRY(rows_view("peri_tbe_read", tbe, table, part, row, dst, &view));
     peri_status status = peri_tensor_copy(dst, view);
     peri_tensor_release(view);
@@ -180,7 +180,7 @@ static peri_status memory_read(peri_tbe *tbe, int64_t table, int32_t part, int64
 static peri_status memory_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src)
 {
     peri_tensor *view;
-    if (peri__tbe_bytes(tbe->dtype) && src->dtype != PERI_U8) return write_numbers(tbe, table, part, row, src);
+    if (peri__rows_are_bytes(tbe->dtype) && src->dtype != PERI_U8) return write_numbers(tbe, table, part, row, src);
     PERI_TRY(rows_view("peri_tbe_write", tbe, table, part, row, src, &view));
     peri_status status = peri_tensor_copy(view, src);
     peri_tensor_release(view);

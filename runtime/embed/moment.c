@@ -248,7 +248,7 @@ static peri_status fresh_rows(watched *w, int64_t **rows, int64_t *n)
 }
 
 /** peri__row_watch: training goes on whatever fails here; reading tells it. */
-static peri_status before(peri__row_watch *watch, peri_tbe *tbe, const peri__row_change *change)
+static peri_status copy_before_change(peri__row_watch *watch, peri_tbe *tbe, const peri__row_change *change)
 {
     watched *w = (watched *)watch;
     int64_t *rows = NULL, n = 0;
@@ -314,7 +314,7 @@ void peri_moment_release(peri_moment *m)
 }
 
 /** Have @tbe watched; it is retained. */
-static peri_status watched_of(peri_moment *m, peri_tbe *tbe, watched **out)
+static peri_status watch_table_batch(peri_moment *m, peri_tbe *tbe, watched **out)
 {
     for (*out = m->watched; *out; *out = (*out)->next)
         if ((*out)->tbe == tbe) return PERI_OK;
@@ -323,7 +323,7 @@ static peri_status watched_of(peri_moment *m, peri_tbe *tbe, watched **out)
     peri_tbe_retain(tbe);
     w->tbe = tbe;
     w->moment = m;
-    w->watch.before = before;
+    w->watch.before = copy_before_change;
     const size_t tables = (size_t)peri__max(tbe->n_tables, 1);
     peri_status status = peri__row_bits_init(tbe, &w->bits);
     w->n_buckets = w->bits.rows / BUCKET_ROWS + 1;
@@ -354,7 +354,7 @@ static int64_t passed_by_all(const peri_moment *m, const watched *w, int64_t tab
 }
 
 /** Parts come before the first change: copies have the bytes of all parts of their table. */
-static peri_status add(peri_moment *m, peri_tbe *tbe, int64_t table, int32_t state, int32_t dtype, int64_t *index)
+static peri_status add_part(peri_moment *m, peri_tbe *tbe, int64_t table, int32_t state, int32_t dtype, int64_t *index)
 {
     watched *w;
     const peri__state *s = &tbe->state[state];
@@ -365,12 +365,12 @@ static peri_status add(peri_moment *m, peri_tbe *tbe, int64_t table, int32_t sta
         m->parts = more;
         m->room = room;
     }
-    PERI_TRY(watched_of(m, tbe, &w));
+    PERI_TRY(watch_table_batch(m, tbe, &w));
     if (w->arenas[table] || passed_by_all(m, w, table) > 0)
         return peri__fail(PERI_EINVAL, "peri_moment_add: table '%s' has %s since its first part was added",
                           tbe->tables[table].name, w->arenas[table] ? "changed" : "been passed");
     part p = {.of = w, .table = table, .state = state, .dtype = dtype, .rows = tbe->tables[table].config.rows};
-    const bool raw = peri__tbe_bytes(tbe->dtype) && state == 0 && dtype == PERI_U8;
+    const bool raw = peri__rows_are_bytes(tbe->dtype) && state == 0 && dtype == PERI_U8;
     p.cols = s->geometry == PERI_STATE_ROW ? 0 : raw ? tbe->layout[table].stride : tbe->layout[table].cols;
     p.row_bytes = peri__max(p.cols, 1) * peri_dtype_size(dtype);
     p.offset = w->copy_bytes[table];
@@ -390,7 +390,7 @@ peri_status peri_moment_add(peri_moment *m, const peri_tensor *t, int64_t *index
     int64_t table;
     *index = -1;
     peri_tbe *tbe = peri__tbe_of_view(t, &table, &state);
-    peri_status status = tbe ? add(m, tbe, table, state, t->dtype, index) : PERI_OK;
+    peri_status status = tbe ? add_part(m, tbe, table, state, t->dtype, index) : PERI_OK;
     peri_tbe_release(tbe);
     return status;
 }
@@ -409,10 +409,10 @@ peri_status peri_moment_add_table(peri_moment *m, peri_tbe *tbe, int64_t table, 
     if (!peri__has_rows(tbe->state[state].geometry))
         return peri__fail(PERI_EINVAL, "peri_moment_add_table: '%s' of table '%s' has no rows", name,
                           tbe->tables[table].name);
-    return add(m, tbe, table, state, dtype, index);
+    return add_part(m, tbe, table, state, dtype, index);
 }
 
-static peri_status part_at(const char *function, const peri_moment *m, int64_t index, part **out)
+static peri_status moment_part(const char *function, const peri_moment *m, int64_t index, part **out)
 {
     if (index < 0 || index >= m->n_parts)
         return peri__fail(PERI_EINVAL, "%s: part %lld, allowed: 0 to %lld", function, (long long)index,
@@ -453,7 +453,7 @@ peri_status peri_moment_read(peri_moment *m, int64_t index, int64_t row, peri_te
     part *p = NULL;
     PERI_NEED(m);
     PERI_NEED(out);
-    PERI_TRY(part_at("peri_moment_read", m, index, &p));
+    PERI_TRY(moment_part("peri_moment_read", m, index, &p));
     const char *table = p->of->tbe->tables[p->table].name;
     peri_tensor_info d = {.size = sizeof d};
     peri_tensor_describe(out, &d);
@@ -480,7 +480,7 @@ peri_status peri_moment_read(peri_moment *m, int64_t index, int64_t row, peri_te
 }
 
 /** How far all rows of the table batch were passed, from the first one on: updates do not look at those any more. */
-static void pass_tables(const peri_moment *m, watched *w)
+static void pass_table_batch(const peri_moment *m, watched *w)
 {
     int64_t rows = 0;
     for (; w->n_passed < w->tbe->n_tables; w->n_passed++) {
@@ -492,7 +492,7 @@ static void pass_tables(const peri_moment *m, watched *w)
 }
 
 /** Within a call. */
-static peri_status pass(peri_moment *m, part *p, int64_t row)
+static peri_status pass_rows(peri_moment *m, part *p, int64_t row)
 {
     watched *w = p->of;
     const int64_t past = passed_by_all(m, w, p->table);
@@ -502,7 +502,7 @@ static peri_status pass(peri_moment *m, part *p, int64_t row)
         const peri__row_change c = {
             .form = PERI__ROWS_RANGE, .part = -1, .table = p->table, .first = past, .count = now - past};
         PERI_TRY(peri__row_bits_mark(w->tbe, &w->bits, &c, false));
-        pass_tables(m, w);
+        pass_table_batch(m, w);
     }
     if (now < p->rows) return PERI_OK;
     const int64_t first = peri__first_row(w->tbe, p->table), high = first + p->rows;
@@ -522,13 +522,13 @@ peri_status peri_moment_pass(peri_moment *m, int64_t index, int64_t row)
 {
     part *p = NULL;
     PERI_NEED(m);
-    PERI_TRY(part_at("peri_moment_pass", m, index, &p));
+    PERI_TRY(moment_part("peri_moment_pass", m, index, &p));
     if (row < p->passed || row > p->rows)
         return peri__fail(PERI_ERANGE, "peri_moment_pass: row %lld, allowed: %lld to %lld", (long long)row,
                           (long long)p->passed, (long long)p->rows);
     if (row == p->passed) return PERI_OK;
     PERI_TRY(peri__tbe_enter(p->of->tbe, true));
-    return peri__tbe_leave(p->of->tbe, true, pass(m, p, row));
+    return peri__tbe_leave(p->of->tbe, true, pass_rows(m, p, row));
 }
 
 /** qsort: parts of a table follow each other, the one with the smallest rows first. */

@@ -109,7 +109,7 @@ peri_status peri__ema_check(const peri_tbe_optimizer_config *o)
 
 /* -- for the kernels ----------------------------------------------------------------------------------------------- */
 
-static peri_k_tbe_counter counter_of(const peri_tbe_optimizer_config *o)
+static peri_k_tbe_counter kernel_counter(const peri_tbe_optimizer_config *o)
 {
     PERI__OWN_FLOATS;
     const peri_tbe_counter *k = &o->counter;
@@ -126,7 +126,7 @@ static peri_k_tbe_counter counter_of(const peri_tbe_optimizer_config *o)
                                 .clip = clip};
 }
 
-peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
+peri_k_tbe_optimizer peri__tbe_kernel_optimizer(const peri_tbe *tbe, int64_t iteration)
 {
     const peri_tbe_optimizer_config *o = &tbe->optimizer;
     const peri__optimizer_kind *k = peri__optimizer_kind_of(o->kind);
@@ -156,7 +156,7 @@ peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
                                   .iteration = (uint64_t)iteration,
                                   .ar_alpha = (float)o->ar_alpha,
                                   .min_shrinkage = (float)o->min_shrinkage,
-                                  .counter = counter_of(o)};
+                                  .counter = kernel_counter(o)};
 }
 
 /* -- whole tables -------------------------------------------------------------------------------------------------- */
@@ -184,8 +184,8 @@ static bool ema_due(const peri_tbe *tbe)
 peri_status peri__tbe_ema_alone(peri_tbe *tbe)
 {
     if (!ema_due(tbe)) return PERI_OK;
-    peri_k_tbe_ema_args args = {.rows = peri__tbe_rows(tbe),
-                                    .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
+    peri_k_tbe_ema_args args = {.rows = peri__tbe_kernel_tables(tbe),
+                                    .optimizer = peri__tbe_kernel_optimizer(tbe, tbe->iteration + 1),
                                     .coef = (float)tbe->optimizer.step_ema_coef};
     args.optimizer.seed = ~args.optimizer.seed;
     for (int64_t t = 0; t < tbe->n_tables && tbe->watches; t++)

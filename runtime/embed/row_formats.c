@@ -50,12 +50,12 @@ peri_status peri_row_format_text(int32_t dtype, int64_t cols, char *text, int64_
     PERI_NEED(text);
     if (bytes < 1) return peri__fail(PERI_EINVAL, "peri_row_format_text: %lld bytes, allowed: >= 1", (long long)bytes);
     *text = 0;
-    if (!peri__tbe_bytes(dtype)) return PERI_OK;
+    if (!peri__rows_are_bytes(dtype)) return PERI_OK;
     snprintf(text, (size_t)bytes, "%s x %lld", peri__data_type_name(dtype), (long long)cols);
     return PERI_OK;
 }
 
-bool peri__tbe_bytes(int32_t dtype) { return dtype >= PERI_ROWS_INT8 && kind_of(dtype); }
+bool peri__rows_are_bytes(int32_t dtype) { return dtype >= PERI_ROWS_INT8 && kind_of(dtype); }
 
 peri_row_format peri__tbe_row_format(int32_t dtype)
 {
@@ -72,7 +72,7 @@ peri_row_format peri__tbe_row_format(int32_t dtype)
 peri_status peri_row_format_of(int32_t dtype, peri_row_format *out)
 {
     PERI_NEED(out);
-    if (!peri__tbe_bytes(dtype))
+    if (!peri__rows_are_bytes(dtype))
         return peri__fail(PERI_EINVAL, "peri_row_format_of: %d is none of PERI_ROWS_*, whose rows are bytes", dtype);
     *out = peri__tbe_row_format(dtype);
     return PERI_OK;
@@ -80,7 +80,7 @@ peri_status peri_row_format_of(int32_t dtype, peri_row_format *out)
 
 int64_t peri__tbe_stride(int32_t dtype, int64_t cols)
 {
-    if (!peri__tbe_bytes(dtype)) return cols;
+    if (!peri__rows_are_bytes(dtype)) return cols;
     const struct row_kind *kind = kind_of(dtype);
     return peri__ceil_div(cols, 8 / kind->bits) + (kind->scale < 0 ? 0 : 2 * peri_dtype_size(kind->scale));
 }

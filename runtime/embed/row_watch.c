@@ -6,7 +6,7 @@
 
 /* -- telling ------------------------------------------------------------------------------------------------------- */
 
-peri_status peri__tbe_tell_all(peri_tbe *tbe, const peri__row_change *change)
+peri_status peri__tbe_tell_watches(peri_tbe *tbe, const peri__row_change *change)
 {
     if (change->form == PERI__ROWS_RANGE && change->count == 0) return PERI_OK;
     for (peri__row_watch *w = tbe->watches; w; w = w->next) PERI_TRY(w->before(w, tbe, change));
@@ -41,10 +41,10 @@ static peri_status tell_elements(peri_tbe *tbe, int32_t part, int64_t low, int64
 
 /** peri__storage_watch: a caller writes to @t, a view of weights or of a state. The write cannot be stopped: a watch
  *  that fails here keeps its error itself. */
-static void written(void *ctx, const peri_tensor *t)
+static void view_written(void *ctx, const peri_tensor *t)
 {
     peri_tbe *tbe = ctx;
-    const bool inside = peri__tbe_inside(tbe);
+    const bool inside = peri__tbe_in_call_alone(tbe);
     int64_t low, high;
     /* not entered: the device is lost, and all it had */
     if (peri__numel(t) == 0 || (!inside && peri__tbe_enter(tbe, true) < 0)) return;
@@ -56,9 +56,9 @@ static void written(void *ctx, const peri_tensor *t)
 
 /** Listen to writes through views, or no longer. Tables behind a cache have no views of rows: what lies in their flat
  *  tensors is slots. */
-static void listen(peri_tbe *tbe, bool on)
+static void watch_views(peri_tbe *tbe, bool on)
 {
-    tbe->writes_watch = (peri__storage_watch){.before = written, .ctx = tbe};
+    tbe->writes_watch = (peri__storage_watch){.before = view_written, .ctx = tbe};
     for (int32_t i = 0; i < tbe->n_states && tbe->store->whole; i++) {
         if (!peri__has_rows(tbe->state[i].geometry)) continue;
         atomic_store_explicit(&tbe->state[i].flat->storage->watch, on ? &tbe->writes_watch : NULL,
@@ -69,7 +69,7 @@ static void listen(peri_tbe *tbe, bool on)
 peri_status peri__tbe_watch(peri_tbe *tbe, peri__row_watch *watch)
 {
     PERI_TRY(peri__tbe_enter(tbe, true));
-    if (!tbe->watches) listen(tbe, true);
+    if (!tbe->watches) watch_views(tbe, true);
     watch->next = tbe->watches;
     tbe->watches = watch;
     return peri__tbe_leave(tbe, true, PERI_OK);
@@ -83,13 +83,13 @@ void peri__tbe_unwatch(peri_tbe *tbe, peri__row_watch *watch)
         *w = watch->next;
         break;
     }
-    if (!tbe->watches) listen(tbe, false);
+    if (!tbe->watches) watch_views(tbe, false);
     if (alone) (void)peri__tbe_leave(tbe, true, PERI_OK);
 }
 
-void peri__tbe_deaf(peri_tbe *tbe)
+void peri__tbe_unwatch_all(peri_tbe *tbe)
 {
-    if (tbe->watches) listen(tbe, false);
+    if (tbe->watches) watch_views(tbe, false);
     for (peri__row_watch *w = tbe->watches, *next; w; w = next) {
         next = w->next;
         if (w->gone) w->gone(w, tbe);

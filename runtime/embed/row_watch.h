@@ -69,10 +69,10 @@ peri_status peri__tbe_watch(peri_tbe *tbe, peri__row_watch *watch);
 void peri__tbe_unwatch(peri_tbe *tbe, peri__row_watch *watch);
 
 /** Within a call that is alone, before rows change: tell all watches. */
-peri_status peri__tbe_tell_all(peri_tbe *tbe, const peri__row_change *change);
+peri_status peri__tbe_tell_watches(peri_tbe *tbe, const peri__row_change *change);
 static inline peri_status peri__tbe_tell(peri_tbe *tbe, const peri__row_change *change)
 {
-    return tbe->watches ? peri__tbe_tell_all(tbe, change) : PERI_OK;
+    return tbe->watches ? peri__tbe_tell_watches(tbe, change) : PERI_OK;
 }
 /** The same: @count rows of @table from @first on, in state @part (-1: all). */
 static inline peri_status peri__tbe_tell_range(peri_tbe *tbe, int64_t table, int32_t part, int64_t first, int64_t count)

@@ -6,12 +6,12 @@
 #include "embed_internal.h"
 
 /** What follows the sums: statistics, roots, rows. */
-static peri_status precondition(peri_tbe *tbe, const peri_tbe_sparse *rows)
+static peri_status precondition_rows(peri_tbe *tbe, const peri_tbe_sparse *rows)
 {
     peri_k_tbe_shampoo args = {.tables = peri__data(tbe->layout_tensor),
                                .n_tables = tbe->n_tables,
-                               .rows = peri__tbe_rows(tbe),
-                               .optimizer = peri__tbe_optimizer(tbe, tbe->iteration),
+                               .rows = peri__tbe_kernel_tables(tbe),
+                               .optimizer = peri__tbe_kernel_optimizer(tbe, tbe->iteration),
                                .values = peri__data(rows->values),
                                .stride = tbe->max_cols,
                                .run_rows = peri__data(rows->rows),
@@ -30,7 +30,7 @@ peri_status peri__tbe_shampoo(peri_tbe_batch *b, peri_tensor *grad)
 {
     peri_tbe_sparse rows;
     PERI_TRY(peri__tbe_sparse(b, grad, NULL, &rows));
-    peri_status status = precondition(b->tbe, &rows);
+    peri_status status = precondition_rows(b->tbe, &rows);
     peri_tensor_release(rows.rows);
     peri_tensor_release(rows.values);
     peri_tensor_release(rows.first);

@@ -42,7 +42,8 @@ peri_status peri_tbe_table(const peri_tbe *tbe, int64_t table, peri_table_config
 }
 
 /** Such a view, behind all calls so far. */
-static peri_status view_of(const char *function, peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out)
+static peri_status view_of_state(const char *function, peri_tbe *tbe, int64_t table, const char *name,
+                                 peri_tensor **out)
 {
     int32_t i;
     PERI_TRY(peri__tbe_check_table(function, tbe, table));
@@ -62,7 +63,7 @@ peri_status peri_tbe_state(peri_tbe *tbe, int64_t table, const char *name, peri_
     PERI_NEED(tbe);
     PERI_NEED(name);
     PERI_NEED(out);
-    return view_of("peri_tbe_state", tbe, table, name, out);
+    return view_of_state("peri_tbe_state", tbe, table, name, out);
 }
 
 int32_t peri_tbe_state_shape(const peri_tbe *tbe, int64_t table, const char *name, int64_t *shape)
@@ -105,7 +106,7 @@ peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
     pthread_mutex_lock(&tbe->small);
     bool made = *leaf != NULL;
     pthread_mutex_unlock(&tbe->small);
-    if (!made) PERI_TRY(view_of("peri_tbe_leaf", tbe, table, "weight", &fresh));
+    if (!made) PERI_TRY(view_of_state("peri_tbe_leaf", tbe, table, "weight", &fresh));
     pthread_mutex_lock(&tbe->small); /* another thread may have been faster */
     if (!*leaf) {
         *leaf = fresh;
@@ -152,7 +153,7 @@ peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64
     PERI_NEED(src);
     int32_t part;
     PERI_TRY(enter_part("peri_tbe_write", tbe, table, name, &part));
-    peri_status status = part == 0 ? peri__floats_held("peri_tbe_write", tbe, table, row, src) : PERI_OK;
+    peri_status status = part == 0 ? peri__check_floats_fit("peri_tbe_write", tbe, table, row, src) : PERI_OK;
     const bool rows = peri__has_rows(tbe->state[part].geometry);
     if (status >= 0 && rows && tbe->watches) status = tell_write(tbe, table, part, row, src);
     if (status >= 0) {
@@ -171,7 +172,7 @@ peri_status peri_tbe_learning_rate_set(peri_tbe *tbe, double learning_rate)
     return PERI_OK;
 }
 
-int64_t peri__tbe_changes(const peri_tbe *tbe)
+int64_t peri__tbe_change_count(const peri_tbe *tbe)
 {
     return tbe->updates + tbe->writes + tbe->ema_step + (tbe->weight ? (int64_t)peri__version(tbe->weight) : 0);
 }

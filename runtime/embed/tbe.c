@@ -134,13 +134,13 @@ static peri_status check_table(const peri_table_config *t, int64_t i)
 
 static peri_status check_dtypes(const peri_tbe_config *c)
 {
-    if (!peri__small_float(c->dtype) && !peri__tbe_bytes(c->dtype))
+    if (!peri__small_float(c->dtype) && !peri__rows_are_bytes(c->dtype))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: weights of dtype %s (%d), allowed: f32, f16, bf16, rows of bytes",
                           peri_dtype_name(c->dtype), c->dtype);
     if (c->output_dtype && !peri__small_float(c->output_dtype))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: output_dtype %s, allowed: f32, f16, bf16",
                           peri_dtype_name(c->output_dtype));
-    if (!peri__tbe_bytes(c->dtype)) return PERI_OK;
+    if (!peri__rows_are_bytes(c->dtype)) return PERI_OK;
     if (c->optimizer->kind != PERI_TBE_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d for rows of bytes, allowed: %d (none)",
                           c->optimizer->kind, PERI_TBE_NONE);
@@ -155,19 +155,19 @@ static peri_status check_dtypes(const peri_tbe_config *c)
 static peri_status check_cached(const peri_tbe_config *c)
 {
     static const char *const f = "peri_tbe_new: cached tables";
-    if (peri__keeps(c->optimizer, PERI_STATE_SQUARE))
+    if (peri__optimizer_keeps(c->optimizer, PERI_STATE_SQUARE))
         return peri__fail(PERI_EUNSUPPORTED, "%s cannot train with shampoo, which needs a batch's rows at once", f);
     if (c->optimizer->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD)
         return peri__fail(
             PERI_EUNSUPPORTED,
             "%s cannot train with emainplace_rowwise_adagrad, which changes all rows every step_ema steps", f);
-    if (peri__keeps(c->optimizer, PERI_STATE_SCALAR))
+    if (peri__optimizer_keeps(c->optimizer, PERI_STATE_SCALAR))
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s have no max_counter, which looks at all rows: no learning_rate_mode tail_id_lr_increase "
                           "or _decrease, and no "
                           "tail_id_threshold that is a ratio",
                           f);
-    if (peri__tbe_bytes(c->dtype))
+    if (peri__rows_are_bytes(c->dtype))
         return peri__fail(PERI_EUNSUPPORTED, "%s hold f32, f16 or bf16; rows of bytes stay in memory", f);
     if (c->optimizer->kind == PERI_TBE_NONE)
         return peri__fail(PERI_EINVAL, "%s need a fused optimizer: dense gradients would be as large as they are", f);
@@ -322,7 +322,7 @@ static peri_status new_states(peri_tbe *tbe, bool mapped, peri_tensor *given)
     for (int32_t i = 0; i < n; i++) {
         peri__state *s = &states[i];
         int64_t elements = peri__state_offset(tbe, s, tbe->n_tables);
-        bool bare = i == 0 && !peri__tbe_bytes(tbe->dtype);
+        bool bare = i == 0 && !peri__rows_are_bytes(tbe->dtype);
         bool rows = peri__has_rows(s->geometry);
         if (i == 0 && given) PERI_TRY(peri_tensor_reshape(given, 1, &elements, &s->flat)); /* a view */
         else PERI_TRY(peri__tensor_placed(tbe->device, s->dtype, 1, &elements, mapped && rows, &s->flat));
@@ -367,7 +367,7 @@ static peri_status tbe_new(const peri_tbe_config *c, peri_tbe **out)
     peri__free(slots);
     PERI_TRY(status);
     if (c->weights) PERI_TRY_GOTO(check_weights(tbe, c), out);
-    PERI_TRY_GOTO(peri__tbe_no_room(tbe, c, new_states(tbe, c->mapped, c->weights)), out);
+    PERI_TRY_GOTO(peri__tbe_out_of_memory(tbe, c, new_states(tbe, c->mapped, c->weights)), out);
     for (int64_t i = 0; i < tbe->n_tables && !c->caches && !c->weights; i++)
         PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
     if (peri__tbe_slot_rows(c)) PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
@@ -395,7 +395,7 @@ static peri_status take_array(const void *given, int64_t n, size_t size, const c
     return PERI_OK;
 }
 
-peri_status peri__structs_take(const void *given, int64_t n, size_t size, const char *function, const char *type,
+peri_status peri__structs_of_today(const void *given, int64_t n, size_t size, const char *function, const char *type,
                                void **out)
 {
     peri_status status = take_array(given, n, size, function, type, out);
@@ -406,15 +406,17 @@ peri_status peri__structs_take(const void *given, int64_t n, size_t size, const 
     return status;
 }
 
-peri_status peri__tbe_config_take(const peri_tbe_config *given, const char *f, peri_tbe_config *c)
+peri_status peri__tbe_config_of_today(const peri_tbe_config *given, const char *f, peri_tbe_config *c)
 {
     void *tables = NULL, *caches = NULL, *optimizer = NULL;
     PERI_TRY(peri__struct_take(c, sizeof *c, given, f, "peri_tbe_config"));
     peri_status status;
-    PERI_TRY_GOTO(peri__structs_take(c->tables, c->n_tables, sizeof *c->tables, f, "peri_table_config", &tables), out);
-    PERI_TRY_GOTO(peri__structs_take(c->caches, c->n_tables, sizeof *c->caches, f, "peri_cache_config", &caches), out);
+    PERI_TRY_GOTO(peri__structs_of_today(c->tables, c->n_tables, sizeof *c->tables, f, "peri_table_config", &tables),
+                  out);
+    PERI_TRY_GOTO(peri__structs_of_today(c->caches, c->n_tables, sizeof *c->caches, f, "peri_cache_config", &caches),
+                  out);
     PERI_TRY_GOTO(
-        peri__structs_take(c->optimizer, 1, sizeof *c->optimizer, f, "peri_tbe_optimizer_config", &optimizer), out);
+        peri__structs_of_today(c->optimizer, 1, sizeof *c->optimizer, f, "peri_tbe_optimizer_config", &optimizer), out);
 out:
     if (status < 0) {
         peri__free(tables);
@@ -430,7 +432,7 @@ out:
     return PERI_OK;
 }
 
-void peri__tbe_config_give_up(peri_tbe_config *c)
+void peri__tbe_config_free(peri_tbe_config *c)
 {
     peri__free((void *)c->tables);
     if (c->n_tables > 0) peri__free((void *)c->caches);
@@ -441,13 +443,13 @@ peri_status peri_tbe_new(const peri_tbe_config *given, peri_tbe **out)
 {
     peri_tbe_config c;
     PERI_NEED(out);
-    PERI_TRY(peri__tbe_config_take(given, "peri_tbe_new", &c));
+    PERI_TRY(peri__tbe_config_of_today(given, "peri_tbe_new", &c));
     peri_status status = tbe_new(&c, out);
-    peri__tbe_config_give_up(&c);
+    peri__tbe_config_free(&c);
     return status;
 }
 
-peri_status peri__tbe_over(const peri_tbe_config *c, peri_tensor *flat, peri_tbe **out)
+peri_status peri__tbe_borrowing(const peri_tbe_config *c, peri_tensor *flat, peri_tbe **out)
 {
     peri_tbe *tbe;
     PERI_TRY(check_config(c));
@@ -469,14 +471,14 @@ void peri_tbe_release(peri_tbe *tbe)
 {
     if (!tbe || !peri__refs_drop(&tbe->refs)) return;
     peri__tbe_unlist(tbe);
-    peri__tbe_deaf(tbe);
+    peri__tbe_unwatch_all(tbe);
     peri__late_drop(&tbe->unheard);
     if (tbe->store && tbe->store->free) tbe->store->free(tbe);
     peri_tensor **own[] = {&tbe->layout_tensor, &tbe->counters, &tbe->slot_row};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri__tbe_forget(tbe, own[i]);
-    for (int32_t i = 0; i < tbe->n_states; i++) peri__tbe_forget(tbe, &tbe->state[i].flat);
-    peri__tbe_kept_free(tbe);
-    for (int i = 0; i < PERI__TBE_WORKSPACES; i++) peri__tbe_forget(tbe, &tbe->workspace[i]);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri__tbe_free_later(tbe, own[i]);
+    for (int32_t i = 0; i < tbe->n_states; i++) peri__tbe_free_later(tbe, &tbe->state[i].flat);
+    peri__tbe_accumulated_free(tbe);
+    for (int i = 0; i < PERI__TBE_WORKSPACES; i++) peri__tbe_free_later(tbe, &tbe->workspace[i]);
     for (int64_t i = 0; i < tbe->n_tables; i++) {
         peri_tensor_release(tbe->tables[i].leaf);
         peri__free(tbe->tables[i].name);

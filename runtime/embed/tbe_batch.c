@@ -13,8 +13,8 @@ enum { MOST_IDLE_SORTED = 4 }; /* kept for later batches; the rest is freed */
 static void batch_free(peri_tbe_batch *b)
 {
     if (!b) return;
-    peri__forget_after(&b->spans, b->done);
-    peri__forget_after(&b->report, b->done);
+    peri__free_after(&b->spans, b->done);
+    peri__free_after(&b->report, b->done);
     peri_event_release(b->done);
     peri__object_count(-1);
     peri__free(b);
@@ -33,7 +33,7 @@ static peri_status batch_make(peri_tbe *tbe, peri_tbe_batch **out)
     return status;
 }
 
-peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out)
+peri_status peri__batch_acquire(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out)
 {
     pthread_mutex_lock(&tbe->small);
     peri_tbe_batch *b = tbe->idle;
@@ -55,14 +55,15 @@ peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_b
     return PERI_OK;
 }
 
-void peri__batch_give(peri_tbe_batch *b)
+void peri__batch_recycle(peri_tbe_batch *b)
 {
     if (!b) return;
     peri_tbe *tbe = b->tbe;
-    (void)peri__follow(tbe, b->done); /* a tier's own batches are used within others' calls, on the stream that is
+    (void)peri__tbe_wait_event(tbe,
+                               b->done); /* a tier's own batches are used within others' calls, on the stream that is
                                          current now */
-    (void)peri__mark(tbe, b->done);
-    peri__batch_unplace(b);
+    (void)peri__tbe_record_event(tbe, b->done);
+    peri__batch_redirect_end(b);
     peri_tensor_release(b->in.ids);
     peri_tensor_release(b->in.offsets);
     peri_tensor_release(b->in.weights);
@@ -81,12 +82,12 @@ void peri__batch_give(peri_tbe_batch *b)
 static void sorted_free(peri__sorted *s)
 {
     if (!s) return;
-    for (int i = 0; i < PERI__SORT_ROOMS; i++) peri__forget_after(&s->room[i], s->done);
+    for (int i = 0; i < PERI__SORT_ROOMS; i++) peri__free_after(&s->room[i], s->done);
     peri_event_release(s->done);
     peri__free(s);
 }
 
-peri_status peri__sorted_take(peri_tbe *tbe, peri__sorted **out)
+peri_status peri__sorted_acquire(peri_tbe *tbe, peri__sorted **out)
 {
     pthread_mutex_lock(&tbe->small);
     peri__sorted *s = tbe->idle_sorted;
@@ -101,21 +102,21 @@ peri_status peri__sorted_take(peri_tbe *tbe, peri__sorted **out)
         if (!s) return PERI_ENOMEM;
         status = peri_event_new(tbe->device, &s->done);
     }
-    if (status >= 0) status = peri__follow(tbe, s->done);
+    if (status >= 0) status = peri__tbe_wait_event(tbe, s->done);
     if (status < 0) sorted_free(s);
     else *out = s;
     return status;
 }
 
-void peri__sorted_give(peri_tbe_batch *b)
+void peri__sorted_recycle(peri_tbe_batch *b)
 {
     peri__sorted *s = b->sorted;
     peri_tbe *tbe = b->tbe;
     if (!s) return;
     b->sorted = NULL;
     /* Within a call its kernels are on the current stream; else they are before `done`. */
-    (void)peri__follow(tbe, b->done);
-    (void)peri__mark(tbe, s->done);
+    (void)peri__tbe_wait_event(tbe, b->done);
+    (void)peri__tbe_record_event(tbe, s->done);
     pthread_mutex_lock(&tbe->small);
     bool keep = tbe->n_idle_sorted < MOST_IDLE_SORTED;
     if (keep) {
@@ -144,9 +145,9 @@ void peri__calls_fini(peri_tbe *tbe)
     pthread_rwlock_destroy(&tbe->lock);
 }
 
-void peri__batch_unplace(peri_tbe_batch *b)
+void peri__batch_redirect_end(peri_tbe_batch *b)
 {
-    peri__sorted_give(b); /* if the pass failed: other gradients lie elsewhere */
+    peri__sorted_recycle(b); /* if the pass failed: other gradients lie elsewhere */
     if (!b->there) return;
     if (!peri__captures(b->tbe->device))
         (void)peri_stream_wait(b->there->copy->storage->home, b->done); /* in its order the list's memory is freed */
@@ -164,7 +165,7 @@ peri_status peri__batch_enter(const char *function, peri_tbe_batch *b, bool alon
                           function);
     peri_status status = peri__tbe_enter(b->tbe, alone);
     if (status >= 0) {
-        status = peri__follow(b->tbe, b->done);
+        status = peri__tbe_wait_event(b->tbe, b->done);
         if (status < 0) status = peri__tbe_leave(b->tbe, alone, status);
     }
     if (status < 0) atomic_flag_clear_explicit(&b->busy, memory_order_release);
@@ -173,14 +174,14 @@ peri_status peri__batch_enter(const char *function, peri_tbe_batch *b, bool alon
 
 peri_status peri__batch_leave(peri_tbe_batch *b, bool alone, peri_status status)
 {
-    status = peri__batch_no_room(b, status);
-    peri_status left = peri__mark(b->tbe, b->done);
+    status = peri__batch_out_of_memory(b, status);
+    peri_status left = peri__tbe_record_event(b->tbe, b->done);
     status = peri__tbe_leave(b->tbe, alone, status < 0 ? status : left < 0 ? left : status);
     atomic_flag_clear_explicit(&b->busy, memory_order_release);
     return status;
 }
 
-void peri__batch_alike(peri_tbe_batch *b, peri_tbe_batch *other)
+void peri__batch_share_spans(peri_tbe_batch *b, peri_tbe_batch *other)
 {
     const peri_tbe_blocks *x = b->in.blocks, *y = other->in.blocks;
     if (b == other || b->alike || b->tbe != other->tbe || b->in.offsets != other->in.offsets ||
@@ -199,9 +200,10 @@ void peri__batch_alike(peri_tbe_batch *b, peri_tbe_batch *other)
 static peri_status take_spans(peri_tbe_batch *b)
 {
     peri_tbe_batch *from = b->alike;
-    if (!from || !peri__tbe_inside(b->tbe) || atomic_flag_test_and_set_explicit(&from->busy, memory_order_acquire))
+    if (!from || !peri__tbe_in_call_alone(b->tbe) ||
+        atomic_flag_test_and_set_explicit(&from->busy, memory_order_acquire))
         return PERI_OK;
-    peri_status status = from->prepared ? peri__follow(b->tbe, from->done) : PERI_OK;
+    peri_status status = from->prepared ? peri__tbe_wait_event(b->tbe, from->done) : PERI_OK;
     if (from->prepared && status >= 0) {
         peri_tensor *spans = b->spans;
         b->spans = from->spans;
@@ -213,7 +215,7 @@ static peri_status take_spans(peri_tbe_batch *b)
     return status;
 }
 
-peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out)
+peri_status peri__batch_kernel_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out)
 {
     peri_tbe *tbe = b->tbe;
     const peri_tbe_input *in = &b->in;
@@ -247,11 +249,11 @@ peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out
                                .all_bags = l->total_bags,
                                .most_bags = l->largest,
                                .width = l->width};
-    if (b->there) PERI_TRY(peri__follow(tbe, there->copied));
+    if (b->there) PERI_TRY(peri__tbe_wait_event(tbe, there->copied));
     if (b->prepared && !count) return PERI_OK;
     peri_k_tbe_prepare_args args = {.list = *out, .totals = count ? peri__data(tbe->counters) : NULL};
-    PERI_TRY(peri__follow(tbe, l->copied));
-    PERI_TRY(count ? peri__tbe_counting(tbe, PERI_OP_tbe_prepare, &args, sizeof args)
+    PERI_TRY(peri__tbe_wait_event(tbe, l->copied));
+    PERI_TRY(count ? peri__tbe_queue_counting(tbe, PERI_OP_tbe_prepare, &args, sizeof args)
                    : PERI_RUN(tbe->device, tbe_prepare, &args));
     b->prepared = true;
     return PERI_OK;

@@ -9,16 +9,16 @@
 
 /* -- the sort ------------------------------------------------------------------------------------------------------ */
 
-static int32_t bits_of(uint64_t x)
+static int32_t bit_length(uint64_t x)
 {
     int32_t n = 0;
     for (; x; x >>= 1) n++;
     return n;
 }
 
-bool peri__tbe_reaches(const peri_tbe *tbe, int64_t extent)
+bool peri__tbe_keys_have_room(const peri_tbe *tbe, int64_t extent)
 {
-    return bits_of((uint64_t)extent) + bits_of((uint64_t)tbe->total_rows) <= 64;
+    return bit_length((uint64_t)extent) + bit_length((uint64_t)tbe->total_rows) <= 64;
 }
 
 /** Keys hold a row in as many high bits as rows need, and below the place of an item or, without @items, of its
@@ -32,8 +32,8 @@ static peri_status payload_bits(const peri_tbe_batch *b, bool items, int32_t *bi
     if (most > UINT32_MAX)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: fewer than 2^32",
                           (long long)most);
-    *bits = 64 - bits_of((uint64_t)tbe->total_rows);
-    if (bits_of((uint64_t)payload) > *bits)
+    *bits = 64 - bit_length((uint64_t)tbe->total_rows);
+    if (bit_length((uint64_t)payload) > *bits)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld rows and %lld %s do not fit into 64 bits",
                           (long long)tbe->total_rows, (long long)payload, items ? "ids" : "elements of the gradient");
     return PERI_OK;
@@ -48,7 +48,7 @@ static peri_status sort_items(peri_tbe_batch *batch, peri__sorted *s)
     bool factors = in->weights || in->scale || in->blocks->mean;
     void *keys, *items = NULL;
     PERI_TRY(payload_bits(batch, factors, &sort.payload_bits));
-    PERI_TRY(peri__batch_list(batch, false, &sort.list));
+    PERI_TRY(peri__batch_kernel_list(batch, false, &sort.list));
     PERI_TRY(peri__tbe_blocks_sorted(tbe, batch->there ? batch->there : in->blocks, &sort.list.ordered));
     int64_t most = sort.list.capacity, bytes = (int64_t)sizeof(peri_k_tbe_item) * most;
     PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_KEYS], s->done, PERI_I64, most, &keys));
@@ -63,17 +63,17 @@ static peri_status sort_items(peri_tbe_batch *batch, peri__sorted *s)
 }
 
 /** Whether the batch has no rows to sum. */
-static bool empty(const peri_tbe_batch *b)
+static bool nothing_to_sum(const peri_tbe_batch *b)
 {
     return b->tbe->total_rows == 0 || peri__numel(b->in.ids) == 0 || b->in.blocks->total_bags == 0;
 }
 
 peri_status peri__batch_sort(peri_tbe_batch *b)
 {
-    if (b->sorted || empty(b)) return PERI_OK;
-    PERI_TRY(peri__sorted_take(b->tbe, &b->sorted));
+    if (b->sorted || nothing_to_sum(b)) return PERI_OK;
+    PERI_TRY(peri__sorted_acquire(b->tbe, &b->sorted));
     peri_status status = sort_items(b, b->sorted);
-    if (status < 0) peri__sorted_give(b);
+    if (status < 0) peri__sorted_recycle(b);
     return status;
 }
 
@@ -90,7 +90,7 @@ peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, 
     if (peri__numel(grad) < peri__tbe_extent(tbe, in))
         return peri__fail(PERI_EINVAL, "%s: the gradient is %s, the blocks read up to element %lld", function,
                           peri__tensor_text(grad, text, sizeof text), (long long)peri__tbe_extent(tbe, in) - 1);
-    if (peri__tbe_bytes(tbe->dtype))
+    if (peri__rows_are_bytes(tbe->dtype))
         return peri__fail(PERI_EUNSUPPORTED, "%s: rows of bytes have no gradients", function);
     if (!grad_weights) return PERI_OK;
     PERI_TRY(peri__check_tensor(function, "the gradient of the weights", grad_weights, PERI_F32, 1));
@@ -112,7 +112,7 @@ peri_status peri__tbe_weight_gradient(peri_tbe_batch *b, peri_tensor *grad, peri
                                             .grad = peri__data(grad),
                                             .grad_weights = peri__data(grad_weights),
                                             .reach = peri__tbe_reach_lookup()};
-    PERI_TRY(peri__batch_list(b, false, &args.list));
+    PERI_TRY(peri__batch_kernel_list(b, false, &args.list));
     return PERI_RUN(tbe->device, tbe_weight_gradient, &args);
 }
 
@@ -140,7 +140,7 @@ static bool crowded(int64_t bytes, int64_t row_bytes, int64_t stride_bytes)
 
 /** How an update reaches rows. Rows of the gradient are worth keeping where several ids read each, those of a table fit
  *  into their share of the cache, the gradient is larger than all of it, and they would drive each other out of it. */
-static peri_k_tbe_reach reach_of(const peri_tbe_batch *b, const peri_tensor *grad)
+static peri_k_tbe_reach choose_reach(const peri_tbe_batch *b, const peri_tensor *grad)
 {
     enum { IDS_A_BAG = 4 };
     const peri_tbe_blocks *l = b->in.blocks;
@@ -154,10 +154,11 @@ static peri_k_tbe_reach reach_of(const peri_tbe_batch *b, const peri_tensor *gra
 }
 
 /** peri__tbe_update of a batch that is sorted. */
-static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *dense, const peri_tbe_sparse *sparse)
+static peri_status update_sorted(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *dense,
+                                 const peri_tbe_sparse *sparse)
 {
     peri_tbe *tbe = b->tbe;
-    peri_k_tbe_update_args args = {.rows = peri__tbe_rows(tbe),
+    peri_k_tbe_update_args args = {.rows = peri__tbe_kernel_tables(tbe),
                                    .grad = peri__data(grad),
                                    .n = b->sorted->n,
                                    .sorted = b->sorted->keys,
@@ -166,8 +167,8 @@ static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *den
                                    .capacity = b->sorted->capacity,
                                    .work = b->sorted->work,
                                    .halvings = tbe->halvings,
-                                   .reach = reach_of(b, grad)};
-    args.optimizer = peri__tbe_optimizer(tbe, tbe->iteration);
+                                   .reach = choose_reach(b, grad)};
+    args.optimizer = peri__tbe_kernel_optimizer(tbe, tbe->iteration);
     args.updated = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_ROWS;
     if (dense) {
         args.optimizer.kind = PERI_TBE_NONE;
@@ -188,24 +189,25 @@ static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *den
 
 peri_status peri__tbe_update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *dense, const peri_tbe_sparse *sparse)
 {
-    if (empty(b)) return PERI_OK;
+    if (nothing_to_sum(b)) return PERI_OK;
     PERI_TRY(peri__batch_sort(b));
-    peri_status status = update(b, grad, dense, sparse);
-    peri__sorted_give(b);
+    peri_status status = update_sorted(b, grad, dense, sparse);
+    peri__sorted_recycle(b);
     return status;
 }
 
 /* -- dense gradients ----------------------------------------------------------------------------------------------- */
 
 /** Within a call: add the gradients to @dense. */
-static peri_status dense_of(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor *dense)
+static peri_status add_dense_gradient(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights,
+                                      peri_tensor *dense)
 {
     if (grad_weights) PERI_TRY(peri__tbe_weight_gradient(b, grad, grad_weights));
     return peri__tbe_update(b, grad, dense, NULL);
 }
 
-static peri_status gradient(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights,
-                            peri_tensor **out)
+static peri_status new_dense_gradient(const char *function, peri_tbe_batch *b, peri_tensor *grad,
+                                      peri_tensor *grad_weights, peri_tensor **out)
 {
     peri_tbe *tbe = b->tbe;
     if (!b->there) PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
@@ -214,7 +216,7 @@ static peri_status gradient(const char *function, peri_tbe_batch *b, peri_tensor
     peri_tensor *dense;
     PERI_TRY(peri_tensor_full(tbe->device, PERI_F32, 1, &n, 0, &dense));
     peri_status status = peri__batch_enter(function, b, true);
-    if (status >= 0) status = peri__batch_leave(b, true, dense_of(b, grad, grad_weights, dense));
+    if (status >= 0) status = peri__batch_leave(b, true, add_dense_gradient(b, grad, grad_weights, dense));
     if (status < 0) peri_tensor_release(dense);
     else *out = dense;
     return status;
@@ -225,7 +227,7 @@ peri_status peri_tbe_batch_gradient(peri_tbe_batch *b, peri_tensor *grad, peri_t
     PERI_NEED(b);
     PERI_NEED(grad);
     PERI_NEED(out);
-    return gradient("peri_tbe_batch_gradient", b, grad, grad_weights, out);
+    return new_dense_gradient("peri_tbe_batch_gradient", b, grad, grad_weights, out);
 }
 
 peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights,
@@ -237,9 +239,9 @@ peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
     PERI_NEED(out);
     peri_tbe_batch *b;
     PERI_TRY(peri__tbe_input_check("peri_tbe_gradient", tbe, in));
-    PERI_TRY(peri__batch_take(tbe, in, &b));
-    peri_status status = gradient("peri_tbe_gradient", b, grad, grad_weights, out);
-    peri__batch_give(b);
+    PERI_TRY(peri__batch_acquire(tbe, in, &b));
+    peri_status status = new_dense_gradient("peri_tbe_gradient", b, grad, grad_weights, out);
+    peri__batch_recycle(b);
     return status;
 }
 
@@ -279,11 +281,11 @@ peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, pe
     PERI_TRY(peri__tbe_input_check(f, tbe, in));
     PERI_TRY(peri__tbe_gradient_check(f, tbe, in, grad, grad_weights));
     if (!tbe->store->whole)
-        return peri__fail(PERI_EUNSUPPORTED, "%s: cached tables update with every backward pass", f);
-    PERI_TRY(peri__batch_take(tbe, in, &b));
+        return peri__fail(PERI_EUNSUPPORTED, "%s: cached tables update_sorted with every backward pass", f);
+    PERI_TRY(peri__batch_acquire(tbe, in, &b));
     peri_status status = peri__batch_enter(f, b, true);
     if (status >= 0) status = peri__batch_leave(b, true, peri__tbe_sparse(b, grad, grad_weights, out));
-    peri__batch_give(b);
+    peri__batch_recycle(b);
     return status;
 }
 
@@ -299,15 +301,15 @@ static peri_status check_dense(const char *function, const peri_tbe *tbe, const 
 }
 
 /** Within a call. */
-static peri_status apply(peri_tbe *tbe, const peri_tensor *gradient)
+static peri_status apply_gradient(peri_tbe *tbe, const peri_tensor *gradient)
 {
     PERI_TRY(PERI_NEED_WORK("peri_tbe_gradient_apply", tbe->device, PERI_OP_tbe_dense_update));
     const float *touched = (const float *)peri__data(gradient) + tbe->total_elements;
     PERI_TRY(peri__tbe_tell(tbe, &(peri__row_change){.form = PERI__ROWS_TOUCHED, .part = -1, .touched = touched}));
     PERI_TRY(peri__tbe_ema_alone(tbe));
     PERI_TRY(peri__counter_refresh(tbe, tbe->iteration + 1));
-    peri_k_tbe_dense_update_args args = {.rows = peri__tbe_rows(tbe),
-                                         .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
+    peri_k_tbe_dense_update_args args = {.rows = peri__tbe_kernel_tables(tbe),
+                                         .optimizer = peri__tbe_kernel_optimizer(tbe, tbe->iteration + 1),
                                          .dense = peri__data(gradient),
                                          .touched = touched};
     PERI_TRY(PERI_RUN(tbe->device, tbe_dense_update, &args));
@@ -329,7 +331,7 @@ peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
         return peri__fail(PERI_EUNSUPPORTED,
                           "peri_tbe_gradient_apply: shampoo updates from the ids' gradients, not from dense ones");
     PERI_TRY(peri__tbe_enter(tbe, true));
-    return peri__tbe_leave(tbe, true, apply(tbe, gradient));
+    return peri__tbe_leave(tbe, true, apply_gradient(tbe, gradient));
 }
 
 peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradient, int64_t table, peri_tensor **out)

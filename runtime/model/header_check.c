@@ -52,7 +52,7 @@ static int32_t format_of(const char *dtype, int64_t columns, int64_t *stride, in
     const int32_t format = format_named(dtype);
     if (format < 0) return -1;
     *stride = peri__tbe_stride(format, columns);
-    *row_bytes = *stride * (peri__tbe_bytes(format) ? 1 : peri_dtype_size(format));
+    *row_bytes = *stride * (peri__rows_are_bytes(format) ? 1 : peri_dtype_size(format));
     return format;
 }
 

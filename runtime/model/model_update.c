@@ -179,7 +179,7 @@ static peri_status encode(const peri__rows_place *place, peri_tensor *numbers, p
 {
     peri_tensor *wide;
     PERI_TRY(peri_tensor_to(numbers, PERI_F32, NULL, &wide));
-    const peri_status status = peri__rows_made(place, wide, out);
+    const peri_status status = peri__encode_rows(place, wide, out);
     peri_tensor_release(wide);
     return status;
 }

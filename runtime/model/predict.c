@@ -459,7 +459,7 @@ static void run_top(const run *r)
                              .part_indices = found + room,
                              .rows = scores + 2 * room,
                              .parts = 1};
-    if (peri__tbe_bytes(rows->format)) {
+    if (peri__rows_are_bytes(rows->format)) {
         const peri_row_format format = peri__tbe_row_format(rows->format);
         /* all formats of tables have one */
         if (peri__rows_layout("peri_model_predict", &format, t->columns, &a.op.format) < 0) return;

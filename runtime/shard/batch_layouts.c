@@ -62,10 +62,10 @@ peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule
         for (int32_t f = 0; f < e->tables[t].n_features; f++) a.rows += ids[e->tables[t].features[f]];
     int32_t at = 0;
     while (at < PERI__KEPT && e->homes[at] && !peri__home_fits(e->homes[at], &a)) at++;
-    peri__home *h = peri__kept_use((void **)e->homes, at);
+    peri__home *h = peri__recent_use((void **)e->homes, at);
     if (!h) {
         PERI_TRY(peri__home_new(e, &a, &h));
-        peri__home_release(peri__kept_add((void **)e->homes, h));
+        peri__home_release(peri__recent_add((void **)e->homes, h));
     }
     peri__refs_add(&h->refs);
     *out = h;
@@ -107,7 +107,7 @@ static peri_status make_room(const peri_sharded *e, peri__batch_layout *l, peri_
     if (!l->lines) return PERI_ENOMEM;
     int32_t *line = (int32_t *)(l->lines + peri__max(1, e->n_sets));
     for (int32_t g = 0; g < e->n_sets; g++) {
-        PERI_TRY(peri__tbe_blocks_room(e->sets[g].tbe, n[g], &l->blocks[g]));
+        PERI_TRY(peri__tbe_blocks_alloc(e->sets[g].tbe, n[g], &l->blocks[g]));
         l->lines[g] = line;
         line += n[g];
         next[g] = (peri__next_block){l->blocks[g]->block, l->lines[g]};
@@ -121,11 +121,11 @@ static peri_status make_blocks(const peri_sharded *e, peri__batch_layout *l)
     PERI__SCRATCH peri__next_block *next = peri__alloc_zero((sizeof *next + sizeof(int64_t)) * (size_t)e->n_sets);
     if (!next) return PERI_ENOMEM;
     PERI_TRY(make_room(e, l, next, (int64_t *)(next + e->n_sets)));
-    PERI_TRY(peri__owner_blocks(l->owner, l->home, next));
+    PERI_TRY(peri__owner_layout_blocks(l->owner, l->home, next));
     add_replicas(e, l->home, next);
     for (int32_t g = 0; g < e->n_sets; g++) {
         PERI_TRY(peri__tbe_blocks_check(e->sets[g].tbe, l->blocks[g])); /* other ranks' numbers are not believed */
-        PERI_TRY(peri__tbe_blocks_made(e->sets[g].tbe, l->blocks[g]));
+        PERI_TRY(peri__tbe_blocks_finish(e->sets[g].tbe, l->blocks[g]));
     }
     return PERI_OK;
 }
@@ -157,7 +157,7 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
     size_t bytes = sizeof *counts * (size_t)strands * (size_t)e->world_size;
     int32_t at = 0;
     while (at < PERI__KEPT && e->layouts[at] && !layout_fits(e->layouts[at], home, counts, ids, bytes)) at++;
-    peri__batch_layout *l = *out = peri__kept_use((void **)e->layouts, at);
+    peri__batch_layout *l = *out = peri__recent_use((void **)e->layouts, at);
     if (l) {
         peri__refs_add(&l->refs);
         return PERI_OK;
@@ -172,7 +172,7 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
     l->there[0] = peri__alloc_zero(sizeof *l->there[0] * 2 * (size_t)peri__max(1, e->n_sets));
     l->there[1] = l->there[0] + e->n_sets;
     peri_status status = l->blocks && l->there[0] ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = peri__owner_new(e, home->rule, counts, ids, &l->owner);
+    if (status >= 0) status = peri__owner_layout_new(e, home->rule, counts, ids, &l->owner);
     if (status >= 0) status = make_legs(e, l);
     if (status >= 0) status = make_blocks(e, l);
     if (status < 0) {
@@ -180,7 +180,7 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
         return status;
     }
     peri__refs_add(&l->refs);
-    peri__batch_layout_release(peri__kept_add((void **)e->layouts, l));
+    peri__batch_layout_release(peri__recent_add((void **)e->layouts, l));
     *out = l;
     return PERI_OK;
 }
@@ -194,12 +194,12 @@ void peri__batch_layout_release(peri__batch_layout *l)
     peri__free(l->there[0]);
     peri__free(l->lines);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__legs_fini(l->legs[lane]);
-    peri__owner_free(l->owner);
+    peri__owner_layout_free(l->owner);
     peri__home_release(l->home);
     peri__free(l);
 }
 
-void peri__batches_free(peri_sharded *e)
+void peri__batch_layouts_free(peri_sharded *e)
 {
     for (int32_t i = 0; i < PERI__KEPT; i++) {
         peri__batch_layout_release(e->layouts[i]);

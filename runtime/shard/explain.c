@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 /** Who takes the rows of a line from one place to the other. */
-static const char *how(const peri__rows *r, const peri__line *x)
+static const char *who_moves(const peri__rows *r, const peri__line *x)
 {
     const bool lane = x->space < PERI__LANES;
     if (peri__rows_in_place(r, x) && r->back) return lane ? "in place, by the transport" : "in place, by the update";
@@ -30,7 +30,7 @@ static void add_line(peri__buffer *t, const peri__rows *r, const peri__piece *pi
              x->cut ? ", some" : "");
     peri__buffer_print(t, "  %-12s %-12s %6lld x %-5lld %-16s %8lld   %-28s %s\n", e->table_names[o->table],
                        e->feature_names[o->feature], (long long)x->n, (long long)x->cols, of, (long long)x->at, to,
-                       how(r, x));
+                       who_moves(r, x));
 }
 
 void peri__explain(peri__buffer *t, const peri__rows *r)

@@ -9,13 +9,13 @@
 
 #include <stddef.h>
 
-static const char *pick(const char *const *names, size_t n, int64_t i)
+static const char *name_at(const char *const *names, size_t n, int64_t i)
 {
     return i >= 0 && i < (int64_t)n ? names[i] : "?";
 }
 
 #define PICK(i, ...)                                                                                                   \
-    pick((const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *), (i))
+    name_at((const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *), (i))
 
 /* -- what it says -------------------------------------------------------------------------------------------------- */
 
@@ -130,7 +130,7 @@ static void add_table(peri__buffer *t, const peri_sharded_config *c, int32_t i, 
     peri__buffer_print(t, "table '%s'\tembedding_dim\t%lld\n", name, (long long)table->cols);
     peri__buffer_print(t, "table '%s'\tpooling\t%s\n", name, peri__option_text("pooling", table->pooling));
     peri__buffer_print(t, "table '%s'\tdata_type\t%s\n", name,
-                       peri__tbe_bytes(table->dtype) ? peri_row_format_name(table->dtype)
+                       peri__rows_are_bytes(table->dtype) ? peri_row_format_name(table->dtype)
                                                      : peri_dtype_name(table->dtype));
     peri__buffer_print(t, "table '%s'\tsharding_type\t%s\n", name, peri_sharding_type_name(table->sharding_type));
     peri__buffer_print(t, "table '%s'\tcompute_kernel\t%s\n", name, peri__kernel_name(table));

@@ -48,7 +48,7 @@ static const char *identity_text(void *dist, int64_t *bytes)
     return e->identity_text;
 }
 
-static peri_status differ(void *dist, int32_t other, const char *texts, const int64_t *bytes)
+static peri_status explain_difference(void *dist, int32_t other, const char *texts, const int64_t *bytes)
 {
     (void)other;
     const peri_sharded *e = ((const peri__input_dist *)dist)->ebc;
@@ -56,7 +56,7 @@ static peri_status differ(void *dist, int32_t other, const char *texts, const in
 }
 
 /** Once it is known what others send. */
-static peri_status lay_out(peri__input_dist *d)
+static peri_status lay_out_arrived(peri__input_dist *d)
 {
     const peri__routing *r = &d->routing;
     peri_sharded *e = d->ebc;
@@ -81,12 +81,12 @@ static peri_status input_step(peri_work *work)
 {
     peri__input_dist *d = (peri__input_dist *)work;
     peri_status status = peri__routing_test(&d->routing), laid_out = PERI_OK;
-    if (status >= 0 && d->routing.announced && !d->layouts[PERI__TO_HOMES]) laid_out = lay_out(d);
+    if (status >= 0 && d->routing.announced && !d->layouts[PERI__TO_HOMES]) laid_out = lay_out_arrived(d);
     if (laid_out < 0) status = laid_out;
     return status < 0 && d->ebc->world_size > 1 ? peri__group_fail(d->ebc->group, status) : status;
 }
 
-void peri__input_drop_looks(peri__input_dist *d)
+void peri__input_drop_lookups(peri__input_dist *d)
 {
     for (int32_t way = 0; way < 2; way++) {
         for (int32_t g = 0; d->looks[way] && g < d->ebc->n_sets; g++) peri_tbe_batch_release(d->looks[way][g]);
@@ -100,13 +100,13 @@ void peri__input_drop_looks(peri__input_dist *d)
 static void input_fini(peri_work *work)
 {
     peri__input_dist *d = (peri__input_dist *)work;
-    peri__input_drop_looks(d);
+    peri__input_drop_lookups(d);
     for (int32_t way = 0; way < 2; way++) {
         peri__batch_layout_release(d->layouts[way]);
         peri_tensor_release(d->id_offsets[way]);
     }
-    peri__arrival_free(d->arrival);
-    peri__landed(d);
+    peri__managed_batch_free(d->arrival);
+    peri__input_done(d);
     peri__routing_fini(&d->routing);
     peri_tensor_release(d->inverse);
     peri__home_release(d->home);
@@ -183,7 +183,7 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
                                           .bytes = e->identity_bytes,
                                           .ctx = d,
                                           .text = identity_text,
-                                          .differ = differ}};
+                                          .differ = explain_difference}};
     PERI_TRY(peri__routing_start(&d->routing, &e->router, &a));
     if (!e->kind->by_id) PERI_TRY(peri__batch_home(e, &d->routing, (peri__rule){0}, &d->home));
     bool variable = d->home && d->home->variable;
@@ -200,7 +200,7 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
 }
 
 /** The work of one input; nothing of it is numbered yet. */
-static peri_status start(const peri_sharded_input *in, peri_work **out)
+static peri_status start_input(const peri_sharded_input *in, peri_work **out)
 {
     peri_sharded *e = in->module;
     peri_work *work;
@@ -215,7 +215,7 @@ static peri_status start(const peri_sharded_input *in, peri_work **out)
 }
 
 /** Those of @works (@n of them) that are of the group of the first of them set out, and are marked in @gone. */
-static peri_status set_out(peri_work *const *works, int32_t n, bool *gone, peri__routing **list)
+static peri_status set_out_together(peri_work *const *works, int32_t n, bool *gone, peri__routing **list)
 {
     int32_t k = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -227,13 +227,13 @@ static peri_status set_out(peri_work *const *works, int32_t n, bool *gone, peri_
 }
 
 /** All of them, group by group; then each goes as far as it can. */
-static peri_status begin(peri_work *const *works, int32_t n)
+static peri_status begin_inputs(peri_work *const *works, int32_t n)
 {
     PERI__SCRATCH peri__routing **list = peri__alloc_zero((sizeof *list + sizeof(bool)) * (size_t)n);
     if (!list) return PERI_ENOMEM;
     bool *gone = (bool *)(list + n);
     for (int32_t i = 0; i < n; i++)
-        if (!gone[i]) PERI_TRY(set_out(works + i, n - i, gone + i, list));
+        if (!gone[i]) PERI_TRY(set_out_together(works + i, n - i, gone + i, list));
     for (int32_t i = 0; i < n; i++) PERI_TRY(peri_work_test(works[i]));
     return PERI_OK;
 }
@@ -248,8 +248,8 @@ peri_status peri_sharded_input_dists(const peri_sharded_input *inputs, int32_t n
         PERI_NEED(inputs[i].kjt);
     }
     peri_status status = PERI_OK;
-    for (; made < n && status >= 0; made += status >= 0) status = start(&inputs[made], &out[made]);
-    if (status >= 0) status = begin(out, n);
+    for (; made < n && status >= 0; made += status >= 0) status = start_input(&inputs[made], &out[made]);
+    if (status >= 0) status = begin_inputs(out, n);
     if (status >= 0) return PERI_OK;
     for (int32_t i = 0; i < n; i++) {
         const peri_sharded *e = inputs[i].module;

@@ -151,7 +151,7 @@ peri_k_rows peri__home_rows(const peri__home *h, const peri__output *o, int32_t 
 /** By which the ids of its feature went to piece @p. */
 const peri__partition *peri__piece_partition(const peri__routes *r, int32_t p);
 /** Whether each id of the feature of output @o is in its one piece. */
-bool peri__home_all(const peri__home *h, const peri__output *o);
+bool peri__home_has_all_ids(const peri__home *h, const peri__output *o);
 void peri__home_release(peri__home *home);
 
 /** What this rank looks up for all ranks. */
@@ -174,7 +174,7 @@ typedef struct peri__owner {
 /** @counts: int64[world_size x strands of this rank]: bags that each rank sends, as the lookups' offsets count them.
  *  @ids: likewise, where some rows of @rule are of ids, and their lookups have an offset for each id; else NULL.
  *  Copied. */
-peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_t *counts, const int64_t *ids,
+peri_status peri__owner_layout_new(const peri_sharded *e, peri__rule rule, const int64_t *counts, const int64_t *ids,
                             peri__owner **out);
 
 /** Where the next block of a set goes, and the number of the line of its rows: -1, they stay in the buffer. */
@@ -185,7 +185,7 @@ typedef struct peri__next_block {
 
 /** The blocks of an owner's lookups, by source rank, then lookup, for rows in a buffer that begins with those of @home.
  *  @next: by set, where its next block goes, which moves on. */
-peri_status peri__owner_blocks(const peri__owner *owner, const peri__home *home, peri__next_block *next);
-void peri__owner_free(peri__owner *owner);
+peri_status peri__owner_layout_blocks(const peri__owner *owner, const peri__home *home, peri__next_block *next);
+void peri__owner_layout_free(peri__owner *owner);
 
 #endif

@@ -6,7 +6,7 @@
  * the batch that brought it, not earlier: until then they may be those of a batch in flight.
  */
 #include "../base/buffer.h"
-#include "walk.h"
+#include "module_batch.h"
 
 /** Rows that start again at the lookup of batch @batch. */
 typedef struct waiting {
@@ -162,7 +162,7 @@ static void drop_lists(peri__arrival *a)
     }
 }
 
-void peri__arrival_free(peri__arrival *a)
+void peri__managed_batch_free(peri__arrival *a)
 {
     if (!a) return;
     drop_lists(a);
@@ -171,7 +171,7 @@ void peri__arrival_free(peri__arrival *a)
     peri__free(a);
 }
 
-static peri_status arrival_new(const peri_sharded *e, peri__arrival **out)
+static peri_status managed_batch_new(const peri_sharded *e, peri__arrival **out)
 {
     const peri__managed *last = &e->managed[e->n_managed - 1];
     const int32_t n = last->first + last->n_features;
@@ -183,7 +183,7 @@ static peri_status arrival_new(const peri_sharded *e, peri__arrival **out)
 }
 
 /** Ids of strand @k of this rank: from rank @source they are at *@at of what was received; returns how many. */
-static int64_t stretch(const peri_sharded *e, const peri__routing *r, int32_t source, int32_t k, int64_t *at)
+static int64_t strand_from_rank(const peri_sharded *e, const peri__routing *r, int32_t source, int32_t k, int64_t *at)
 {
     const int64_t mine = peri__strands_of(e->routes, e->rank), *ids = r->ids + source * mine;
     *at = peri__sum(r->source_ids, source) + peri__sum(ids, k);
@@ -198,7 +198,7 @@ static peri_status move_strand(const peri_sharded *e, const peri__routing *r, in
     const int64_t size = (int64_t)sizeof(int64_t);
     char *base = peri__data(received), *other = peri__data(one);
     for (int32_t s = 0; s < e->world_size; s++) {
-        int64_t at, n = stretch(e, r, s, k, &at) * size;
+        int64_t at, n = strand_from_rank(e, r, s, k, &at) * size;
         char *there = base + at * size;
         if (n) PERI_TRY(peri__copy(e->device, out ? there : other, out ? other : there, n, PERI_COPY_D2D));
         other += n;
@@ -207,11 +207,12 @@ static peri_status move_strand(const peri_sharded *e, const peri__routing *r, in
 }
 
 /** The raw ids of a table, feature by feature, of all ranks. */
-static peri_status collect(const peri_sharded *e, const peri__routing *r, const peri__managed *m, peri_tensor **ids)
+static peri_status collect_raw_ids(const peri_sharded *e, const peri__routing *r, const peri__managed *m,
+                                   peri_tensor **ids)
 {
     for (int32_t f = 0; f < m->n_features; f++) {
         int64_t n = 0, at;
-        for (int32_t s = 0; s < e->world_size; s++) n += stretch(e, r, s, m->strand[f], &at);
+        for (int32_t s = 0; s < e->world_size; s++) n += strand_from_rank(e, r, s, m->strand[f], &at);
         if (ids[f]) continue;
         PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &ids[f]));
         PERI_TRY(move_strand(e, r, m->strand[f], r->received[PERI__IDS], ids[f], false));
@@ -220,7 +221,7 @@ static peri_status collect(const peri_sharded *e, const peri__routing *r, const 
 }
 
 /** The map's answer; an error says which rank it is of. */
-static peri_status ask(const peri_sharded *e, const peri__managed *m, peri_tensor *const *ids, bool training,
+static peri_status ask_map(const peri_sharded *e, const peri__managed *m, peri_tensor *const *ids, bool training,
                        peri_tensor **rows)
 {
     peri_status status = peri_collision_remap(m->map, ids, m->n_features, training, rows);
@@ -231,7 +232,7 @@ static peri_status ask(const peri_sharded *e, const peri__managed *m, peri_tenso
 }
 
 /** Rows that start again at the lookup of @batch. */
-static peri_status wait_rows(peri__managed *m, int64_t batch)
+static peri_status queue_row_resets(peri__managed *m, int64_t batch)
 {
     PERI__HELD peri_tensor *rows = NULL;
     PERI_TRY(peri_collision_evicted(m->map, &rows));
@@ -242,7 +243,7 @@ static peri_status wait_rows(peri__managed *m, int64_t batch)
 }
 
 /** The numbers @host[n] on the device; @out new. */
-static peri_status tensor_of(const peri_sharded *e, const int64_t *host, int64_t n, peri_tensor **out)
+static peri_status upload_numbers(const peri_sharded *e, const int64_t *host, int64_t n, peri_tensor **out)
 {
     PERI__HELD peri_tensor *t = NULL;
     PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &t));
@@ -252,18 +253,18 @@ static peri_status tensor_of(const peri_sharded *e, const int64_t *host, int64_t
 }
 
 /** rows + @by, of the device, but for those that are none; @out new. Waits. */
-static peri_status shifted(const peri_sharded *e, peri_tensor *rows, int64_t by, peri_tensor **out)
+static peri_status shift_rows(const peri_sharded *e, peri_tensor *rows, int64_t by, peri_tensor **out)
 {
     const int64_t n = peri__numel(rows);
     PERI__SCRATCH int64_t *host = peri__alloc(sizeof *host * (size_t)peri__max(1, n));
     if (!host) return PERI_ENOMEM;
     PERI_TRY(peri_tensor_read(rows, host, n * (int64_t)sizeof *host));
     for (int64_t i = 0; i < n; i++) host[i] += host[i] < 0 ? 0 : by;
-    return tensor_of(e, host, n, out);
+    return upload_numbers(e, host, n, out);
 }
 
 /** Rows in the place of raw ids, in what was received and, if somebody asks for them, in what goes home. */
-static peri_status replace(peri__input_dist *d)
+static peri_status replace_raw_ids(peri__input_dist *d)
 {
     peri_sharded *e = d->ebc;
     peri__routing *r = &d->routing;
@@ -280,7 +281,7 @@ static peri_status replace(peri__input_dist *d)
             PERI__HELD peri_tensor *whole = NULL;
             PERI_TRY(move_strand(e, r, m->strand[f], fresh, a->lists[m->first + f], true));
             if (!a->sent) continue;
-            PERI_TRY(shifted(e, a->lists[m->first + f], m->first_row, &whole));
+            PERI_TRY(shift_rows(e, a->lists[m->first + f], m->first_row, &whole));
             PERI_TRY(move_strand(e, r, m->strand[f], a->sent, whole, true));
         }
     }
@@ -289,11 +290,11 @@ static peri_status replace(peri__input_dist *d)
     return PERI_OK;
 }
 
-peri_status peri__managed_arrive(peri__input_dist *d)
+peri_status peri__managed_map_ids(peri__input_dist *d)
 {
     peri_sharded *e = d->ebc;
     if (e->n_managed == 0 || (d->arrival && d->arrival->batch)) return PERI_OK;
-    if (!d->arrival) PERI_TRY(arrival_new(e, &d->arrival));
+    if (!d->arrival) PERI_TRY(managed_batch_new(e, &d->arrival));
     peri__arrival *a = d->arrival;
     peri_tensor **rows = a->lists, **ids = rows + a->n;
     e->in_flight += d->training && !d->in_flight;
@@ -301,12 +302,12 @@ peri_status peri__managed_arrive(peri__input_dist *d)
     for (; a->done < e->n_managed; a->done++) {
         peri__managed *m = &e->managed[a->done];
         if (!m->map) continue;
-        PERI_TRY(collect(e, &d->routing, m, ids + m->first));
-        peri_status status = ask(e, m, ids + m->first, d->training, rows + m->first);
+        PERI_TRY(collect_raw_ids(e, &d->routing, m, ids + m->first));
+        peri_status status = ask_map(e, m, ids + m->first, d->training, rows + m->first);
         if (status != PERI_OK) return status;
-        PERI_TRY(wait_rows(m, e->arrived + 1));
+        PERI_TRY(queue_row_resets(m, e->arrived + 1));
     }
-    PERI_TRY(replace(d));
+    PERI_TRY(replace_raw_ids(d));
     drop_lists(a);
     a->batch = ++e->arrived;
     return PERI_OK;
@@ -379,7 +380,7 @@ peri_status peri__managed_post(peri__input_dist *d)
     return peri__routing_return(&d->routing, d->arrival->sent, &d->arrival->back);
 }
 
-peri_status peri__arrival_test(peri__arrival *a) { return a ? peri__transfer_test(&a->back) : PERI_OK; }
+peri_status peri__managed_batch_test(peri__arrival *a) { return a ? peri__transfer_test(&a->back) : PERI_OK; }
 
 /** Numbers of an i64 or i32 tensor on the host, as i64; to be freed, also when this fails. */
 static peri_status numbers_of(peri_tensor *t, int64_t **out)
@@ -412,7 +413,7 @@ peri_status peri__managed_rows(const peri__input_dist *d, peri_tensor **out)
             ids[k] = place < 0 ? -1 : rows[place];
         }
     }
-    return tensor_of(e, ids, peri__numel(r->values), out);
+    return upload_numbers(e, ids, peri__numel(r->values), out);
 }
 
 peri_status peri__managed_time_set(peri_sharded *e, int32_t i, int64_t now)

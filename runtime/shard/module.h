@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * module.h: a sharded module from the inside: module.c and tables.c make it, batch_layouts.c lays its batches out,
- * walk.c takes them through it: ids by its router, lookups in its tables, rows by its ways. What is particular to a
- * kind of module are the stages that it fills in.
+ * module_batch.c takes them through it: ids by its router, lookups in its tables, rows by its ways. What is particular
+ * to a kind of module are the stages that it fills in.
  *
  * A layout says where the rows of one batch lie in the buffers of this rank; it depends on numbers of bags, not on ids,
  * and so is kept and used again. There are two: as the home of a batch (what comes back for its own samples) and as an
@@ -65,7 +65,7 @@ typedef struct peri__kind {
     peri_status (*lay_out)(peri__home *home);
     /* Before the ids leave: what else the owner of each bag needs to know, as peri__routing_args.by_bag. */
     peri_status (*by_bag)(const peri__routing *routing, peri_tensor *out);
-    /* What of the outputs goes through the buffers, if some spaces' rows do not (peri__rows_left). */
+    /* What of the outputs goes through the buffers, if some spaces' rows do not (peri__rows_list_left). */
     peri_status (*list)(const peri__rows *rows, peri__left *left);
     /* Once rows are back: what goes through the buffers to the results that are put together. */
     peri_status (*combine)(const peri__rows *rows);
@@ -175,14 +175,14 @@ void peri__tables_free(peri_sharded *ebc);
 /** The home layout for the input of @routing: one of the last if it fits, else a new one. Where rows are of ids, the
  *  router must have counted them. @out new. */
 peri_status peri__batch_home(peri_sharded *ebc, const peri__routing *routing, peri__rule rule, peri__home **out);
-/** The layout of a lookup, by the rule of its home: @counts and @ids as in peri__owner_new. @out new. */
+/** The layout of a lookup, by the rule of its home: @counts and @ids as in peri__owner_layout_new. @out new. */
 peri_status peri__batch_layout_new(peri_sharded *ebc, peri__home *home, const int64_t *counts, const int64_t *ids,
                                    peri__batch_layout **out);
 /** Find out which flush the files of the module are of, as far as this rank sees them. PERI_EMISMATCH names two files
  *  that do not fit. */
-peri_status peri__files_of_module(peri_sharded *ebc, const peri_sharded_config *config);
+peri_status peri__module_files_check(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__batch_layout_release(peri__batch_layout *layout);
 /** Give up the layouts that are kept. */
-void peri__batches_free(peri_sharded *ebc);
+void peri__batch_layouts_free(peri_sharded *ebc);
 
 #endif

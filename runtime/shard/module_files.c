@@ -25,7 +25,7 @@ typedef struct visit {
     peri_status status;
 } visit;
 
-static const peri_shard *shard_of(const visit *v, const peri__row_shard *file)
+static const peri_shard *shard_of_file(const visit *v, const peri__row_shard *file)
 {
     const peri__route_table *t = &v->ebc->tables[v->table];
     for (int32_t i = 0; i < t->n_shards; i++) {
@@ -38,11 +38,11 @@ static const peri_shard *shard_of(const visit *v, const peri__row_shard *file)
 
 /** A file of a shard of another rank: it fits the plan, and this rank's files. What else may be wrong with it is its
  *  owner's to say. */
-static bool look(void *ctx, const peri__row_shard *file)
+static bool check_other_ranks_file(void *ctx, const peri__row_shard *file)
 {
     visit *v = ctx;
     peri_sharded *e = v->ebc;
-    const peri_shard *shard = shard_of(v, file);
+    const peri_shard *shard = shard_of_file(v, file);
     peri__row_header h;
     if (!shard) {
         v->status = peri__fail(
@@ -70,7 +70,7 @@ static bool look(void *ctx, const peri__row_shard *file)
     return v->status >= 0;
 }
 
-peri_status peri__files_of_module(peri_sharded *e, const peri_sharded_config *c)
+peri_status peri__module_files_check(peri_sharded *e, const peri_sharded_config *c)
 {
     e->found = (peri_flush_info){.path = ""};
     for (int32_t g = 0; g < e->n_sets; g++) {
@@ -84,7 +84,7 @@ peri_status peri__files_of_module(peri_sharded *e, const peri_sharded_config *c)
     for (int32_t t = 0; t < c->n_tables; t++) {
         visit v = {.ebc = e, .table = t};
         if (!c->tables[t].cache || !c->tables[t].cache->directory) continue;
-        PERI_TRY(peri__row_files_of(c->tables[t].cache->directory, c->tables[t].name, look, &v));
+        PERI_TRY(peri__row_files_of(c->tables[t].cache->directory, c->tables[t].name, check_other_ranks_file, &v));
         PERI_TRY(v.status);
     }
     return PERI_OK;

@@ -35,7 +35,7 @@ static inline int32_t peri__gateway_member(const peri__nodes *nodes, int32_t i, 
 {
     return nodes->member[home] % peri__node_size(nodes, i);
 }
-static inline int32_t peri__gateway(const peri__nodes *nodes, int32_t i, int32_t home)
+static inline int32_t peri__gateway_rank(const peri__nodes *nodes, int32_t i, int32_t home)
 {
     return nodes->ranks[nodes->first[i] + peri__gateway_member(nodes, i, home)];
 }

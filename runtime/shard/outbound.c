@@ -39,7 +39,7 @@ void peri__upload_fini(peri__upload *up)
 
 /* -- what is kept -------------------------------------------------------------------------------------------------- */
 
-void *peri__kept_use(void **list, int32_t at)
+void *peri__recent_use(void **list, int32_t at)
 {
     void *x = at < PERI__KEPT ? list[at] : NULL;
     if (!x) return NULL;
@@ -47,7 +47,7 @@ void *peri__kept_use(void **list, int32_t at)
     return list[0] = x;
 }
 
-void *peri__kept_add(void **list, void *x)
+void *peri__recent_add(void **list, void *x)
 {
     void *last = list[PERI__KEPT - 1];
     memmove(list + 1, list, sizeof *list * (PERI__KEPT - 1));
@@ -184,10 +184,10 @@ peri_status peri__outbound_of(peri__router *o, const peri_kjt *kjt, peri__outbou
     int32_t at = 0;
     for (; at < PERI__KEPT && o->kept[at]; at++)
         if (!memcmp(o->kept[at]->feature_bags, bags, bytes) && !memcmp(o->kept[at]->feature_first, first, bytes)) break;
-    peri__outbound *h = peri__kept_use((void **)o->kept, at);
+    peri__outbound *h = peri__recent_use((void **)o->kept, at);
     if (!h) {
         PERI_TRY(outbound_new(o, first, bags, &h));
-        peri__outbound_release(peri__kept_add((void **)o->kept, h));
+        peri__outbound_release(peri__recent_add((void **)o->kept, h));
     }
     peri__refs_add(&h->refs);
     *out = h;

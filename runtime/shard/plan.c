@@ -18,7 +18,7 @@ enum { NAME = 1000, MOST_BYTES = 256 << 20 }; /* bytes of a name with its 0, of 
 /** What a plan says of one table, or that it has a module. */
 typedef struct entry {
     char *module, *table; /* of one block, which `module` begins */
-    bool head;            /* of a module, whose tables come behind it in the sorted list; nothing else is said */
+    bool head;            /* of a module, whose tables come behind it in the sort_entries list; nothing else is said */
     int32_t type;
     const peri__kernel *kernel;
     peri_cache_config cache;
@@ -52,7 +52,7 @@ static void entry_fini(entry *e)
 }
 
 /** Stop reading: what follows is what an entry says that no plan may. */
-static void __attribute__((format(printf, 2, 3))) refuse(reader *r, const char *format, ...)
+static void __attribute__((format(printf, 2, 3))) refuse_entry(reader *r, const char *format, ...)
 {
     if (r->j.status < 0 || r->status < 0) return;
     char wrong[PERI_MESSAGE_MAX];
@@ -65,12 +65,12 @@ static void __attribute__((format(printf, 2, 3))) refuse(reader *r, const char *
     r->j.status = r->status;
 }
 
-static bool chosen(reader *r, const char *option, int32_t *out)
+static bool read_option(reader *r, const char *option, int32_t *out)
 {
     char name[80];
     if (!peri__json_text(&r->j, name, sizeof name)) return false;
     if (peri_option_value(option, name, out) >= 0) return true;
-    refuse(r, "%s", peri_error_message());
+    refuse_entry(r, "%s", peri_error_message());
     return false;
 }
 
@@ -81,7 +81,7 @@ static void read_kernel(reader *r, entry *e)
     const peri__kernel *kernel = peri__kernel_of(name);
     if (kernel) e->kernel = kernel;
     else
-        refuse(r, "compute_kernel is '%s', allowed: fused, dense, fused_uvm, fused_uvm_caching, quant, quant_uvm",
+        refuse_entry(r, "compute_kernel is '%s', allowed: fused, dense, fused_uvm, fused_uvm_caching, quant, quant_uvm",
                name);
 }
 
@@ -94,7 +94,7 @@ static void *read_list(reader *r, const char *what, bool wide, int64_t *n)
     for (peri__json_enter(&r->j, '['); peri__json_item(&r->j);) {
         const int64_t x = peri__json_integer(&r->j);
         if (x < 0 || (!wide && x > INT32_MAX))
-            refuse(r, "%s[%lld] is %lld, allowed: 0 and more%s", what, (long long)*n, (long long)x,
+            refuse_entry(r, "%s[%lld] is %lld, allowed: 0 and more%s", what, (long long)*n, (long long)x,
                    wide ? "" : ", below 2^31");
         const peri_status status = peri__grow(&list, &room, *n + 1, wide ? sizeof(int64_t) : sizeof(int32_t));
         if (status < 0) r->status = r->j.status = status;
@@ -102,7 +102,7 @@ static void *read_list(reader *r, const char *what, bool wide, int64_t *n)
         if (wide) ((int64_t *)list)[(*n)++] = x;
         else ((int32_t *)list)[(*n)++] = (int32_t)x;
     }
-    if (*n == 0) refuse(r, "0 %s, allowed: 1 and more, or no list", what);
+    if (*n == 0) refuse_entry(r, "0 %s, allowed: 1 and more, or no list", what);
     return list;
 }
 
@@ -111,7 +111,8 @@ static double read_number(reader *r, const char *what)
     const char *from = "";
     int64_t bytes = 0;
     double x = 0;
-    if (peri__json_skip(&r->j, &from, &bytes) && !peri__number_of(from, bytes, &x)) refuse(r, "%s is no number", what);
+    if (peri__json_skip(&r->j, &from, &bytes) && !peri__number_of(from, bytes, &x))
+        refuse_entry(r, "%s is no number", what);
     return x;
 }
 
@@ -122,27 +123,27 @@ static void read_cache(reader *r, entry *e)
     int64_t bytes = 0;
     int32_t type = PERI_F32;
     for (peri__json_enter(&r->j, '{'); peri__json_key(&r->j, key, sizeof key);) {
-        if (!strcmp(key, "algorithm")) chosen(r, "cache_algorithm", &e->cache.algorithm);
+        if (!strcmp(key, "algorithm")) read_option(r, "cache_algorithm", &e->cache.algorithm);
         else if (!strcmp(key, "load_factor")) {
             e->cache.load_factor = read_number(r, "load_factor");
             if (!(e->cache.load_factor > 0 && e->cache.load_factor <= 1))
-                refuse(r, "load_factor is out of range, allowed: above 0, to 1");
+                refuse_entry(r, "load_factor is out of range, allowed: above 0, to 1");
         } else if (!strcmp(key, "reserved_memory")) {
             e->cache.reserved_memory = peri__json_integer(&r->j);
-            if (e->cache.reserved_memory < 0) refuse(r, "reserved_memory is below 0");
+            if (e->cache.reserved_memory < 0) refuse_entry(r, "reserved_memory is below 0");
         } else if (!strcmp(key, "ways")) {
             const int64_t ways = peri__json_integer(&r->j);
-            if (ways < 0 || ways > PERI_CACHE_WAYS_MAX) refuse(r, "ways is out of range, allowed: 0..256");
+            if (ways < 0 || ways > PERI_CACHE_WAYS_MAX) refuse_entry(r, "ways is out of range, allowed: 0..256");
             e->cache.ways = ways == 0 ? PERI_CACHE_WAYS_NONE : (int32_t)ways;
         } else if (!strcmp(key, "precision")) { /* a note: cached rows are as the table's */
-            if (chosen(r, "data_type", &type) && type >= PERI_ROWS_INT8)
-                refuse(r, "precision, allowed: FP32, FP16, BF16");
+            if (read_option(r, "data_type", &type) && type >= PERI_ROWS_INT8)
+                refuse_entry(r, "precision, allowed: FP32, FP16, BF16");
         } else if (!strcmp(key, "prefetch_pipeline")) { /* a note to planners */
             if (peri__json_skip(&r->j, &from, &bytes) && strncmp(from, "true", 4) != 0 &&
                 strncmp(from, "false", 5) != 0)
-                refuse(r, "prefetch_pipeline, wanted: true or false");
+                refuse_entry(r, "prefetch_pipeline, wanted: true or false");
         } else
-            refuse(r,
+            refuse_entry(r,
                    "cache_params have a key that is none of algorithm, load_factor, reserved_memory, ways, precision, "
                    "prefetch_pipeline");
     }
@@ -152,26 +153,27 @@ static void read_cache(reader *r, entry *e)
 static void check_entry(reader *r, const entry *e, bool typed, bool with_cache)
 {
     char types[120];
-    if (!typed) refuse(r, "sharding_type is missing");
-    if (with_cache && !e->kernel->cached) refuse(r, "cache_params, allowed with compute_kernel fused_uvm_caching");
-    if (e->hosts && e->ranks) refuse(r, "hosts and ranks; give one of them");
+    if (!typed) refuse_entry(r, "sharding_type is fail_missing_entry");
+    if (with_cache && !e->kernel->cached)
+        refuse_entry(r, "cache_params, allowed with compute_kernel fused_uvm_caching");
+    if (e->hosts && e->ranks) refuse_entry(r, "hosts and ranks; give one of them");
     const int32_t facts = peri_sharding_type_facts(e->type), in_node = PERI_SHARDING_IN_NODE,
                   both = PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_CUTS_COLUMNS;
     if (e->hosts && typed && !(facts & in_node))
-        refuse(r, "hosts, allowed with sharding_type %s",
+        refuse_entry(r, "hosts, allowed with sharding_type %s",
                peri__sharding_types_text(in_node, in_node, types, sizeof types));
     if (e->n_hosts > 1 && (facts & both) != both)
-        refuse(r, "several hosts, allowed with sharding_type %s; else 1",
+        refuse_entry(r, "several hosts, allowed with sharding_type %s; else 1",
                peri__sharding_types_text(both, both, types, sizeof types));
     if (e->kernel->cached && (facts & PERI_SHARDING_REPLICA))
-        refuse(r, "replicas are in memory; allowed compute_kernel: dense, fused, fused_uvm");
+        refuse_entry(r, "replicas are in memory; allowed compute_kernel: dense, fused, fused_uvm");
     if (e->sizes && e->n_sizes != e->n_ranks)
-        refuse(r, "%lld sizes for %lld ranks; give one size for each rank", (long long)e->n_sizes,
+        refuse_entry(r, "%lld sizes for %lld ranks; give one size for each rank", (long long)e->n_sizes,
                (long long)e->n_ranks);
 }
 
 /** Let the plan have @e, of the module and table that are read. */
-static void add(reader *r, entry e)
+static void add_entry(reader *r, entry e)
 {
     peri_plan *p = r->plan;
     const size_t module = strlen(r->module) + 1, table = strlen(r->table) + 1;
@@ -195,20 +197,20 @@ static void read_entry(reader *r)
     char key[NAME];
     bool typed = false, with_cache = false;
     for (peri__json_enter(&r->j, '{'); peri__json_key(&r->j, key, sizeof key);) {
-        if (!strcmp(key, "sharding_type")) typed = chosen(r, "sharding_type", &e.type);
+        if (!strcmp(key, "sharding_type")) typed = read_option(r, "sharding_type", &e.type);
         else if (!strcmp(key, "compute_kernel")) read_kernel(r, &e);
         else if (!strcmp(key, "ranks") && !e.ranks) e.ranks = read_list(r, key, false, &e.n_ranks);
         else if (!strcmp(key, "hosts") && !e.hosts) e.hosts = read_list(r, key, false, &e.n_hosts);
         else if (!strcmp(key, "sizes") && !e.sizes) e.sizes = read_list(r, key, true, &e.n_sizes);
         else if (!strcmp(key, "cache_params")) read_cache(r, &e), with_cache = true;
         else
-            refuse(r,
+            refuse_entry(r,
                    "no key '%.80s'; allowed, each once: sharding_type, compute_kernel, ranks, sizes, hosts, "
                    "cache_params",
                    key);
     }
     check_entry(r, &e, typed, with_cache);
-    add(r, e);
+    add_entry(r, e);
 }
 
 /* -- plans --------------------------------------------------------------------------------------------------------- */
@@ -236,7 +238,7 @@ static int by_names(const void *a, const void *b)
 }
 
 /** Sort the entries; an error if one comes twice. */
-static peri_status sorted(peri_plan *p)
+static peri_status sort_entries(peri_plan *p)
 {
     if (p->n) qsort(p->entries, (size_t)p->n, sizeof *p->entries, by_names);
     for (int64_t i = 1; i < p->n; i++)
@@ -251,7 +253,7 @@ static void read_modules(reader *r)
 {
     for (peri__json_enter(&r->j, '{'); peri__json_key(&r->j, r->module, sizeof r->module);) {
         r->table[0] = 0;
-        add(r, (entry){.head = true});
+        add_entry(r, (entry){.head = true});
         for (peri__json_enter(&r->j, '{'); peri__json_key(&r->j, r->table, sizeof r->table);) read_entry(r);
     }
 }
@@ -280,9 +282,9 @@ peri_status peri_plan_parse(const char *name, const char *text, int64_t bytes, p
         } else if (!strcmp(key, "modules") && !modules) modules = true, read_modules(r);
         else peri__json_fail(&r->j, "a key that is neither perilune_plan nor modules, or comes twice");
     }
-    if (!version || !modules) peri__json_fail(&r->j, "perilune_plan or modules is missing: it is no plan");
+    if (!version || !modules) peri__json_fail(&r->j, "perilune_plan or modules is fail_missing_entry: it is no plan");
     peri_status status = r->status < 0 ? r->status : peri__json_close(&r->j);
-    if (status >= 0) status = sorted(p);
+    if (status >= 0) status = sort_entries(p);
     if (status < 0) peri_plan_release(p);
     else *out = p;
     return status;
@@ -310,7 +312,7 @@ peri_status peri_plan_read(const char *path, peri_plan **out)
 
 /* -- tables -------------------------------------------------------------------------------------------------------- */
 
-static entry *find(peri_plan *plan, const char *module, const char *table)
+static entry *find_entry(peri_plan *plan, const char *module, const char *table)
 {
     const entry wanted = {.module = (char *)(uintptr_t)module, .table = (char *)(uintptr_t)table};
     return plan->n ? bsearch(&wanted, plan->entries, (size_t)plan->n, sizeof wanted, by_names) : NULL;
@@ -357,7 +359,7 @@ static peri_status check_table(const entry *e, const peri_sharded_table *t, cons
     return status;
 }
 
-static peri_status missing(const peri_plan *plan, const char *module, const char *table)
+static peri_status fail_missing_entry(const peri_plan *plan, const char *module, const char *table)
 {
     for (int64_t i = 0; i < plan->n; i++)
         if (!strcmp(plan->entries[i].module, module))
@@ -368,7 +370,8 @@ static peri_status missing(const peri_plan *plan, const char *module, const char
 }
 
 /** An error if the plan has a table of the module that is none of @tables. */
-static peri_status check_all(const peri_plan *plan, const char *module, const peri_sharded_table *tables, int32_t n)
+static peri_status check_tables_known(const peri_plan *plan, const char *module, const peri_sharded_table *tables,
+                                      int32_t n)
 {
     for (int64_t i = 0; i < plan->n; i++) {
         bool there = plan->entries[i].head || strcmp(plan->entries[i].module, module) != 0;
@@ -382,7 +385,7 @@ static peri_status check_all(const peri_plan *plan, const char *module, const pe
     return PERI_OK;
 }
 
-static void put_in(entry *e, peri_sharded_table *t, int32_t *host_ranks, int32_t n)
+static void apply_entry(entry *e, peri_sharded_table *t, int32_t *host_ranks, int32_t n)
 {
     peri__free(e->host_ranks);
     e->host_ranks = host_ranks;
@@ -408,13 +411,13 @@ peri_status peri_plan_apply(peri_plan *plan, const char *module, const peri_grou
         status = peri__struct_take(&t, sizeof t, peri__struct_at(tables, i), __func__, "peri_sharded_table");
         if (status >= 0 && !t.name) status = peri__fail(PERI_EINVAL, "peri_plan_apply: tables[%d] has no name", i);
         if (status < 0) break;
-        const entry *e = find(plan, module, t.name);
-        status = e ? check_table(e, &t, group, &host_ranks[i], &counts[i]) : missing(plan, module, t.name);
+        const entry *e = find_entry(plan, module, t.name);
+        status = e ? check_table(e, &t, group, &host_ranks[i], &counts[i]) : fail_missing_entry(plan, module, t.name);
     }
-    if (status >= 0) status = check_all(plan, module, tables, n);
+    if (status >= 0) status = check_tables_known(plan, module, tables, n);
     for (int32_t i = 0; i < n && status >= 0; i++) {
         peri_sharded_table *t = (peri_sharded_table *)(uintptr_t)peri__struct_at(tables, i);
-        put_in(find(plan, module, t->name), t, host_ranks[i], counts[i]);
+        apply_entry(find_entry(plan, module, t->name), t, host_ranks[i], counts[i]);
         host_ranks[i] = NULL;
     }
     for (int32_t i = 0; host_ranks && i < n; i++) peri__free(host_ranks[i]);

@@ -22,13 +22,13 @@ static peri_status mean_factors(const peri__routing *r, peri_tensor *out)
 }
 
 /** Write element @i of an array of the layout. */
-static void put(peri__home *h, int64_t array, int32_t i, const void *x, size_t size)
+static void write_element(peri__home *h, int64_t array, int32_t i, const void *x, size_t size)
 {
     memcpy(h->up.host + array + (int64_t)size * i, x, size);
 }
 
 /** As peri_k_output.inverse. */
-static int64_t inverse_of(const peri__home *h, const peri__output *o)
+static int64_t inverse_at(const peri__home *h, const peri__output *o)
 {
     return h->variable ? h->feature_inverse[o->feature] : -1;
 }
@@ -42,12 +42,12 @@ static void add_output(peri__home *h, int32_t i, int32_t first, int32_t n)
                              .cols = o->cols,
                              .first_piece = first,
                              .n_pieces = n,
-                             .inverse = inverse_of(h, o),
+                             .inverse = inverse_at(h, o),
                              .divisor = e->tables[o->table].divisor,
                              .sent_divisor = e->tables[o->table].sent_divisor};
-    put(h, h->output_bags, h->n_outputs, &h->feature_rows[o->feature], sizeof(int64_t));
+    write_element(h, h->output_bags, h->n_outputs, &h->feature_rows[o->feature], sizeof(int64_t));
     h->output_feature[h->n_outputs] = o->feature;
-    put(h, h->outputs, h->n_outputs++, &k, sizeof k);
+    write_element(h, h->outputs, h->n_outputs++, &k, sizeof k);
 }
 
 /** Output @i, whose rows are of ids; of a copy: piece @copy. With a variable batch the gradient of its bags gets a
@@ -63,7 +63,7 @@ static void add_pool(peri__home *h, int32_t i, int32_t copy)
     peri_k_pool k = {.rows = peri__home_rows(h, o, copy),
                      .first_bag = h->feature_first[o->feature],
                      .bags = h->feature_rows[o->feature],
-                     .inverse = inverse_of(h, o),
+                     .inverse = inverse_at(h, o),
                      .from = from,
                      .grad = o->column,
                      .grad_stride = r->out_cols,
@@ -81,12 +81,12 @@ static void add_pool(peri__home *h, int32_t i, int32_t copy)
         peri_k_piece piece = {.own = true, .offset = h->bag_out};
         k.grad = h->bag_out;
         k.grad_stride = o->cols;
-        put(h, h->bag_outputs, h->n_pools, &bag, sizeof bag);
-        put(h, h->bag_pieces, h->n_pools, &piece, sizeof piece);
-        put(h, h->bag_numbers, h->n_pools, &k.bags, sizeof k.bags);
+        write_element(h, h->bag_outputs, h->n_pools, &bag, sizeof bag);
+        write_element(h, h->bag_pieces, h->n_pools, &piece, sizeof piece);
+        write_element(h, h->bag_numbers, h->n_pools, &k.bags, sizeof k.bags);
         h->bag_out += o->cols * k.bags;
     }
-    put(h, h->pools, h->n_pools++, &k, sizeof k);
+    write_element(h, h->pools, h->n_pools++, &k, sizeof k);
 }
 
 /** Arrays for all outputs, and as many pools if there are any. */
@@ -104,7 +104,7 @@ static peri_status make_arrays(peri__home *h)
     return peri__upload_open(&h->up, h->e->device);
 }
 
-static peri_status lay_out(peri__home *h)
+static peri_status lay_out_pooled_home(peri__home *h)
 {
     const peri__routes *r = h->e->routes;
     PERI_TRY(make_arrays(h));
@@ -162,7 +162,7 @@ static void add_left(const peri__rows *rows, const peri_k_output *o, int64_t bag
     }
 }
 
-static peri_status list(const peri__rows *rows, peri__left *left)
+static peri_status list_outputs_left(const peri__rows *rows, peri__left *left)
 {
     const peri__home *h = rows->layout->home;
     const int64_t most = rows->back ? rows->e->routes->n_pieces : h->n_outputs;
@@ -175,14 +175,14 @@ static peri_status list(const peri__rows *rows, peri__left *left)
     return peri__upload_send(&left->up);
 }
 
-static peri_status combine(const peri__rows *rows)
+static peri_status combine_pooled_rows(const peri__rows *rows)
 {
     const peri_sharded *e = rows->e;
     const peri__home *h = rows->layout->home;
     const peri__input_dist *d = rows->input;
     float *out = peri__data(rows->ends[0]);
     peri__to_move left;
-    PERI_TRY(peri__rows_left(rows, &left));
+    PERI_TRY(peri__rows_list_left(rows, &left));
     peri_k_route_combine_args args = {.out = out,
                                       .stride = e->cols,
                                       .received = peri__data(rows->away),
@@ -207,13 +207,13 @@ static int64_t spread_grain(const peri__home *h)
     return h->variable ? peri__max(LEAST, peri__ceil_div(h->most_bags, MOST_PARTS)) : LEAST;
 }
 
-static peri_status spread(const peri__rows *rows)
+static peri_status spread_pooled_gradients(const peri__rows *rows)
 {
     const peri_sharded *e = rows->e;
     const peri__home *h = rows->layout->home;
     const peri_tensor *inverse = rows->input->inverse;
     peri__to_move left;
-    PERI_TRY(peri__rows_left(rows, &left));
+    PERI_TRY(peri__rows_list_left(rows, &left));
     peri_k_route_spread_args args = {.grad = peri__data(rows->ends[0]),
                                      .stride = rows->stride,
                                      .rows = h->rows,
@@ -266,8 +266,8 @@ peri_status peri__pooled_weights(const peri__rows *rows, peri_tensor *grad, peri
 }
 
 const peri__kind peri__pooled = {.name = "EmbeddingBagCollection",
-                                 .lay_out = lay_out,
-                                 .list = list,
+                                 .lay_out = lay_out_pooled_home,
+                                 .list = list_outputs_left,
                                  .by_bag = mean_factors,
-                                 .combine = combine,
-                                 .spread = spread};
+                                 .combine = combine_pooled_rows,
+                                 .spread = spread_pooled_gradients};

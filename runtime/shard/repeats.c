@@ -48,7 +48,7 @@ static int64_t number_sums(repeat *first, const repeat *past, int32_t *row_of)
 }
 
 /** peri_range_fn: what repeats in features [from, to). */
-static void find(void *ctx, int64_t from, int64_t to)
+static void find_repeats(void *ctx, int64_t from, int64_t to)
 {
     peri__repeats *r = ctx;
     const int64_t rows = r->h->rows;
@@ -103,7 +103,7 @@ peri_status peri__repeats_new(const peri__home *h, const peri_tensor *inverse, p
     r->h = h;
     r->inverse = peri__data(inverse);
     peri_status status = make_room(r);
-    if (status >= 0) peri__parallel_for(h->e->routes->n_features, 1, find, r);
+    if (status >= 0) peri__parallel_for(h->e->routes->n_features, 1, find_repeats, r);
     if (status < 0) peri__repeats_free(r);
     else *out = r;
     return status;
@@ -122,7 +122,7 @@ void peri__repeats_free(peri__repeats *r)
 /* -- rows ---------------------------------------------------------------------------------------------------------- */
 
 /** peri_range_fn: rows of outputs [from, to) to all samples that repeat. */
-static void copy(void *ctx, int64_t from, int64_t to)
+static void copy_rows(void *ctx, int64_t from, int64_t to)
 {
     const peri__repeats *r = ctx;
     const int64_t stride = r->h->e->cols;
@@ -143,7 +143,7 @@ void peri__repeats_copy(peri__repeats *r, const peri__rows *rows)
 {
     r->data = peri__data(rows->ends[0]);
     r->rows = rows;
-    peri__parallel_for(r->h->n_outputs, 1, copy, r);
+    peri__parallel_for(r->h->n_outputs, 1, copy_rows, r);
 }
 
 /* -- gradients ----------------------------------------------------------------------------------------------------- */
@@ -159,13 +159,13 @@ static void add_row(float *restrict to, const float *restrict from, int64_t n)
 }
 
 /** Ask for a row that is read in a while: no hardware guesses which. */
-static void ask(const float *row, int64_t cols)
+static void prefetch_row(const float *row, int64_t cols)
 {
     for (int64_t c = 0; c < cols; c += 16) __builtin_prefetch(row + c);
 }
 
 /** peri_range_fn: sums of outputs [from, to): from 0, sample after sample. */
-static void add_up(void *ctx, int64_t from, int64_t to)
+static void add_up_outputs(void *ctx, int64_t from, int64_t to)
 {
     enum { AHEAD = 8 };
     const peri__repeats *r = ctx;
@@ -180,8 +180,8 @@ static void add_up(void *ctx, int64_t from, int64_t to)
         if (r->unused[feature]) memset(zero, 0, sizeof *zero * (size_t)x->cols);
         for (const repeat *k = first, *past = first + r->n[feature]; k < past; k++) {
             const repeat *next = k + AHEAD;
-            if (next < past && !next->more) ask(grad + next->first * stride, x->cols);
-            if (next < past) ask(grad + next->sample * stride, x->cols);
+            if (next < past && !next->more) prefetch_row(grad + next->first * stride, x->cols);
+            if (next < past) prefetch_row(grad + next->sample * stride, x->cols);
             if (k->more) add_row(sums + k->sum * stride, grad + k->sample * stride, x->cols);
             else add_rows(sums + k->sum * stride, grad + k->first * stride, grad + k->sample * stride, x->cols);
         }
@@ -189,7 +189,7 @@ static void add_up(void *ctx, int64_t from, int64_t to)
 }
 
 /** Where sums are made: a whole number of rows, *away, from the gradient. */
-static peri_status place_sums(peri__repeats *r, int64_t *away)
+static peri_status allocate_sums(peri__repeats *r, int64_t *away)
 {
     const int64_t row = (int64_t)sizeof(float) * r->h->e->cols, grad = (int64_t)(uintptr_t)r->data;
     int64_t most = 0;
@@ -208,12 +208,12 @@ peri_status peri__repeats_add_up(peri__repeats *r, peri_tensor *grad)
 {
     int64_t away;
     r->data = peri__data(grad);
-    PERI_TRY(place_sums(r, &away));
+    PERI_TRY(allocate_sums(r, &away));
     if (away < INT32_MIN || r->past > INT32_MAX) {
         r->past = 0;
         return PERI_OK;
     }
-    peri__parallel_for(r->h->n_outputs, 1, add_up, r);
+    peri__parallel_for(r->h->n_outputs, 1, add_up_outputs, r);
     for (int32_t f = 0; f < r->h->e->routes->n_features; f++) {
         int32_t *row_of = r->row_of + r->h->feature_first[f];
         const repeat *first = r->repeats + r->begin[f];

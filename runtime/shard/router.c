@@ -42,7 +42,7 @@ static peri_status report_bad_id(const peri__routing *r, const peri_k_route_repo
     return peri__fail(PERI_EINTERNAL, "%s: a report about no bag", o->function);
 }
 
-static peri_status judge(peri__routing *r)
+static peri_status check_id_reports(peri__routing *r)
 {
     const peri_k_route_report *reports =
         (const peri_k_route_report *)(r->report->words + r->router->routes->n_strands + 1);
@@ -89,7 +89,7 @@ peri_k_routed peri__routing_ids(const peri__routing *r)
 }
 
 /** Count ids by strand, sum the counts along the wire, and send totals and reports to the host. */
-static peri_status count(peri__routing *r)
+static peri_status count_ids(peri__routing *r)
 {
     const peri__router *o = r->router;
     const peri__outbound *h = r->outbound;
@@ -132,7 +132,7 @@ static peri_status make_places(peri__routing *r, peri_tensor **first)
 }
 
 /** Lay the ids, and what goes with them, out along the wire. */
-static peri_status pack(peri__routing *r)
+static peri_status pack_ids(peri__routing *r)
 {
     const peri__router *o = r->router;
     const peri__outbound *h = r->outbound;
@@ -270,13 +270,13 @@ static peri_status post_payload(peri__routing *r)
 }
 
 /** Everything is here: make offsets, drop what was sent. */
-static peri_status finish(peri__routing *r)
+static peri_status finish_routing(peri__routing *r)
 {
     peri_device *device = r->router->device;
     for (int32_t k = 0; k < PERI__PAYLOADS; k++) {
         if (r->announce) {
             peri_tensor_release(r->send[k]);
-            r->received[k] = peri__transfer_take(&r->transfers[k]);
+            r->received[k] = peri__transfer_numbers(&r->transfers[k]);
         } else {
             r->received[k] = r->send[k];
         }
@@ -321,15 +321,15 @@ peri_status peri__routing_test(peri__routing *r)
     switch (r->phase) {
     case SYNC:
         if ((status = device_pending(r, peri_kjt_sync_test(r->args.kjt))) != PERI_OK) return status;
-        PERI_TRY(count(r));
+        PERI_TRY(count_ids(r));
         r->phase = COUNT;
         /* fallthrough */
     case COUNT:
         if ((status = device_pending(r, peri__report_test(r->report))) != PERI_OK) return status;
-        PERI_TRY(judge(r));
+        PERI_TRY(check_id_reports(r));
         PERI_TRY(make_counts(r));
         if (r->announce) PERI_TRY(post_announcement(r));
-        PERI_TRY(pack(r));
+        PERI_TRY(pack_ids(r));
         r->phase = ANNOUNCE;
         /* fallthrough */
     case ANNOUNCE:
@@ -340,7 +340,7 @@ peri_status peri__routing_test(peri__routing *r)
         /* fallthrough */
     case PAYLOAD:
         if ((status = test_payload(r)) != PERI_OK) return status;
-        PERI_TRY(finish(r));
+        PERI_TRY(finish_routing(r));
         r->phase = DONE;
         /* fallthrough */
     default: return PERI_OK;
@@ -386,7 +386,7 @@ void peri__routing_fini(peri__routing *r)
 /* -- the start of a batch ------------------------------------------------------------------------------------------ */
 
 /** The input's tensors as the kernels take them: contiguous, offsets i64. */
-static peri_status take_input(peri__routing *r)
+static peri_status normalise_input(peri__routing *r)
 {
     PERI__HELD peri_tensor *offsets = NULL;
     PERI_TRY(peri_kjt_values(r->args.kjt, &r->values));
@@ -404,7 +404,7 @@ peri_status peri__routing_start(peri__routing *r, peri__router *o, const peri__r
     peri_kjt_retain(args->kjt);
     peri_status status = peri__router_find(o, peri_kjt_keys(args->kjt));
     if (status >= 0) status = peri__outbound_of(o, args->kjt, &r->outbound);
-    if (status >= 0) status = take_input(r);
+    if (status >= 0) status = normalise_input(r);
     if (status >= 0) status = peri_kjt_sync_post(args->kjt);
     if (status < 0) peri__routing_fini(r);
     return status;

@@ -41,9 +41,9 @@ static inline void *peri__upload_at(const peri__upload *up, int64_t offset)
  *  it. */
 enum { PERI__KEPT = 8 };
 /** Entry @at of a list of PERI__KEPT, which becomes the first one; NULL: there is none, or @at is PERI__KEPT. */
-void *peri__kept_use(void **list, int32_t at);
+void *peri__recent_use(void **list, int32_t at);
 /** Put @x first; returns what falls off the end, or NULL. */
-void *peri__kept_add(void **list, void *x);
+void *peri__recent_add(void **list, void *x);
 
 /** How the ids of a batch lie before and on the wire: the compiled routes with the numbers of bags filled in, for
  *  kernels. */

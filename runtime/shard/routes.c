@@ -6,15 +6,15 @@
 #include "routes.h"
 
 /** Append to a growing array; NULL when memory is out. */
-static void *append(void **array, int32_t *n, size_t size)
+static void *grow_array(void **array, int32_t *n, size_t size)
 {
     return peri__grow_one(array, *n, size) < 0 ? NULL : (char *)*array + size * (size_t)(*n)++;
 }
 
-#define APPEND(array, n) append((void **)&(array), &(n), sizeof *(array))
+#define APPEND(array, n) grow_array((void **)&(array), &(n), sizeof *(array))
 
 /** Whether ids are routed to a shard: if it has rows, or its rank takes part in a sum. */
-static bool routed(const peri__route_table *t, const peri_shard *s)
+static bool gets_ids(const peri__route_table *t, const peri_shard *s)
 {
     return s->rows > 0 || t->lane == PERI__NODE_LANE;
 }
@@ -28,13 +28,13 @@ static int64_t bucket_at(const peri__route_table *t, int64_t row)
 }
 
 /** The parts of a table for one column offset: their boundaries and ranks, by rows. Returns their number. */
-static int32_t parts_of(const peri__route_table *t, int64_t col_offset, int64_t *bounds, int32_t *ranks)
+static int32_t row_parts(const peri__route_table *t, int64_t col_offset, int64_t *bounds, int32_t *ranks)
 {
     int32_t n = 0;
     bounds[0] = 0;
     for (int32_t s = 0; s < t->n_shards; s++) {
         const peri_shard *shard = &t->shards[s];
-        if (shard->col_offset != col_offset || !routed(t, shard)) continue;
+        if (shard->col_offset != col_offset || !gets_ids(t, shard)) continue;
         ranks[n] = shard->rank;
         bounds[n + 1] = t->raw ? bucket_at(t, shard->row_offset + shard->rows) : bounds[n] + shard->rows;
         n++;
@@ -43,10 +43,11 @@ static int32_t parts_of(const peri__route_table *t, int64_t col_offset, int64_t 
 }
 
 /** Which of those parts shard @s is. */
-static int32_t part_of(const peri__route_table *t, int32_t s)
+static int32_t row_part_of_shard(const peri__route_table *t, int32_t s)
 {
     int32_t n = 0;
-    for (int32_t i = 0; i < s; i++) n += t->shards[i].col_offset == t->shards[s].col_offset && routed(t, &t->shards[i]);
+    for (int32_t i = 0; i < s; i++)
+        n += t->shards[i].col_offset == t->shards[s].col_offset && gets_ids(t, &t->shards[i]);
     return n;
 }
 
@@ -64,7 +65,7 @@ static bool same_partition(const peri__routes *r, const peri__partition *p, int3
 
 /** Find or make the partition of @feature by these boundaries and ranks; its index, or an error. Column blocks of one
  *  table on one rank, and tables that are cut alike, share it: ids travel once. */
-static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, const peri__route_table *t,
+static int32_t find_or_add_partition(peri__routes *r, int32_t feature, int32_t table, const peri__route_table *t,
                             const int64_t *bounds, const int32_t *ranks, int32_t n_parts)
 {
     for (int32_t i = 0; i < r->n_partitions; i++) {
@@ -112,7 +113,8 @@ static peri_status add_copies(peri__routes *r, const peri__route_table *table, i
     peri__route_table unchecked = *table;
     unchecked.bounds_check = PERI_BOUNDS_NONE;
     for (int32_t rank = 0; rank < r->world_size; rank++) {
-        int32_t p = partition_of(r, feature, t, rank ? &unchecked : table, (int64_t[]){0, table->rows}, &rank, 1);
+        int32_t p =
+            find_or_add_partition(r, feature, t, rank ? &unchecked : table, (int64_t[]){0, table->rows}, &rank, 1);
         if (p < 0) return p;
         peri__lookup *lookup = APPEND(r->lookups, *n_lookups);
         if (!lookup) return PERI_ENOMEM;
@@ -134,10 +136,10 @@ static peri_status make_lookups(peri__routes *r, const peri__route_table *tables
         const peri__route_table *table = &tables[t];
         for (int32_t s = 0; s < table->n_shards; s++) {
             const peri_shard *shard = &table->shards[s];
-            if (!routed(table, shard)) continue;
-            int32_t n_parts = parts_of(table, shard->col_offset, bounds, ranks), part = part_of(table, s);
+            if (!gets_ids(table, shard)) continue;
+            int32_t n_parts = row_parts(table, shard->col_offset, bounds, ranks), part = row_part_of_shard(table, s);
             for (int32_t f = 0; f < table->n_features; f++) {
-                int32_t p = partition_of(r, table->features[f], t, table, bounds, ranks, n_parts);
+                int32_t p = find_or_add_partition(r, table->features[f], t, table, bounds, ranks, n_parts);
                 if (p < 0) return p;
                 peri__lookup *lookup = APPEND(r->lookups, *n_lookups);
                 if (!lookup) return PERI_ENOMEM;
@@ -153,7 +155,7 @@ static peri_status make_lookups(peri__routes *r, const peri__route_table *tables
             PERI_TRY(add_copies(r, table, t, table->features[f], n_lookups));
         /* ids are checked, not routed */
         for (int32_t f = 0; f < table->n_features && table->data_parallel && !table->copied; f++) {
-            int32_t p = partition_of(r, table->features[f], t, table, (int64_t[]){0}, ranks, 0);
+            int32_t p = find_or_add_partition(r, table->features[f], t, table, (int64_t[]){0}, ranks, 0);
             if (p < 0) return p;
         }
     }
@@ -161,7 +163,7 @@ static peri_status make_lookups(peri__routes *r, const peri__route_table *tables
 }
 
 /** By rank and lane. */
-static int32_t key_of(const peri__routes *r, const peri__lookup *lookup)
+static int32_t lookup_sort_key(const peri__routes *r, const peri__lookup *lookup)
 {
     return r->strands[lookup->strand].rank * PERI__LANES + lookup->lane;
 }
@@ -173,10 +175,10 @@ static peri_status sort_lookups(peri__routes *r, int32_t n_lookups, peri__lookup
     /* by rank and lane: where its next one goes */
     PERI__SCRATCH int32_t *next = peri__alloc_zero(sizeof *next * (size_t)(keys + 1));
     if (!next) return PERI_ENOMEM;
-    for (int32_t i = 0; i < n_lookups; i++) next[key_of(r, &r->lookups[i]) + 1]++;
+    for (int32_t i = 0; i < n_lookups; i++) next[lookup_sort_key(r, &r->lookups[i]) + 1]++;
     for (int32_t k = 0; k < keys; k++) next[k + 1] += next[k];
     for (int32_t rank = 0; rank <= r->world_size; rank++) r->rank_lookup[rank] = next[rank * PERI__LANES];
-    for (int32_t i = 0; i < n_lookups; i++) out[next[key_of(r, &r->lookups[i])]++] = r->lookups[i];
+    for (int32_t i = 0; i < n_lookups; i++) out[next[lookup_sort_key(r, &r->lookups[i])]++] = r->lookups[i];
     return PERI_OK;
 }
 
@@ -262,7 +264,7 @@ static peri_status add_outputs(peri__routes *r, const peri__route_table *table, 
         if (s < 0 && !table->copied) {
             peri__replica *replica = APPEND(r->replicas, r->n_replicas);
             if (!replica) return PERI_ENOMEM;
-            int32_t p = partition_of(r, feature, t, table, (int64_t[]){0}, NULL, 0);
+            int32_t p = find_or_add_partition(r, feature, t, table, (int64_t[]){0}, NULL, 0);
             if (p < 0) return p;
             *replica = (peri__replica){.table = t, .feature = feature, .partition = p, .cols = table->cols};
             PERI_TRY(add_piece(r, out, (peri__piece){.rank = -1, .lookup = r->n_replicas - 1}));

@@ -9,7 +9,7 @@
 /* -- blocks whose rows are in place -------------------------------------------------------------------------------- */
 
 /** Where the rows of the bags of a set's lookup are, if they do not follow each other. */
-static peri__bag_places places_of(const peri__rows *r, const peri__table_set *set)
+static peri__bag_places bag_places(const peri__rows *r, const peri__table_set *set)
 {
     const peri__routing *x = &r->input->routing;
     const int32_t me = r->e->rank;
@@ -25,7 +25,7 @@ static peri__bag_places places_of(const peri__rows *r, const peri__table_set *se
 }
 
 /** The lowest of the ends and the sums, or (@mixed) of these and the owner's buffer. */
-static peri_tensor *lowest(const peri__rows *r, bool mixed)
+static peri_tensor *lowest_address(const peri__rows *r, bool mixed)
 {
     peri_tensor *t = r->ends[0];
     for (int32_t i = 1; i < r->n_ends; i++)
@@ -43,7 +43,7 @@ typedef struct spots {
 } spots;
 
 /** Of a block whose rows are those of line @p; -1: of none. */
-static peri__spot spot_of(const peri__rows *r, const peri_k_tbe_block *block, int32_t p, spots *s)
+static peri__spot spot_of_block(const peri__rows *r, const peri_k_tbe_block *block, int32_t p, spots *s)
 {
     const peri__line x = p >= 0 ? peri__home_line(r->layout->home, p) : (peri__line){.space = -1};
     peri__spot spot = {.offset = block->out_offset, .stride = block->out_stride};
@@ -69,8 +69,9 @@ static void find_spots(const peri__rows *r, int32_t g, spots *s)
 {
     const peri__batch_layout *l = r->layout;
     const bool mixed = s->mixed;
-    s->base = peri__rows_address(lowest(r, mixed));
-    for (int64_t k = 0; k < l->blocks[g]->n; k++) s->list[k] = spot_of(r, &l->blocks[g]->block[k], l->lines[g][k], s);
+    s->base = peri__rows_address(lowest_address(r, mixed));
+    for (int64_t k = 0; k < l->blocks[g]->n; k++)
+        s->list[k] = spot_of_block(r, &l->blocks[g]->block[k], l->lines[g][k], s);
     if (s->mixed && !mixed) find_spots(r, g, s);
 }
 
@@ -105,30 +106,30 @@ static peri_status blocks_in_place(const peri__rows *r, int32_t g, spots *s, per
     return PERI_OK;
 }
 
-static peri_status place_set(const peri__rows *r, int32_t g, bool *placed)
+static peri_status redirect_set(const peri__rows *r, int32_t g, bool *placed)
 {
-    spots s = {.places = places_of(r, &r->e->sets[g])};
+    spots s = {.places = bag_places(r, &r->e->sets[g])};
     peri_tbe_blocks *there;
     PERI_TRY(blocks_in_place(r, g, &s, &there));
     *placed = there;
-    peri_status status = there ? peri__batch_place(r->input->looks[r->back][g], there, &s.places, placed) : PERI_OK;
-    if (status >= 0 && *placed) r->base[g] = lowest(r, s.mixed);
+    peri_status status = there ? peri__batch_redirect(r->input->looks[r->back][g], there, &s.places, placed) : PERI_OK;
+    if (status >= 0 && *placed) r->base[g] = lowest_address(r, s.mixed);
     peri_tbe_blocks_release(there);
     return status;
 }
 
 /* -- who takes what ------------------------------------------------------------------------------------------------ */
 
-static bool of_space(const peri__rows *r, int32_t g, int32_t space)
+static bool set_is_of_space(const peri__rows *r, int32_t g, int32_t space)
 {
     return r->e->sets[g].replica == (space == PERI__REPLICA_ROWS);
 }
 
-static void unplace(const peri__rows *r, int32_t space)
+static void end_redirects(const peri__rows *r, int32_t space)
 {
     for (int32_t g = 0; g < r->e->n_sets; g++) {
-        if (!r->base[g] || !of_space(r, g, space)) continue;
-        peri__batch_unplace(r->input->looks[r->back][g]);
+        if (!r->base[g] || !set_is_of_space(r, g, space)) continue;
+        peri__batch_redirect_end(r->input->looks[r->back][g]);
         r->base[g] = NULL;
     }
 }
@@ -142,7 +143,7 @@ static bool whole_gradients(const peri_sharded *e, const peri__table_set *set)
     return whole;
 }
 
-static bool can_place(const peri__rows *r, int32_t space)
+static bool can_redirect(const peri__rows *r, int32_t space)
 {
     const peri_sharded *e = r->e;
     const peri__home *h = r->layout->home;
@@ -153,22 +154,22 @@ static bool can_place(const peri__rows *r, int32_t space)
     if (space == PERI__OWN_ROWS && r->back && peri__weights_want_grad(r->input)) return false;
     bool can = true;
     for (int32_t g = 0; g < e->n_sets && r->back; g++)
-        can = can && (!of_space(r, g, space) || whole_gradients(e, &e->sets[g]));
+        can = can && (!set_is_of_space(r, g, space) || whole_gradients(e, &e->sets[g]));
     return can;
 }
 
 /** Have the lookups of a space's sets, all or none, write or read rows in place. */
-static peri_status place(peri__rows *r, int32_t space)
+static peri_status redirect_space(peri__rows *r, int32_t space)
 {
-    bool placed = can_place(r, space);
+    bool placed = can_redirect(r, space);
     peri_status status = PERI_OK;
     if (!placed) return PERI_OK;
     r->in_place |= 1u << space;
     for (int32_t g = 0; g < r->e->n_sets && placed && status >= 0; g++)
-        if (of_space(r, g, space)) status = place_set(r, g, &placed);
+        if (set_is_of_space(r, g, space)) status = redirect_set(r, g, &placed);
     if (placed && status >= 0) return PERI_OK;
     r->in_place &= ~(1u << space);
-    unplace(r, space);
+    end_redirects(r, space);
     return status;
 }
 
@@ -204,9 +205,9 @@ peri_status peri__rows_bind(peri__rows *r, peri_tensor *const *ends, int32_t n)
     for (; r->n_ends < n; r->n_ends++) peri_tensor_retain(r->ends[r->n_ends] = ends[r->n_ends]);
     r->stride = peri__contiguous(ends[0]) ? r->e->cols : ends[0]->stride[0];
     PERI_TRY(find_bags(r));
-    PERI_TRY(place(r, PERI__REPLICA_ROWS));
-    PERI_TRY(place(r, PERI__OWN_ROWS));
-    return peri__travel_new(r);
+    PERI_TRY(redirect_space(r, PERI__REPLICA_ROWS));
+    PERI_TRY(redirect_space(r, PERI__OWN_ROWS));
+    return peri__unbuffered_new(r);
 }
 
 peri_tensor *peri__rows_of(const peri__rows *r, int32_t g) { return r->base[g] ? r->base[g] : r->own; }
@@ -214,8 +215,8 @@ peri_tensor *peri__rows_of(const peri__rows *r, int32_t g) { return r->base[g] ?
 void peri__rows_unbind(peri__rows *r)
 {
     if (!r->base) return;
-    unplace(r, PERI__REPLICA_ROWS);
-    unplace(r, PERI__OWN_ROWS);
+    end_redirects(r, PERI__REPLICA_ROWS);
+    end_redirects(r, PERI__OWN_ROWS);
 }
 
 static void drop_ends(peri__rows *r)
@@ -224,10 +225,10 @@ static void drop_ends(peri__rows *r)
     r->n_ends = 0;
 }
 
-void peri__rows_let_go(peri__rows *r)
+void peri__rows_drop_ends(peri__rows *r)
 {
     if (!r->base) return;
-    unplace(r, PERI__REPLICA_ROWS);
+    end_redirects(r, PERI__REPLICA_ROWS);
     if (!(r->in_place >> PERI__OWN_ROWS & 1)) drop_ends(r);
 }
 
@@ -239,7 +240,7 @@ void peri__rows_fini(peri__rows *r)
     peri_tensor_release(r->own);
     peri_tensor_release(r->away);
     peri_tensor_release(r->own_bags);
-    peri__travel_release(r->travel);
+    peri__unbuffered_release(r->unbuffered);
     *r = (peri__rows){0};
 }
 
@@ -256,7 +257,7 @@ static peri_status list_left(const peri__rows *r, peri__left **kept)
     return status;
 }
 
-peri_status peri__rows_left(const peri__rows *r, peri__to_move *out)
+peri_status peri__rows_list_left(const peri__rows *r, peri__to_move *out)
 {
     peri__home *h = r->layout->home;
     peri__left **kept = &h->left[r->back];

@@ -6,7 +6,7 @@
  *
  *      own lookups, replicas     the lookup writes them there, the update reads them there; else they go through the
  *                                owner's buffer
- *      a lane                    the transport does, if it can call functions (travel.c); else they go through the
+ *      a lane                    the transport does, if it can call functions (unbuffered.c); else they go through the
  *                                home's buffer
  *      what is left              one launch copies, adds up or divides it: the kind's combine and spread
  *
@@ -17,11 +17,11 @@
 #define PERI_SHARD_ROWS_H
 
 #include "../base/buffer.h"
-#include "walk.h"
+#include "module_batch.h"
 
 enum { PERI__ALL_LANES = (1 << PERI__LANES) - 1 }; /* of the bits of spaces */
 
-typedef struct peri__travel peri__travel; /* what the transport calls (travel.c) */
+typedef struct peri__unbuffered peri__unbuffered; /* what the transport calls (unbuffered.c) */
 
 /** Zeroed: none. */
 struct peri__rows {
@@ -44,7 +44,7 @@ struct peri__rows {
                                         which it has */
     peri_tensor **base;              /* by set, borrowed: what its lookup's places are counted from; NULL: its rows are
                                         in the buffer */
-    peri__travel *travel;            /* or NULL */
+    peri__unbuffered *unbuffered;            /* or NULL */
 };
 
 /** Open a direction of a batch, with its buffers. */
@@ -56,7 +56,7 @@ peri_status peri__rows_bind(peri__rows *r, peri_tensor *const *ends, int32_t n);
 peri_tensor *peri__rows_of(const peri__rows *r, int32_t g);
 /** Give up the ends, but where own rows are in place and an update is to come. Replicas have theirs in the buffer
  *  again. */
-void peri__rows_let_go(peri__rows *r);
+void peri__rows_drop_ends(peri__rows *r);
 /** Lookups have their rows in the buffer again. */
 void peri__rows_unbind(peri__rows *r);
 /** Give up all; lookups have their rows in the buffer again. */
@@ -68,7 +68,7 @@ typedef struct peri__to_move {
     int32_t n;
 } peri__to_move;
 
-peri_status peri__rows_left(const peri__rows *r, peri__to_move *out);
+peri_status peri__rows_list_left(const peri__rows *r, peri__to_move *out);
 
 /** Add the list of one direction, which is bound, as text. (explain.c) */
 void peri__explain(peri__buffer *text, const peri__rows *r);
@@ -78,11 +78,11 @@ void peri__explain(peri__buffer *text, const peri__rows *r);
 peri_status peri__pooled_weights(const peri__rows *rows, peri_tensor *grad, peri_tensor **out);
 
 /** Have the transport move what it can. */
-peri_status peri__travel_new(peri__rows *r);
+peri_status peri__unbuffered_new(peri__rows *r);
 /** NULL is fine. */
-void peri__travel_release(peri__travel *travel);
+void peri__unbuffered_release(peri__unbuffered *unbuffered);
 /** The functions of a lane; NULL: its rows go through the buffer. */
-const peri__transfer_direct *peri__travel_lane(const peri__rows *r, int32_t lane);
+const peri__transfer_direct *peri__unbuffered_lane(const peri__rows *r, int32_t lane);
 
 /** The address of a tensor, in elements of f32. */
 static inline int64_t peri__rows_address(const peri_tensor *t)

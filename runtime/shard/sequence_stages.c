@@ -28,17 +28,17 @@ static void add_rows(peri__home *h, const peri__output *o, int32_t copy, const p
 
 /** Add output @o. If its rows lie as its result has them (all columns, from one owner, who was sent each id of the
  *  feature), they are not put together with others. */
-static void add(peri__home *h, const peri__output *o, peri__end *end)
+static void add_output(peri__home *h, const peri__output *o, peri__end *end)
 {
     const bool copied = peri__piece_partition(h->e->routes, o->first_piece)->copied;
-    end->cut = !peri__home_all(h, o);
+    end->cut = !peri__home_has_all_ids(h, o);
     end->alone = o->cols < h->e->cols || end->cut;
     if (!copied) add_rows(h, o, -1, end);
     for (int32_t k = 0; copied && k < o->n_pieces; k++) /* home: those of this rank; to owners: all of them learn */
         if (!h->rule.to_homes || k == h->e->rank) add_rows(h, o, k, end);
 }
 
-static peri_status lay_out(peri__home *h)
+static peri_status lay_out_sequence_home(peri__home *h)
 {
     const peri__routes *r = h->e->routes;
     const int64_t most = peri__max(r->n_outputs, r->n_pieces);
@@ -53,7 +53,7 @@ static peri_status lay_out(peri__home *h)
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
         end.to = h->joined_rows;
-        add(h, o, &end);
+        add_output(h, o, &end);
         h->ends[i] = end;
         if (o->col_offset + o->cols < h->e->tables[o->table].cols) continue;
         /* that was the last block of columns of these rows */
@@ -91,7 +91,7 @@ static peri_k_route_rows_args rows_args(const peri__rows *rows, const peri_k_row
 
 enum { GRAIN = 256 }; /* rows */
 
-static peri_status combine(const peri__rows *rows)
+static peri_status gather_rows_of_ids(const peri__rows *rows)
 {
     const peri__home *h = rows->layout->home;
     const peri_k_route_rows_args args = rows_args(rows, peri__upload_at(&h->up, h->joined), h->n_joined);
@@ -99,7 +99,7 @@ static peri_status combine(const peri__rows *rows)
 }
 
 /** Outputs whose gradients go through the buffer: some of their rows do. */
-static peri_status list(const peri__rows *rows, peri__left *left)
+static peri_status list_outputs_left(const peri__rows *rows, peri__left *left)
 {
     const peri_sharded *e = rows->e;
     const peri__home *h = rows->layout->home;
@@ -139,11 +139,11 @@ static peri_status spread_apart(const peri__rows *rows, const peri_k_rows *outpu
     return n ? PERI_LAUNCH(e->device, route_rows_back, &args, h->rows, GRAIN) : PERI_OK;
 }
 
-static peri_status spread(const peri__rows *rows)
+static peri_status spread_gradients_of_ids(const peri__rows *rows)
 {
     const peri__home *h = rows->layout->home;
     peri__to_move left;
-    PERI_TRY(peri__rows_left(rows, &left));
+    PERI_TRY(peri__rows_list_left(rows, &left));
     if (rows->apart) return spread_apart(rows, left.outputs, left.n);
     const peri_k_route_rows_args args = rows_args(rows, left.outputs, left.n);
     return left.n ? PERI_LAUNCH(rows->e->device, route_rows_back, &args, h->rows, GRAIN) : PERI_OK;
@@ -151,7 +151,7 @@ static peri_status spread(const peri__rows *rows)
 
 const peri__kind peri__sequence = {.name = "EmbeddingCollection",
                                    .by_id = true,
-                                   .lay_out = lay_out,
-                                   .list = list,
-                                   .combine = combine,
-                                   .spread = spread};
+                                   .lay_out = lay_out_sequence_home,
+                                   .list = list_outputs_left,
+                                   .combine = gather_rows_of_ids,
+                                   .spread = spread_gradients_of_ids};

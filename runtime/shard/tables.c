@@ -11,8 +11,8 @@
 /* -- sets of tables ------------------------------------------------------------------------------------------------ */
 
 /** The set of a table, at a place of this rank and of a part, found or appended; -1: no memory. */
-static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool replica, bool by_id, int32_t place,
-                      int32_t part)
+static int32_t find_or_add_set(peri_sharded *e, const peri_sharded_table *table, bool replica, bool by_id,
+                               int32_t place, int32_t part)
 {
     bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
     /* else there is nothing that would keep them apart */
@@ -39,7 +39,7 @@ static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool rep
 }
 
 /** Shard @shard of a table is of set @set; -1: the whole table. */
-static peri_status set_add(peri_sharded *e, int32_t set, int32_t table, int32_t shard)
+static peri_status add_to_set(peri_sharded *e, int32_t set, int32_t table, int32_t shard)
 {
     if (set < 0) return PERI_ENOMEM;
     peri__table_set *g = &e->sets[set];
@@ -52,7 +52,7 @@ static peri_status set_add(peri_sharded *e, int32_t set, int32_t table, int32_t 
 }
 
 /** The shard that a set's table holds; a replica, or a copy, is one shard of everything. */
-static peri_shard shard_of(const peri_sharded *e, const peri__table_set *g, int32_t i)
+static peri_shard shard_of_set_table(const peri_sharded *e, const peri__table_set *g, int32_t i)
 {
     const peri__route_table *table = &e->tables[g->module_table[i]];
     if (g->module_shard[i] >= 0) return table->shards[g->module_shard[i]];
@@ -68,7 +68,7 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
     if (!tables || !caches) return PERI_ENOMEM;
     for (int32_t i = 0; i < g->n_tables; i++) {
         const peri_sharded_table *from = &c->tables[g->module_table[i]];
-        peri_shard shard = shard_of(e, g, i);
+        peri_shard shard = shard_of_set_table(e, g, i);
         tables[i] = (peri_table_config){.size = sizeof(peri_table_config),
                                         .name = from->name,
                                         .rows = shard.rows,
@@ -119,7 +119,7 @@ static peri_status list_local(peri_sharded *e)
             const peri__set_table p = peri__set_table_of(e, t, s);
             if (p.set < 0) continue;
             const peri__table_set *g = &e->sets[p.set];
-            e->local[n++] = (peri_local_shard){.shard = shard_of(e, g, p.table),
+            e->local[n++] = (peri_local_shard){.shard = shard_of_set_table(e, g, p.table),
                                                .tbe = g->tbe,
                                                .tbe_table = p.table,
                                                .table = t,
@@ -136,11 +136,13 @@ peri_status peri__tables_new(peri_sharded *e, const peri_sharded_config *c)
 {
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri__route_table *table = &e->tables[t];
-        if (table->data_parallel) PERI_TRY(set_add(e, set_of(e, &c->tables[t], !table->copied, false, 0, 0), t, -1));
+        if (table->data_parallel)
+            PERI_TRY(add_to_set(e, find_or_add_set(e, &c->tables[t], !table->copied, false, 0, 0), t, -1));
         for (int32_t s = 0; s < table->n_shards; s++) {
             if (table->shards[s].rank != e->rank || table->shards[s].rows == 0) continue;
             const int32_t part = peri__lane_part(table->lane);
-            PERI_TRY(set_add(e, set_of(e, &c->tables[t], false, table->by_id, table->places[s], part), t, s));
+            PERI_TRY(
+                add_to_set(e, find_or_add_set(e, &c->tables[t], false, table->by_id, table->places[s], part), t, s));
         }
     }
     for (int32_t g = 0; g < e->n_sets; g++) {
@@ -212,7 +214,7 @@ int64_t peri_sharded_passes(const peri_sharded *e) { return e ? e->passes : 0; }
 int64_t peri_sharded_changes(const peri_sharded *e)
 {
     int64_t n = 0;
-    for (int32_t g = 0; e && g < e->n_sets; g++) n += peri__tbe_changes(e->sets[g].tbe);
+    for (int32_t g = 0; e && g < e->n_sets; g++) n += peri__tbe_change_count(e->sets[g].tbe);
     return n;
 }
 

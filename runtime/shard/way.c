@@ -11,14 +11,14 @@ void peri__way_fini(peri__way *way)
     *way = (peri__way){0};
 }
 
-static bool coded(const peri__way *way, int32_t direction)
+static bool has_codec(const peri__way *way, int32_t direction)
 {
     bool any = false;
     for (int32_t h = 0; h < PERI__HOPS; h++) any = any || way->hops[h].codec[direction];
     return any;
 }
 
-double peri__way_divides_first(const peri__way *way) { return coded(way, PERI__TO_OWNERS) ? 1 : way->division; }
+double peri__way_divides_first(const peri__way *way) { return has_codec(way, PERI__TO_OWNERS) ? 1 : way->division; }
 
 peri_status peri__legs_init(const peri__way *way, peri__leg *legs)
 {
@@ -44,12 +44,12 @@ void peri__legs_fini(peri__leg *legs)
 bool peri__way_direct(const peri__way *way, int32_t direction)
 {
     const peri__hop *home = &way->hops[way->n - 1];
-    return way->n > 0 && home->group->size > 1 && !coded(way, direction) &&
+    return way->n > 0 && home->group->size > 1 && !has_codec(way, direction) &&
            !(home->sums && direction == PERI__TO_HOMES);
 }
 
 /** Where numbers rest between two hops: of hop @h, towards @direction. */
-static peri_status new_rest(const peri__journey *j, int32_t h, peri_tensor *from, peri_tensor **out)
+static peri_status new_buffer_between_hops(const peri__way_transfer *j, int32_t h, peri_tensor *from, peri_tensor **out)
 {
     const peri__hop *hop = &j->way->hops[h];
     const peri__leg *leg = &j->legs[h];
@@ -60,7 +60,7 @@ static peri_status new_rest(const peri__journey *j, int32_t h, peri_tensor *from
 }
 
 /** Set out on the hop that is next. */
-static peri_status take_hop(peri__journey *j, peri_tensor *from)
+static peri_status start_next_hop(peri__way_transfer *j, peri_tensor *from)
 {
     const peri__hop *hop = &j->way->hops[j->hop];
     const peri__leg *leg = &j->legs[j->hop];
@@ -77,18 +77,19 @@ static peri_status take_hop(peri__journey *j, peri_tensor *from)
                              .codec = hop->codec[j->direction],
                              .direct = home ? j->direct : NULL,
                              .contexts = leg->contexts[j->direction][0] ? leg->contexts[j->direction] : NULL};
-    if (last && back && coded(j->way, PERI__TO_OWNERS)) a.divisor = j->way->division;
-    if (!last && !a.codec) PERI_TRY(new_rest(j, j->hop, from ? from : j->to, &rest));
+    if (last && back && has_codec(j->way, PERI__TO_OWNERS)) a.divisor = j->way->division;
+    if (!last && !a.codec) PERI_TRY(new_buffer_between_hops(j, j->hop, from ? from : j->to, &rest));
     a.to = last ? j->to : rest;
     peri_status status = peri__transfer_post(hop->group, from, &a, &j->transfer);
     peri_tensor_release(rest);
     return status;
 }
 
-peri_status peri__journey_start(peri__journey *j, const peri__way *way, const peri__leg *legs, int32_t direction,
-                                peri_tensor *from, peri_tensor *to, const peri__transfer_direct *direct)
+peri_status peri__way_transfer_start(peri__way_transfer *j, const peri__way *way, const peri__leg *legs,
+                                     int32_t direction, peri_tensor *from, peri_tensor *to,
+                                     const peri__transfer_direct *direct)
 {
-    *j = (peri__journey){.way = way,
+    *j = (peri__way_transfer){.way = way,
                          .legs = legs,
                          .direction = direction,
                          .hop = direction == PERI__TO_OWNERS ? way->n - 1 : 0,
@@ -98,29 +99,29 @@ peri_status peri__journey_start(peri__journey *j, const peri__way *way, const pe
     peri_status status = PERI_OK;
     for (int32_t h = 0; h < way->n && way->n > 1 && status >= 0; h++)
         status = peri__group_reserve(way->hops[h].group, PERI_CHANNEL_ROWS, 1, &j->sequence[h]);
-    if (status >= 0) status = take_hop(j, from);
-    if (status < 0) peri__journey_fini(j);
+    if (status >= 0) status = start_next_hop(j, from);
+    if (status < 0) peri__way_transfer_fini(j);
     return status;
 }
 
-peri_status peri__journey_test(peri__journey *j)
+peri_status peri__way_transfer_test(peri__way_transfer *j)
 {
     while (j->way) {
         peri_status status = peri__transfer_test(&j->transfer);
         if (status != PERI_OK) return status;
-        peri_tensor *here = peri__transfer_take(&j->transfer);
+        peri_tensor *here = peri__transfer_numbers(&j->transfer);
         j->hop += j->direction == PERI__TO_OWNERS ? -1 : 1;
-        if (j->hop < 0 || j->hop == j->way->n) peri__journey_fini(j);
-        else status = take_hop(j, here);
+        if (j->hop < 0 || j->hop == j->way->n) peri__way_transfer_fini(j);
+        else status = start_next_hop(j, here);
         peri_tensor_release(here);
         PERI_TRY(status);
     }
     return PERI_OK;
 }
 
-void peri__journey_fini(peri__journey *j)
+void peri__way_transfer_fini(peri__way_transfer *j)
 {
     peri__transfer_fini(&j->transfer);
     peri_tensor_release(j->to);
-    *j = (peri__journey){0};
+    *j = (peri__way_transfer){0};
 }

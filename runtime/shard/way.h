@@ -48,7 +48,7 @@ peri_status peri__legs_init(const peri__way *way, peri__leg *legs);
 void peri__legs_fini(peri__leg *legs);
 
 /** Numbers on their way over all hops. Zeroed: none. */
-typedef struct peri__journey {
+typedef struct peri__way_transfer {
     const peri__way *way;    /* borrowed, as is @legs, while it is not over; NULL: over, or none */
     const peri__leg *legs;
     int32_t direction, hop;  /* the hop that it is on */
@@ -56,16 +56,17 @@ typedef struct peri__journey {
     peri_tensor *to;         /* where it ends; retained; NULL: a function takes it */
     const peri__transfer_direct *direct; /* of the home's end; borrowed while it is not over; NULL: none */
     peri__transfer transfer; /* over the hop */
-} peri__journey;
+} peri__way_transfer;
 
 /** Send @from (contiguous f32); it arrives in @to. Takes the numbers of all its operations. @direct: of a way that can
  *  (peri__way_direct), in place of the home's end, which is NULL; or NULL. */
-peri_status peri__journey_start(peri__journey *j, const peri__way *way, const peri__leg *legs, int32_t direction,
-                                peri_tensor *from, peri_tensor *to, const peri__transfer_direct *direct);
+peri_status peri__way_transfer_start(peri__way_transfer *j, const peri__way *way, const peri__leg *legs,
+                                     int32_t direction, peri_tensor *from, peri_tensor *to,
+                                     const peri__transfer_direct *direct);
 /** Whether the home's end of a way may be a function. */
 bool peri__way_direct(const peri__way *way, int32_t direction);
 /** PERI_OK when all is there, and ever after; else PERI_PENDING, or the error. */
-peri_status peri__journey_test(peri__journey *j);
-void peri__journey_fini(peri__journey *j);
+peri_status peri__way_transfer_test(peri__way_transfer *j);
+void peri__way_transfer_fini(peri__way_transfer *j);
 
 #endif

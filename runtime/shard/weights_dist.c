@@ -7,7 +7,7 @@
  * not clipped.
  */
 #include "../base/floats.h"
-#include "walk.h"
+#include "module_batch.h"
 #include "../../kernels/dense.h"
 #include "../../kernels/route.h"
 
@@ -40,7 +40,7 @@ void peri__weights_dist_release(peri__weights_dist *w)
 /* -- parts --------------------------------------------------------------------------------------------------------- */
 
 /** Zeros: for each id of the input, or of those received. */
-static peri_status zeros(const peri__weights_dist *w, bool replica, peri_tensor **out)
+static peri_status zero_gradients(const peri__weights_dist *w, bool replica, peri_tensor **out)
 {
     const peri__routing *r = &w->input->routing;
     int64_t n = peri__numel(replica ? r->values : r->received[PERI__IDS]);
@@ -50,7 +50,7 @@ static peri_status zeros(const peri__weights_dist *w, bool replica, peri_tensor 
 peri_status peri__weights_dist_part(const peri__weights_dist *w, int32_t g, peri_tensor **out)
 {
     *out = NULL;
-    return w && !w->at_home ? zeros(w, w->input->ebc->sets[g].replica, out) : PERI_OK;
+    return w && !w->at_home ? zero_gradients(w, w->input->ebc->sets[g].replica, out) : PERI_OK;
 }
 
 peri_status peri__weights_dist_add(peri__weights_dist *w, int32_t g, const peri_tensor *part)
@@ -58,7 +58,7 @@ peri_status peri__weights_dist_add(peri__weights_dist *w, int32_t g, const peri_
     const peri_sharded *e = w->input->ebc;
     const peri__table_set *set = &e->sets[g];
     peri_tensor **sum = set->replica ? &w->replicas : &w->owner;
-    if (!*sum) PERI_TRY(zeros(w, set->replica, sum));
+    if (!*sum) PERI_TRY(zero_gradients(w, set->replica, sum));
     /* the gradients of some replicas were divided by a number of their own (see gradient_divisor) */
     peri_k_axpy_args args = {.y = peri__data(*sum),
                              .x = peri__data(part),
@@ -69,16 +69,16 @@ peri_status peri__weights_dist_add(peri__weights_dist *w, int32_t g, const peri_
 
 /* -- backward ------------------------------------------------------------------------------------------------------ */
 
-static peri_status post(peri__weights_dist *w)
+static peri_status post_gradients(peri__weights_dist *w)
 {
     const peri_sharded *e = w->input->ebc;
     if (w->at_home) return PERI_OK;
-    if (!w->owner) PERI_TRY(zeros(w, false, &w->owner));
+    if (!w->owner) PERI_TRY(zero_gradients(w, false, &w->owner));
     return e->world_size == 1 ? PERI_OK : peri__routing_return(&w->input->routing, w->owner, &w->back);
 }
 
 /** What came back, added to what the replicas gave. */
-static peri_status collect(peri__weights_dist *w, peri_tensor **out)
+static peri_status collect_gradients(peri__weights_dist *w, peri_tensor **out)
 {
     const peri_sharded *e = w->input->ebc;
     const peri__routing *r = &w->input->routing;
@@ -90,7 +90,7 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
         *out = peri__give(&w->replicas);
         return PERI_OK;
     }
-    if (!w->replicas) PERI_TRY(zeros(w, true, &w->replicas));
+    if (!w->replicas) PERI_TRY(zero_gradients(w, true, &w->replicas));
     PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &cursor));
     peri_k_route_return_args args = {.in = peri__routing_ids(r),
                                      .cursor = peri__data(cursor),
@@ -108,11 +108,11 @@ static peri_status weights_backward(peri__node *node, peri_tensor *const *grad_o
 {
     (void)grad_out;
     peri__weights_dist *w = node->state;
-    if (!w->posted) PERI_TRY(post(w));
+    if (!w->posted) PERI_TRY(post_gradients(w));
     w->posted = true;
     peri_status status = peri__transfer_test(&w->back);
     if (status != PERI_OK) return status;
-    return collect(w, &grad_in[0]);
+    return collect_gradients(w, &grad_in[0]);
 }
 
 static void weights_fini(peri__node *node)

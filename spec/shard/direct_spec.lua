@@ -1,10 +1,8 @@
 -- Large batches, whose rows ranks copy from memory to memory: what arrives goes to where the results want it, and
--- gradients are read where they lie (runtime/shard/travel.c). Outputs and updated weights are those of the unsharded
--- tables on the ids of all ranks. Weights and gradients are whole numbers, and so are all sums: they are equal,
--- whatever order they are added up in.
--- (sim moves all rows through buffers: the other specs of this folder.)
--- mpirun: 3
--- machines: 2,2
+-- gradients are read where they lie (runtime/shard/unbuffered.c). Outputs and updated weights are those of the
+-- unsharded tables on the ids of all ranks. Weights and gradients are whole numbers, and so are all sums: they are
+-- equal, whatever order they are added up in. (sim moves all rows through buffers: the other specs of this folder.)
+-- mpirun: 3 machines: 2,2
 local peri = require "perilune"
 local ffi = require "ffi"
 local worlds = require "spec.support.worlds"

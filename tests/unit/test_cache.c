@@ -135,7 +135,7 @@ static void bring(peri__cache *c, model *m, flight *f, int row)
     uint8_t flags;
     uint32_t slot;
     bool strays;
-    assert_true(peri__cache_room(c) > 0);
+    assert_true(peri__cache_rows_that_fit(c) > 0);
     int expected = slot_for(m, row, &strays);
     assert_int_equal(peri__cache_take(c, row, &slot, &victim, &flags), strays);
     assert_int_equal(victim, m->row[expected]);
@@ -203,7 +203,7 @@ static void evicts_as_the_model_does(void **unused)
             run_batch(c, &m, f);
         }
         for (int i = 0; i < FLIGHT; i++) end_flight(c, &m, &flights[i]);
-        assert_int_equal(peri__cache_room(c), SLOTS);
+        assert_int_equal(peri__cache_rows_that_fit(c), SLOTS);
         assert_true(m.evicted > BATCHES / 4);
         assert_int_equal(m.strayed > 0, m.sets > 1);
         assert_int_equal(m.aged > 0, m.algorithm == PERI__LFU);
@@ -238,7 +238,7 @@ static void sets_take_what_fits(void **unused)
             taken[slots[i]] = true;
             assert_int_equal(victims[i] < 0, round == 0);
         }
-        assert_int_equal(peri__cache_room(c), 0);
+        assert_int_equal(peri__cache_rows_that_fit(c), 0);
         assert_true(strayed > 0 && strayed < N / 4);
         for (int i = 0; i < N; i++) {
             c->slot[slots[i]].flags = 0;
@@ -248,7 +248,7 @@ static void sets_take_what_fits(void **unused)
     peri__cache_begin(c);
     for (int i = 0; i < N; i++) peri__cache_take(c, 1 + i, &slots[i], &victims[i], &flags[i]);
     for (int i = N - 1; i >= 0; i--) peri__cache_untake(c, slots[i], victims[i], flags[i]);
-    assert_int_equal(peri__cache_room(c), N);
+    assert_int_equal(peri__cache_rows_that_fit(c), N);
     for (int i = 0; i < N; i++) {
         assert_int_equal(peri__cache_find(c, 1 + i), 0);
         assert_int_equal(c->slot[peri__cache_find(c, rows[i]) - 1].row, rows[i]);
@@ -274,10 +274,10 @@ static void drops_what_never_arrived(void **unused)
         assert_int_equal(peri__cache_find(c, 5), slot + 1); /* another batch still needs it */
         peri__cache_unpin(c, slot);
         assert_int_equal(peri__cache_find(c, 5), 0);
-        assert_int_equal(peri__cache_room(c), 2);
+        assert_int_equal(peri__cache_rows_that_fit(c), 2);
         peri__cache_free(c);
         assert_ok(peri__cache_new(0, 0, ways, PERI__LFU, &c)); /* a shard may have no rows */
-        assert_int_equal(peri__cache_room(c), 0);
+        assert_int_equal(peri__cache_rows_that_fit(c), 0);
         peri__cache_free(c);
     }
 }

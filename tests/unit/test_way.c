@@ -65,18 +65,18 @@ static peri_tensor *new_f32(int64_t n)
 
 static float *data(peri_tensor *t) { return peri__data(t); }
 
-static void run(peri__journey *j)
+static void run(peri__way_transfer *j)
 {
     for (int round = 0; round < 100000; round++) {
         int32_t pending = 0;
         for (int32_t i = 0; i < RANKS; i++) {
-            peri_status status = peri__journey_test(&j[i]);
+            peri_status status = peri__way_transfer_test(&j[i]);
             assert_ok(status);
             pending += status == PERI_PENDING;
         }
         if (!pending) return;
     }
-    fail_msg("the journeys do not end");
+    fail_msg("the transfers do not end");
 }
 
 /** The numbers of rank @i over both hops: for the node sums by place in the node, then across by node. */
@@ -132,7 +132,7 @@ static int64_t part_of(int32_t h)
 static void one_hop(peri_tensor *const *from, peri_tensor *(*home)[NODES])
 {
     peri_tensor *ordered[RANKS], *got[RANKS];
-    peri__journey j[RANKS];
+    peri__way_transfer j[RANKS];
     peri__way way[RANKS];
     peri__leg legs[RANKS][PERI__HOPS];
     int64_t out[RANKS], in[RANKS][RANKS], all = 0;
@@ -147,7 +147,7 @@ static void one_hop(peri_tensor *const *from, peri_tensor *(*home)[NODES])
         way[i] = (peri__way){.n = 1, .hops = {{.group = world[i]}}, .division = 1};
         memset(legs[i], 0, sizeof legs[i]);
         legs[i][0] = (peri__leg){.out = out, .in = in[i]};
-        assert_ok(peri__journey_start(&j[i], &way[i], legs[i], PERI__TO_HOMES, ordered[i], got[i], NULL));
+        assert_ok(peri__way_transfer_start(&j[i], &way[i], legs[i], PERI__TO_HOMES, ordered[i], got[i], NULL));
     }
     run(j);
     for (int32_t i = 0; i < RANKS; i++) {
@@ -165,7 +165,7 @@ static void both(peri_codec *codec, double division)
 {
     peri_tensor *owner[RANKS], *home[RANKS], *want[RANKS][NODES];
     problem p[RANKS];
-    peri__journey j[RANKS];
+    peri__way_transfer j[RANKS];
     open_groups();
     for (int32_t i = 0; i < RANKS; i++) {
         problem_new(i, codec, division, &p[i]);
@@ -176,7 +176,7 @@ static void both(peri_codec *codec, double division)
     }
     one_hop(owner, want);
     for (int32_t i = 0; i < RANKS; i++)
-        assert_ok(peri__journey_start(&j[i], &p[i].way, p[i].legs, PERI__TO_HOMES, owner[i], home[i], NULL));
+        assert_ok(peri__way_transfer_start(&j[i], &p[i].way, p[i].legs, PERI__TO_HOMES, owner[i], home[i], NULL));
     run(j);
     for (int32_t i = 0; i < RANKS; i++)
         for (int32_t n = 0; n < NODES; n++) {
@@ -194,7 +194,7 @@ static void both(peri_codec *codec, double division)
                     (float)(gradient_of(i, n, k) / (codec ? 1 : peri__way_divides_first(&p[i].way)));
         assert_true(peri__way_divides_first(&p[i].way) == (codec ? 1 : division));
         assert_ok(peri_tensor_fill(owner[i], -77));
-        assert_ok(peri__journey_start(&j[i], &p[i].way, p[i].legs, PERI__TO_OWNERS, home[i], owner[i], NULL));
+        assert_ok(peri__way_transfer_start(&j[i], &p[i].way, p[i].legs, PERI__TO_OWNERS, home[i], owner[i], NULL));
     }
     run(j);
     for (int32_t i = 0; i < RANKS; i++) {

@@ -1,7 +1,7 @@
 -- plan/links.lua: a step across hosts: what ranks compute while links work. plan/step.lua counts and prices both.
 --
 -- Ranks look up their tables in parts, and rows of a part set out while the next is looked up; gradients come back in
--- parts, and each is applied while the next is on its way (runtime/shard/walk.c). A rank that computes moves no
+-- parts, and each is applied while the next is on its way (runtime/shard/module_batch.c). A rank that computes moves no
 -- messages on. So rows leave from when their part is looked up and the ranks of other hosts are done with theirs; and
 -- gradients are on their way for as long as links take, and as long as their senders apply others meanwhile.
 local ffi = require "ffi"

@@ -94,7 +94,7 @@ void peri__cache_free(peri__cache *c)
 
 /* -- lists of idle slots ------------------------------------------------------------------------------------------- */
 
-static void append(peri__cache *c, uint32_t slot)
+static void append_to_bucket(peri__cache *c, uint32_t slot)
 {
     uint32_t b = c->slot[slot].uses;
     c->slot[slot].next = 0;
@@ -117,7 +117,7 @@ static void unlink_slot(peri__cache *c, uint32_t slot)
 }
 
 /** Halve all uses: bucket b takes over buckets 2b and 2b + 1, in this order. */
-static void age(peri__cache *c)
+static void halve_uses(peri__cache *c)
 {
     for (int64_t r = 0; r < c->rows; r++)
         if (c->uses[r]) c->uses[r] >>= 1; /* pages without uses stay untouched */
@@ -143,20 +143,20 @@ static void age(peri__cache *c)
         if (c->head[b]) c->filled[b / 64] |= UINT64_C(1) << b % 64;
 }
 
-static void use(peri__cache *c, uint32_t slot)
+static void count_use(peri__cache *c, uint32_t slot)
 {
     if (c->uses && ++c->slot[slot].uses == PERI__CACHE_BUCKETS - 1) c->aging = true;
 }
 
 /** A row comes to @slot, or leaves it, with its uses. */
-static void settle(peri__cache *c, uint32_t slot, int64_t row)
+static void set_row_of_slot(peri__cache *c, uint32_t slot, int64_t row)
 {
     c->slot[slot].row = row;
     c->place[row] = slot + 1;
     if (c->uses) c->slot[slot].uses = c->uses[row];
 }
 
-static void leave(peri__cache *c, uint32_t slot)
+static void take_row_out(peri__cache *c, uint32_t slot)
 {
     int64_t row = c->slot[slot].row;
     c->place[row] = 0;
@@ -167,7 +167,7 @@ static void leave(peri__cache *c, uint32_t slot)
 
 void peri__cache_begin(peri__cache *c)
 {
-    if (c->aging) age(c);
+    if (c->aging) halve_uses(c);
     c->aging = false;
     if (++c->now != 0) return;
     for (int32_t s = 0; s < c->slots; s++) c->slot[s].stamp = 0;
@@ -183,7 +183,7 @@ bool peri__cache_pin(peri__cache *c, uint32_t slot)
         if (c->listed) unlink_slot(c, slot);
         c->n_idle--;
     }
-    use(c, slot);
+    count_use(c, slot);
     return true;
 }
 
@@ -206,7 +206,7 @@ static uint32_t first_listed(const peri__cache *c)
 }
 
 /** The slot of set @i for one more row: a free one, else the one that is evicted; -1: all are pinned. */
-static int64_t of_set(const peri__cache *c, int32_t i)
+static int64_t slot_of_set(const peri__cache *c, int32_t i)
 {
     int64_t from = (int64_t)i * c->set_slots + peri__min(i, c->more_sets),
             end = from + c->set_slots + (i < c->more_sets), best = -1;
@@ -228,7 +228,7 @@ bool peri__cache_take(peri__cache *c, int64_t row, uint32_t *slot, int64_t *vict
             set = home;
     int64_t at = -1;
     while (c->sets && at < 0) {
-        if (c->full[set] != c->now) at = of_set(c, set);
+        if (c->full[set] != c->now) at = slot_of_set(c, set);
         if (at >= 0) break;
         c->full[set] = c->now;
         set = set + 1 < c->sets ? set + 1 : 0;
@@ -240,32 +240,32 @@ bool peri__cache_take(peri__cache *c, int64_t row, uint32_t *slot, int64_t *vict
     *flags = c->slot[at].flags;
     if (*victim >= 0) {
         if (c->listed) unlink_slot(c, *slot);
-        leave(c, *slot);
+        take_row_out(c, *slot);
         c->n_idle--;
     } else {
         if (!c->sets) c->free_head = c->slot[at].next;
         c->n_free--;
     }
-    settle(c, *slot, row);
+    set_row_of_slot(c, *slot, row);
     c->slot[at].pins = 1;
     c->slot[at].stamp = c->now;
     c->slot[at].flags = PERI__SLOT_FILLING;
-    use(c, *slot);
+    count_use(c, *slot);
     return set != home;
 }
 
 void peri__cache_untake(peri__cache *c, uint32_t slot, int64_t victim, uint8_t flags)
 {
-    leave(c, slot);
+    take_row_out(c, slot);
     c->slot[slot].pins = 0;
     if (victim < 0) {
         free_slot(c, slot);
         return;
     }
-    settle(c, slot, victim);
+    set_row_of_slot(c, slot, victim);
     c->slot[slot].flags = flags;
     c->n_idle++;
-    if (c->listed) append(c, slot);
+    if (c->listed) append_to_bucket(c, slot);
 }
 
 void peri__cache_unpin(peri__cache *c, uint32_t slot)
@@ -273,10 +273,10 @@ void peri__cache_unpin(peri__cache *c, uint32_t slot)
     PERI_ASSERT(c->slot[slot].pins > 0);
     if (--c->slot[slot].pins > 0) return;
     if (c->slot[slot].flags & PERI__SLOT_FILLING) {
-        leave(c, slot);
+        take_row_out(c, slot);
         free_slot(c, slot);
         return;
     }
     c->n_idle++;
-    if (c->listed) append(c, slot);
+    if (c->listed) append_to_bucket(c, slot);
 }

@@ -10,8 +10,8 @@
  *
  * A slot is free, idle (holds a row that nobody needs now: it may be evicted) or pinned (a batch in flight needs it).
  * Batches are resolved one after the other: peri__cache_begin, then for each id peri__cache_find and either
- * peri__cache_pin or peri__cache_want; when all wanted rows have room (peri__cache_room), peri__cache_take for each of
- * them; else peri__cache_unwant. When the batch is over, each of its slots is unpinned once.
+ * peri__cache_pin or peri__cache_want; when all wanted rows have room (peri__cache_rows_that_fit), peri__cache_take for
+ * each of them; else peri__cache_unwant. When the batch is over, each of its slots is unpinned once.
  *
  * Who is evicted. Without sets: the row that was idle longest (LRU); of the rows that were used least, the one that was
  * idle longest (LFU). These are lists of idle slots, in the order in which they became idle, so one thread pins and
@@ -104,7 +104,7 @@ static inline bool peri__cache_pin_beside(peri__cache *c, uint32_t slot, int64_t
 static inline bool peri__cache_unpin_beside(peri__cache *c, uint32_t slot) { return --c->slot[slot].pins == 0; }
 /** Before peri__cache_pin and peri__cache_unpin of @slot: what they will touch comes near. Call it after the slot
  *  itself has come. */
-static inline void peri__cache_near(const peri__cache *c, uint32_t slot)
+static inline void peri__cache_prefetch_slot(const peri__cache *c, uint32_t slot)
 {
     const peri__slot *s = &c->slot[slot];
     if (!c->listed || s->pins) return;
@@ -116,7 +116,7 @@ static inline void peri__cache_want(peri__cache *c, int64_t row, uint32_t k) { c
 /** Forget that. */
 static inline void peri__cache_unwant(peri__cache *c, int64_t row) { c->place[row] = 0; }
 /** How many rows peri__cache_take can place. */
-static inline int64_t peri__cache_room(const peri__cache *c) { return (int64_t)c->n_free + c->n_idle; }
+static inline int64_t peri__cache_rows_that_fit(const peri__cache *c) { return (int64_t)c->n_free + c->n_idle; }
 /** A slot for @row, pinned and PERI__SLOT_FILLING: a free one, else the one that is evicted. *@victim gets the row that
  *  leaves (-1: none) and *@flags what its slot was. There must be room. True if the slot is of another set, since all
  *  of its own were pinned. */

@@ -15,7 +15,7 @@ static const char *flush_text(const peri__row_header *h, char text[64])
 }
 
 /** All files must be of the same flush; a new one is of flush 0. A table batch has one iteration. */
-peri_status peri__tier_adopt(peri__tier *tier)
+peri_status peri__tier_adopt_flush(peri__tier *tier)
 {
     const peri__row_file *first = NULL;
     for (int64_t i = 0; i < tier->n_tables; i++) {
@@ -35,7 +35,7 @@ peri_status peri__tier_adopt(peri__tier *tier)
     return PERI_OK;
 }
 
-void peri__tier_warn(const peri__tier *tier, const peri__row_file *f)
+void peri__tier_warn_unflushed(const peri__tier *tier, const peri__row_file *f)
 {
     if (f->temporary) return;
     if (!f->header.clean)
@@ -103,10 +103,10 @@ peri_status peri__tier_flush_prepare(peri_tbe *tbe)
 {
     peri__tier *tier = peri__tier_of(tbe);
     PERI_TRY(check_ids(tbe));
-    PERI_TRY(peri__tier_settle(tier));
+    PERI_TRY(peri__tier_wait_writes(tier));
     for (int32_t t = 0; t < tier->n_tables; t++)
         PERI_TRY(peri__tier_write_back(tier, t, 0, tier->tables[t].cache->rows));
-    for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__row_file_settle(tier->tables[t].file));
+    for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__row_file_sync(tier->tables[t].file));
     tier->prepared = true;
     return PERI_OK;
 }
@@ -119,7 +119,7 @@ peri_status peri__tier_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stam
             PERI_EINVAL,
             "peri_tbe_flush_commit: the tables were not prepared (peri_tbe_flush_prepare), or updated since");
     for (int32_t t = 0; t < tier->n_tables; t++)
-        PERI_TRY(peri__row_file_mark(tier->tables[t].file, tbe->iteration, number, stamp, &tier->tables[t].ids));
+        PERI_TRY(peri__row_file_mark_clean(tier->tables[t].file, tbe->iteration, number, stamp, &tier->tables[t].ids));
     tier->dirty = false;
     return PERI_OK;
 }

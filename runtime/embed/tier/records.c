@@ -13,11 +13,11 @@ enum { AHEAD = 16, PIN_GRAIN = 2048 }; /* pins ahead whose slots are fetched in 
 
 /* -- stages -------------------------------------------------------------------------------------------------------- */
 
-static peri_status grow(peri__tier *tier, peri_tensor **t, int64_t bytes)
+static peri_status grow_buffer(peri__tier *tier, peri_tensor **t, int64_t bytes)
 {
     peri_tensor *fresh;
     PERI_TRY(peri_tensor_new(tier->tbe->device, PERI_U8, 1, &bytes, &fresh));
-    peri__tbe_forget(tier->tbe, t);
+    peri__tbe_free_later(tier->tbe, t);
     *t = fresh;
     return PERI_OK;
 }
@@ -34,7 +34,7 @@ peri_status peri__records_reserve(peri__tier *tier, peri__records *s, int64_t n,
         s->moves = peri__alloc(sizeof *s->moves * (size_t)more);
         s->requests = peri__alloc(sizeof *s->requests * (size_t)more);
         if (!s->moves || !s->requests) return PERI_ENOMEM;
-        PERI_TRY(grow(tier, &s->moves_device, more * (int64_t)sizeof *s->moves));
+        PERI_TRY(grow_buffer(tier, &s->moves_device, more * (int64_t)sizeof *s->moves));
         s->moves_capacity = more;
     }
     if (bytes > s->capacity) {
@@ -48,7 +48,7 @@ peri_status peri__records_reserve(peri__tier *tier, peri__records *s, int64_t n,
             s->host = host;
             s->host_bytes = more;
         }
-        PERI_TRY(grow(tier, &s->device, more));
+        PERI_TRY(grow_buffer(tier, &s->device, more));
         if (tier->direct) s->host = peri__data(s->device);
         s->capacity = more;
     }
@@ -60,8 +60,8 @@ void peri__records_fini(peri__tier *tier, peri__records *s)
 {
     peri__row_io_wait(tier->io, &s->job);
     if (s->sent) (void)peri_event_synchronize(s->sent); /* a device that is lost uses nothing any more */
-    peri__tbe_forget(tier->tbe, &s->device);
-    peri__tbe_forget(tier->tbe, &s->moves_device);
+    peri__tbe_free_later(tier->tbe, &s->device);
+    peri__tbe_free_later(tier->tbe, &s->moves_device);
     if (!tier->direct) peri__host_free(tier->tbe->device, s->host, s->host_bytes);
     peri_event_release(s->sent);
     peri__free(s->moves);
@@ -114,7 +114,7 @@ static void request(peri__tier *tier, peri__records *s, int64_t i, bool write)
 }
 
 /** Run a kernel over the moves; the records are in s->device. */
-static peri_status launch(peri__tier *tier, peri__records *s, bool fill)
+static peri_status launch_over_moves(peri__tier *tier, peri__records *s, bool fill)
 {
     peri_tbe *tbe = tier->tbe;
     peri_k_cache_args args = {.tables = peri__data(tbe->layout_tensor), .moves = peri__data(s->moves_device),
@@ -144,7 +144,7 @@ static void seal_range(void *ctx, int64_t begin, int64_t end)
         if (r->tier->tables[m->table].file->memory) continue;
         int64_t bytes = record_bytes(r->tier, m->table), used = r->tier->tables[m->table].payload;
         memset(record + used, 0, (size_t)(bytes - used)); /* the padding is part of the checksum */
-        peri__row_seal(r->tier->tables[m->table].file, m->row, record);
+        peri__row_record_seal(r->tier->tables[m->table].file, m->row, record);
     }
 }
 
@@ -154,7 +154,7 @@ peri_status peri__records_spill(peri__tier *tier, peri__records *s)
     s->job.n = 0;
     if (s->n == 0) return PERI_OK;
     records_order(tier, s);
-    PERI_TRY(launch(tier, s, false));
+    PERI_TRY(launch_over_moves(tier, s, false));
     if (!tier->direct) PERI_TRY(peri__copy(device, s->host, peri__data(s->device), s->bytes, PERI_COPY_D2H));
     PERI_TRY(peri__stream_dry(peri_stream_current(device)));
     all_records all = {.tier = tier, .stage = s};
@@ -164,7 +164,7 @@ peri_status peri__records_spill(peri__tier *tier, peri__records *s)
         peri__tier_table *t = &tier->tables[m->table];
         t->stats.rows_written++;
         t->stats.bytes_written += t->file->header.record_bytes;
-        peri__row_note(t->file, m->row);
+        peri__row_note_written(t->file, m->row);
         request(tier, s, i, true);
     }
     peri__row_memory_move(tier, s, true);
@@ -177,7 +177,7 @@ void peri__records_write(peri__tier *tier, peri__records *s)
     peri__row_io_submit(tier->io, &s->job);
 }
 
-static const char *path_of(const peri__tier *tier, int fd)
+static const char *path_of_fd(const peri__tier *tier, int fd)
 {
     for (int64_t t = 0; t < tier->n_tables; t++)
         if (tier->tables[t].file->fd == fd) return tier->tables[t].file->path;
@@ -188,10 +188,10 @@ static peri_status fail_request(const peri__tier *tier, const peri__row_request 
 {
     if (r->error == ENODATA)
         return peri__fail(PERI_EFORMAT, "row file '%.300s': it ends before byte %lld: it was cut off while in use",
-                          path_of(tier, r->fd), (long long)(r->offset + r->bytes));
+                          path_of_fd(tier, r->fd), (long long)(r->offset + r->bytes));
     return peri__fail(r->error == ENOMEM ? PERI_ENOMEM : PERI_EIO, "row file '%.300s': %s %lld bytes at byte %lld: %s",
-                      path_of(tier, r->fd), r->write ? "writing" : "reading", (long long)r->bytes, (long long)r->offset,
-                      strerror(r->error));
+                      path_of_fd(tier, r->fd), r->write ? "writing" : "reading", (long long)r->bytes,
+                      (long long)r->offset, strerror(r->error));
 }
 
 peri_status peri__records_written(peri__tier *tier, peri__records *s)
@@ -246,8 +246,8 @@ static void check_range(void *ctx, int64_t begin, int64_t end)
         char *record = r->stage->host + m->record;
         peri__tier_table *t = &r->tier->tables[m->table];
         bool written = peri__row_written(t->file, m->row);
-        bool sound = written ? t->file->memory || peri__row_whole(t->file, m->row, record)
-                             : t->file->fresh || peri__row_hole(t->file, record);
+        bool sound = written ? t->file->memory || peri__row_record_is_whole(t->file, m->row, record)
+                             : t->file->fresh || peri__row_record_is_hole(t->file, record);
         if (!sound) {
             int_least64_t none = 0;
             atomic_compare_exchange_strong(&r->damaged, &none, i + 1);
@@ -259,7 +259,7 @@ static void check_range(void *ctx, int64_t begin, int64_t end)
 }
 
 /** Wait until the stage's records are read, check them, and begin the rows that the files do not have. */
-static peri_status records_arrive(peri__tier *tier, peri__records *s)
+static peri_status wait_for_records(peri__tier *tier, peri__records *s)
 {
     int64_t failed = peri__row_io_wait(tier->io, &s->job);
     s->job.failed = 0; /* reads are not tried again: whoever needs the rows asks again */
@@ -287,12 +287,12 @@ static peri_status records_fill(peri__tier *tier, peri__records *s)
         PERI_TRY(peri__copy(device, peri__data(s->device), s->host, s->bytes, PERI_COPY_H2D_PINNED));
         PERI_TRY(peri_event_record(s->sent, peri_stream_current(device)));
     }
-    return launch(tier, s, true);
+    return launch_over_moves(tier, s, true);
 }
 
 /* -- all tickets --------------------------------------------------------------------------------------------------- */
 
-peri_status peri__tier_settle(peri__tier *tier)
+peri_status peri__tier_wait_writes(peri__tier *tier)
 {
     for (int i = 0; i < PERI__TICKETS; i++) PERI_TRY(peri__records_written(tier, &tier->ticket[i].out));
     return peri__records_written(tier, &tier->spare);
@@ -301,7 +301,7 @@ peri_status peri__tier_settle(peri__tier *tier)
 peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *t)
 {
     if (t->filled) return PERI_OK;
-    peri_status status = records_arrive(tier, &t->in);
+    peri_status status = wait_for_records(tier, &t->in);
     if (status >= 0) status = records_fill(tier, &t->in);
     if (status < 0) {
         peri__ticket_forget(tier, t); /* what was not read is not read again: its batch asks anew */
@@ -363,17 +363,17 @@ void peri__ticket_forget(peri__tier *tier, peri__ticket *t)
     t->n_pins = t->n_wants = 0;
     t->in.n = t->in.job.failed = 0;
     if (t->owner && t->owner->ticket == t) t->owner->ticket = NULL;
-    peri__batch_give(t->inner);
+    peri__batch_recycle(t->inner);
     peri_tensor_release(t->mapped);
     peri_tbe_blocks_release(t->layer_blocks);
-    peri__tbe_forget(tier->tbe, &t->layer_offsets);
+    peri__tbe_free_later(tier->tbe, &t->layer_offsets);
     t->mapped = NULL;
     t->owner = t->inner = NULL;
     t->layer_blocks = NULL;
     t->state = PERI__TICKET_FREE;
 }
 
-peri_status peri__tier_arrive(peri__tier *tier)
+peri_status peri__tier_fill_slots(peri__tier *tier)
 {
     for (int i = 0; i < PERI__TICKETS; i++) {
         peri__ticket *t = &tier->ticket[i];
@@ -401,7 +401,7 @@ peri_status peri__tier_write_back(peri__tier *tier, int32_t table, int64_t row, 
             s->moves[s->n++] = (peri_k_cache_move){.row = holds, .table = table, .slot = (int32_t)place - 1};
         }
         if (s->n == 0) continue;
-        PERI_TRY(peri__row_file_begin(t->file));
+        PERI_TRY(peri__row_file_mark_unclean(t->file));
         PERI_TRY(peri__records_spill(tier, s));
         peri__records_write(tier, s);
         PERI_TRY(peri__records_written(tier, s));
@@ -413,7 +413,8 @@ peri_status peri__tier_write_back(peri__tier *tier, int32_t table, int64_t row, 
 /* -- ranges of rows ------------------------------------------------------------------------------------------------ */
 
 /** Where part @part begins in a record of @table, its bytes in all, and its elements. */
-static void part_of(const peri__tier *tier, int64_t table, int32_t part, int64_t *at, int64_t *bytes, int64_t *elements)
+static void find_part(const peri__tier *tier, int64_t table, int32_t part, int64_t *at, int64_t *bytes,
+                      int64_t *elements)
 {
     *at = PERI_CACHE_RECORD_HEAD;
     for (int32_t p = 0;; p++) {
@@ -433,7 +434,7 @@ static peri_status load_range(peri__tier *tier, int32_t table, int64_t row, int6
     PERI_TRY(peri__records_reserve(tier, s, n, n * t->file->header.record_bytes));
     for (int64_t i = 0; i < n; i++) s->moves[s->n++] = (peri_k_cache_move){.row = row + i, .table = table};
     peri__records_read(tier, s);
-    return records_arrive(tier, s);
+    return wait_for_records(tier, s);
 }
 
 static peri_status check_rows(const char *function, peri__tier *tier, int64_t table, int32_t part, int64_t row,
@@ -451,8 +452,8 @@ static peri_status check_rows(const char *function, peri__tier *tier, int64_t ta
     if (row < 0 || row > config->rows - t->shape[0])
         return peri__fail(PERI_ERANGE, "%s: rows %lld .. %lld of table '%s', allowed: 0..%lld", function,
                           (long long)row, (long long)(row + t->shape[0]), config->name, (long long)config->rows);
-    PERI_TRY(peri__tier_arrive(tier));
-    return peri__tier_settle(tier);
+    PERI_TRY(peri__tier_fill_slots(tier));
+    return peri__tier_wait_writes(tier);
 }
 
 /** Rows [row, row + n) of a tensor of rows: a view. */
@@ -464,10 +465,10 @@ static peri_status some_rows(const peri_tensor *t, int64_t row, int64_t n, peri_
 }
 
 /** Parts of the records in the spare stage, packed into @packed or taken from it. */
-static void exchange(peri__tier *tier, int64_t table, int32_t part, char *packed, bool store)
+static void copy_parts(peri__tier *tier, int64_t table, int32_t part, char *packed, bool store)
 {
     int64_t at, bytes, elements;
-    part_of(tier, table, part, &at, &bytes, &elements);
+    find_part(tier, table, part, &at, &bytes, &elements);
     for (int64_t i = 0; i < tier->spare.n; i++) {
         char *record = tier->spare.host + tier->spare.moves[i].record + at;
         memcpy(store ? record : packed + i * bytes, store ? packed + i * bytes : record, (size_t)bytes);
@@ -479,7 +480,7 @@ static peri_status move_rows(peri__tier *tier, int64_t table, int32_t part, int6
                              bool store)
 {
     int64_t at, bytes, elements, shape[2];
-    part_of(tier, table, part, &at, &bytes, &elements);
+    find_part(tier, table, part, &at, &bytes, &elements);
     peri_tensor *packed = NULL;
     char *host = peri__alloc((size_t)(n * bytes));
     if (!host) return PERI_ENOMEM;
@@ -492,7 +493,7 @@ static peri_status move_rows(peri__tier *tier, int64_t table, int32_t part, int6
         PERI_TRY_GOTO(peri_tensor_read(packed, host, n * bytes), out);
     }
     PERI_TRY_GOTO(load_range(tier, (int32_t)table, row, n), out);
-    exchange(tier, table, part, host, store);
+    copy_parts(tier, table, part, host, store);
     if (!store) {
         PERI_TRY_GOTO(peri_tensor_write(packed, host, n * bytes), out);
         status = peri_tensor_copy(other, packed);
@@ -509,13 +510,13 @@ static peri_status store_range(peri__tier *tier, int64_t table)
     peri__records *s = &tier->spare;
     peri__tier_table *t = &tier->tables[table];
     all_records all = {.tier = tier, .stage = s};
-    PERI_TRY(peri__row_file_begin(t->file));
+    PERI_TRY(peri__row_file_mark_unclean(t->file));
     tier->dirty = true;
     tier->prepared = false;
     peri__parallel_for(s->n, GRAIN, seal_range, &all);
     s->job.n = 0;
     for (int64_t i = 0; i < s->n; i++) {
-        peri__row_note(t->file, s->moves[i].row);
+        peri__row_note_written(t->file, s->moves[i].row);
         request(tier, s, i, true);
     }
     peri__row_memory_move(tier, s, true);
@@ -535,7 +536,7 @@ static peri_status store_range(peri__tier *tier, int64_t table)
 }
 
 /** How many records of a table CHUNK_BYTES hold. */
-static int64_t chunk_of(const peri__tier *tier, int64_t table)
+static int64_t records_per_chunk(const peri__tier *tier, int64_t table)
 {
     return peri__max(1, CHUNK_BYTES / record_bytes(tier, (int32_t)table));
 }
@@ -547,7 +548,7 @@ static peri_status move_chunks(const char *function, peri_tbe *tbe, int64_t tabl
     peri__tier *tier = peri__tier_of(tbe);
     PERI_TRY(check_rows(function, tier, table, part, row, t));
     for (int64_t i = 0, n; i < t->shape[0]; i += n) {
-        n = peri__min(t->shape[0] - i, chunk_of(tier, table));
+        n = peri__min(t->shape[0] - i, records_per_chunk(tier, table));
         peri_tensor *rows;
         PERI_TRY(some_rows(t, i, n, &rows));
         peri_status status = move_rows(tier, table, part, row + i, n, rows, write);
@@ -610,12 +611,12 @@ static peri_status reset_rows(peri__tier *tier, int64_t table, const int64_t *ro
 peri_status peri__tier_reset(peri_tbe *tbe, int64_t table, const int64_t *rows, int64_t n)
 {
     peri__tier *tier = peri__tier_of(tbe);
-    PERI_TRY(peri__tier_arrive(tier)); /* what a prefetch brings would come over the new rows */
-    PERI_TRY(peri__tier_settle(tier));
+    PERI_TRY(peri__tier_fill_slots(tier)); /* what a prefetch brings would come over the new rows */
+    PERI_TRY(peri__tier_wait_writes(tier));
     tier->dirty = true;
     tier->prepared = false;
     for (int64_t i = 0, some; i < n; i += some) {
-        some = peri__min(n - i, chunk_of(tier, table));
+        some = peri__min(n - i, records_per_chunk(tier, table));
         PERI_TRY(reset_rows(tier, table, rows + i, some));
     }
     return PERI_OK;

@@ -80,15 +80,16 @@ typedef struct others {
     char text[512];
 } others;
 
-static bool apart(int64_t a, int64_t n, int64_t b, int64_t m) { return a + n <= b || b + m <= a; }
+static bool ranges_apart(int64_t a, int64_t n, int64_t b, int64_t m) { return a + n <= b || b + m <= a; }
 
 /** Note a file that shares rows with the wanted shard, and is not its own. */
-static bool compare(void *ctx, const peri__row_shard *s)
+static bool note_overlap(void *ctx, const peri__row_shard *s)
 {
     others *o = ctx;
     const peri__row_header *w = o->want;
     if (s->row == w->row_offset && s->rows == w->rows && s->col == w->col_offset && s->cols == w->cols) return true;
-    if (apart(s->row, s->rows, w->row_offset, w->rows) || apart(s->col, s->cols, w->col_offset, w->cols)) return true;
+    if (ranges_apart(s->row, s->rows, w->row_offset, w->rows) || ranges_apart(s->col, s->cols, w->col_offset, w->cols))
+        return true;
     if (o->n++ < 4)
         o->used += (size_t)snprintf(o->text + o->used, sizeof o->text - o->used,
                                     "%srows %lld..%lld of columns %lld..%lld", o->n > 1 ? ", " : "", (long long)s->row,
@@ -99,7 +100,7 @@ static bool compare(void *ctx, const peri__row_shard *s)
 peri_status peri__row_files_check(const char *directory, const peri__row_header *want)
 {
     others o = {.want = want};
-    PERI_TRY(peri__row_files_of(directory, want->name, compare, &o));
+    PERI_TRY(peri__row_files_of(directory, want->name, note_overlap, &o));
     if (o.n == 0) return PERI_OK;
     return peri__fail(PERI_EMISMATCH,
                       "row files in '%.200s': table '%.80s': wanted are rows %lld..%lld of columns %lld..%lld, but "

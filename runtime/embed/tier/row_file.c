@@ -185,7 +185,7 @@ static uint32_t record_sum(const peri__row_file *f, int64_t row, const char *rec
     return (uint32_t)peri__hash_mix(peri__hash_mix(f->salt, (uint64_t)row), sum);
 }
 
-static uint64_t salt_of(const peri__row_header *h)
+static uint64_t checksum_salt(const peri__row_header *h)
 {
     uint64_t salt = peri__hash_mix(peri__hash_text(h->name), h->seed);
     const int64_t place[] = {h->row_offset, h->col_offset, h->cols, h->total_rows, h->total_cols};
@@ -193,21 +193,21 @@ static uint64_t salt_of(const peri__row_header *h)
     return salt;
 }
 
-void peri__row_seal(const peri__row_file *f, int64_t row, void *record)
+void peri__row_record_seal(const peri__row_file *f, int64_t row, void *record)
 {
     memset((char *)record + 4, 0, 4);
     uint32_t sum = record_sum(f, row, record);
     memcpy(record, &sum, sizeof sum);
 }
 
-bool peri__row_whole(const peri__row_file *f, int64_t row, const void *record)
+bool peri__row_record_is_whole(const peri__row_file *f, int64_t row, const void *record)
 {
     uint32_t sum;
     memcpy(&sum, record, sizeof sum);
     return sum == record_sum(f, row, record);
 }
 
-bool peri__row_hole(const peri__row_file *f, const void *record)
+bool peri__row_record_is_hole(const peri__row_file *f, const void *record)
 {
     const char *at = record;
     return at[0] == 0 && !memcmp(at, at + 1, (size_t)f->header.record_bytes - 1);
@@ -221,10 +221,10 @@ static peri_status fail_errno(const char *path, const char *what)
     return peri__fail(code == ENOMEM ? PERI_ENOMEM : PERI_EIO, "row file '%.300s': %s: %s", path, what, strerror(code));
 }
 
-static int64_t map_at(const peri__row_header *h) { return PERI__ROW_HEADER_BYTES + h->rows * h->record_bytes; }
-static int64_t file_bytes(const peri__row_header *h) { return map_at(h) + peri__row_map_bytes(h->rows); }
+static int64_t map_offset(const peri__row_header *h) { return PERI__ROW_HEADER_BYTES + h->rows * h->record_bytes; }
+static int64_t file_bytes(const peri__row_header *h) { return map_offset(h) + peri__row_map_bytes(h->rows); }
 
-static bool lengthen(int fd, int64_t bytes)
+static bool set_file_bytes(int fd, int64_t bytes)
 {
     PERI__QUIET;
     return ftruncate(fd, (off_t)bytes) == 0;
@@ -318,7 +318,7 @@ static peri_status open_temporary(peri__row_file *f)
 }
 
 /** What @f's name is of: PERI_OK: of the file that is open; PERI_PENDING: of another one, or of none (*@none). */
-static peri_status name_of(const peri__row_file *f, bool *none)
+static peri_status whose_name(const peri__row_file *f, bool *none)
 {
     struct stat own, named;
     *none = false;
@@ -336,7 +336,7 @@ static peri_status check_there(const peri__row_file *f)
 {
     struct stat info;
     bool none;
-    peri_status status = name_of(f, &none);
+    peri_status status = whose_name(f, &none);
     if (status == PERI_PENDING)
         return peri__fail(PERI_EIO,
                           "row file '%.300s' of table '%.80s': %s while it was in use: no flush can be found there; "
@@ -356,7 +356,7 @@ static peri_status check_there(const peri__row_file *f)
 }
 
 /** Take the lock of an open file; PERI_PENDING: its name is gone by now, or another's. @made: it has no name yet. */
-static peri_status lock(peri__row_file *f, bool made, int64_t *size)
+static peri_status lock_file(peri__row_file *f, bool made, int64_t *size)
 {
     struct stat info;
     bool none;
@@ -367,7 +367,7 @@ static peri_status lock(peri__row_file *f, bool made, int64_t *size)
     if (fstat(f->fd, &info) != 0) return fail_errno(f->path, "asking for its size");
     if (!S_ISREG(info.st_mode)) return peri__fail(PERI_EIO, "row file '%.300s': not an ordinary file", f->path);
     *size = info.st_size;
-    return made ? PERI_OK : name_of(f, &none);
+    return made ? PERI_OK : whose_name(f, &none);
 }
 
 /** Give a file its name for good: it, not its name only, is on the disk then. PERI_PENDING: another file has the
@@ -408,8 +408,8 @@ static peri_status make_named(peri__row_file *f, const char *directory, const pe
         return status;
     }
     f->header = *want;
-    peri_status status = lock(f, true, &size);
-    if (status >= 0 && !lengthen(f->fd, file_bytes(want)))
+    peri_status status = lock_file(f, true, &size);
+    if (status >= 0 && !set_file_bytes(f->fd, file_bytes(want)))
         status = fail_errno(f->path, "making it as long as its rows need");
     if (status >= 0) status = write_header(f);
     if (status >= 0) status = give_name(f, directory, made);
@@ -427,7 +427,7 @@ static peri_status read_header(int fd, const char *path, peri__row_header *out)
 }
 
 /** A file that was there before: read its header and compare. */
-static peri_status adopt(peri__row_file *f, const peri__row_header *want, int64_t size)
+static peri_status adopt_file(peri__row_file *f, const peri__row_header *want, int64_t size)
 {
     PERI_TRY(read_header(f->fd, f->path, &f->header));
     PERI_TRY(check_same(f->path, &f->header, want));
@@ -435,7 +435,7 @@ static peri_status adopt(peri__row_file *f, const peri__row_header *want, int64_
     if (size < whole)
         return peri__fail(PERI_EFORMAT, "row file '%.300s': %lld bytes, its %lld rows need %lld: it was cut off",
                           f->path, (long long)size, (long long)want->rows, (long long)whole);
-    return peri__row_map_load(&f->map, f->path, f->fd, map_at(&f->header), f->header.map_sum);
+    return peri__row_map_load(&f->map, f->path, f->fd, map_offset(&f->header), f->header.map_sum);
 }
 
 /** @path from the root on; NULL: no memory, or no working directory (errno). */
@@ -468,9 +468,9 @@ static peri_status open_named(peri__row_file *f, const char *directory, const pe
                               "row file '%.300s' is another user's, in a folder in which everybody may make files: "
                               "it is not opened",
                               f->path);
-        peri_status status = f->fd < 0 ? make_named(f, directory, want) : lock(f, false, &size);
+        peri_status status = f->fd < 0 ? make_named(f, directory, want) : lock_file(f, false, &size);
         if (status == PERI_PENDING) continue; /* it came or went in between */
-        return status < 0 || f->fresh ? status : adopt(f, want, size);
+        return status < 0 || f->fresh ? status : adopt_file(f, want, size);
     }
     return peri__fail(PERI_EIO, "row file '%.300s': other processes make and remove it all the time", f->path);
 }
@@ -485,12 +485,12 @@ peri_status peri__row_file_open(const char *directory, const peri__row_header *a
     want.iteration = want.flush = 0;
     want.stamp = want.map_sum = 0;
     want.ids = (peri_ids_mark){0};
-    f->salt = salt_of(&want);
+    f->salt = checksum_salt(&want);
     peri_status status = peri__row_map_init(&f->map, want.rows);
     if (status >= 0) status = directory ? open_named(f, directory, &want) : open_temporary(f);
     if (status >= 0 && f->temporary) {
         f->header = want;
-        if (!lengthen(f->fd, file_bytes(&want)))
+        if (!set_file_bytes(f->fd, file_bytes(&want)))
             status = fail_errno(f->path, "making it as long as its rows need");
     }
     if (status < 0) {
@@ -526,7 +526,7 @@ static peri_status change_header(peri__row_file *f, const peri__row_header *next
     return status;
 }
 
-peri_status peri__row_file_begin(peri__row_file *f)
+peri_status peri__row_file_mark_unclean(peri__row_file *f)
 {
     if (f->temporary || !(f->header.clean || f->unsure)) return PERI_OK;
     peri__row_header next = f->header;
@@ -534,16 +534,16 @@ peri_status peri__row_file_begin(peri__row_file *f)
     return change_header(f, &next);
 }
 
-peri_status peri__row_file_settle(peri__row_file *f)
+peri_status peri__row_file_sync(peri__row_file *f)
 {
     if (f->temporary) return PERI_OK;
     PERI_TRY(check_there(f));
     if (f->header.clean) return PERI_OK;
-    PERI_TRY(peri__row_map_store(&f->map, f->path, f->fd, map_at(&f->header), &f->header.map_sum));
+    PERI_TRY(peri__row_map_store(&f->map, f->path, f->fd, map_offset(&f->header), &f->header.map_sum));
     return fdatasync(f->fd) == 0 ? PERI_OK : fail_errno(f->path, "bringing its rows to the disk");
 }
 
-peri_status peri__row_file_mark(peri__row_file *f, int64_t iteration, int64_t flush, uint64_t stamp,
+peri_status peri__row_file_mark_clean(peri__row_file *f, int64_t iteration, int64_t flush, uint64_t stamp,
                                 const peri_ids_mark *ids)
 {
     peri__row_header next = f->header;
@@ -572,7 +572,7 @@ void peri__row_file_close(peri__row_file *f)
     if (!f) return;
     int saved = errno;
     bool none;
-    if (f->fresh && !f->temporary && f->header.clean && f->header.flush == 0 && name_of(f, &none) == PERI_OK)
+    if (f->fresh && !f->temporary && f->header.clean && f->header.flush == 0 && whose_name(f, &none) == PERI_OK)
         unlink(f->full);
     if (f->fd >= 0) close(f->fd);
     if (f->memory) munmap(f->memory, (size_t)peri__row_memory_bytes(f));

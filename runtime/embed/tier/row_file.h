@@ -20,9 +20,10 @@
  * are torn, which their checksums show. Opening an unclean file is an error: restore it from a checkpoint, or remove
  * it.
  *
- * Flushing is done in two halves: peri__row_file_settle brings rows and map to the disk, peri__row_file_mark says of
- * which flush they are. Whoever has several files marks none before all are settled, and opens them only when all carry
- * the same flush. So no half needs to be undone: a crash before the last mark leaves files that do not fit together.
+ * Flushing is done in two halves: peri__row_file_sync brings rows and map to the disk, peri__row_file_mark_clean says
+ * of which flush they are. Whoever has several files marks none before all are settled, and opens them only when all
+ * carry the same flush. So no half needs to be undone: a crash before the last mark leaves files that do not fit
+ * together.
  */
 #ifndef PERI_EMBED_ROW_FILE_H
 #define PERI_EMBED_ROW_FILE_H
@@ -111,11 +112,11 @@ static inline int64_t peri__row_memory_bytes(const peri__row_file *f)
     return peri__max(8, f->header.rows * f->header.record_bytes);
 }
 /** Before rows are written: mark the file unclean. */
-peri_status peri__row_file_begin(peri__row_file *file);
+peri_status peri__row_file_mark_unclean(peri__row_file *file);
 /** Bring everything written so far to the disk. */
-peri_status peri__row_file_settle(peri__row_file *file);
+peri_status peri__row_file_sync(peri__row_file *file);
 /** Mark the file, which is settled, clean and of this flush, its rows those of this map of ids. */
-peri_status peri__row_file_mark(peri__row_file *file, int64_t iteration, int64_t flush, uint64_t stamp,
+peri_status peri__row_file_mark_clean(peri__row_file *file, int64_t iteration, int64_t flush, uint64_t stamp,
                                 const peri_ids_mark *ids);
 /** A random number that is not 0. */
 uint64_t peri__row_stamp(void);
@@ -154,7 +155,7 @@ static inline bool peri__row_written(const peri__row_file *f, int64_t row)
     return f->map.bits[row / 64] >> row % 64 & 1;
 }
 /** Note that row @row's record is written. */
-static inline void peri__row_note(peri__row_file *f, int64_t row)
+static inline void peri__row_note_written(peri__row_file *f, int64_t row)
 {
     uint64_t *word = &f->map.bits[row / 64], bit = UINT64_C(1) << row % 64;
     if (*word & bit) return;
@@ -163,10 +164,10 @@ static inline void peri__row_note(peri__row_file *f, int64_t row)
 }
 
 /** Write the checksum of row @row's record in front of it. */
-void peri__row_seal(const peri__row_file *file, int64_t row, void *record);
+void peri__row_record_seal(const peri__row_file *file, int64_t row, void *record);
 /** Whether the record is whole, and row @row's. */
-bool peri__row_whole(const peri__row_file *file, int64_t row, const void *record);
+bool peri__row_record_is_whole(const peri__row_file *file, int64_t row, const void *record);
 /** Whether the record is one that was never written: zeros. */
-bool peri__row_hole(const peri__row_file *file, const void *record);
+bool peri__row_record_is_hole(const peri__row_file *file, const void *record);
 
 #endif

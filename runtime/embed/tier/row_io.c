@@ -37,7 +37,8 @@ struct peri__row_io {
 /* -- the queue; all under the lock --------------------------------------------------------------------------------- */
 
 /** Take up to @most requests of the first job of @queue. Returns how many; *job gets whose. */
-static int64_t take(peri__row_io *io, int queue, int64_t most, peri__row_job **job, peri__row_request **requests)
+static int64_t take_requests(peri__row_io *io, int queue, int64_t most, peri__row_job **job,
+                             peri__row_request **requests)
 {
     peri__row_job *j = io->first[queue];
     if (!j) return 0;
@@ -52,7 +53,7 @@ static int64_t take(peri__row_io *io, int queue, int64_t most, peri__row_job **j
     return n;
 }
 
-static void finish(peri__row_io *io, peri__row_job *job, int64_t n, int64_t failed)
+static void finish_requests(peri__row_io *io, peri__row_job *job, int64_t n, int64_t failed)
 {
     job->failed += failed;
     job->finished += n;
@@ -62,7 +63,7 @@ static void finish(peri__row_io *io, peri__row_job *job, int64_t n, int64_t fail
 /* -- threads ------------------------------------------------------------------------------------------------------- */
 
 /** What came of one call; true when the request has ended. */
-static bool progress(peri__row_request *r, int64_t moved, int code)
+static bool note_progress(peri__row_request *r, int64_t moved, int code)
 {
     if (moved < 0 && code == EINTR) return false;
     if (moved < 0) r->error = code;
@@ -72,48 +73,48 @@ static bool progress(peri__row_request *r, int64_t moved, int code)
 }
 
 /** A fault point stands for the disk. */
-static bool spoiled(peri__row_request *r)
+static bool fault_strikes(peri__row_request *r)
 {
     if (peri__fault(r->write ? PERI_FAULT_row_write : PERI_FAULT_row_read)) r->error = r->write ? ENOSPC : EIO;
     return r->error != 0;
 }
 
-static void run(peri__row_request *r)
+static void run_request(peri__row_request *r)
 {
-    if (r->done == r->bytes || spoiled(r)) return;
+    if (r->done == r->bytes || fault_strikes(r)) return;
     for (;;) {
         size_t left = (size_t)(r->bytes - r->done);
         ssize_t n = r->write ? pwrite(r->fd, r->data + r->done, left, (off_t)(r->offset + r->done))
                              : pread(r->fd, r->data + r->done, left, (off_t)(r->offset + r->done));
-        if (progress(r, n, errno)) return;
+        if (note_progress(r, n, errno)) return;
     }
 }
 
-static void *serve(peri__row_io *io, int queue)
+static void *serve_queue(peri__row_io *io, int queue)
 {
     pthread_mutex_lock(&io->lock);
     while (!io->stop) {
         peri__row_job *job;
         peri__row_request *r;
-        int64_t n = take(io, queue, queue == WRITES ? RING_DEPTH : TAKE, &job, &r), failed = 0;
+        int64_t n = take_requests(io, queue, queue == WRITES ? RING_DEPTH : TAKE, &job, &r), failed = 0;
         if (n == 0) {
             pthread_cond_wait(&io->work, &io->lock);
             continue;
         }
         pthread_mutex_unlock(&io->lock);
         for (int64_t i = 0; i < n; i++) {
-            run(&r[i]);
+            run_request(&r[i]);
             failed += r[i].error != 0;
         }
         pthread_mutex_lock(&io->lock);
-        finish(io, job, n, failed);
+        finish_requests(io, job, n, failed);
     }
     pthread_mutex_unlock(&io->lock);
     return NULL;
 }
 
-static void *reader(void *io) { return serve(io, READS); }
-static void *writer(void *io) { return serve(io, WRITES); }
+static void *reader_thread(void *io) { return serve_queue(io, READS); }
+static void *writer_thread(void *io) { return serve_queue(io, WRITES); }
 
 /* -- the ring ------------------------------------------------------------------------------------------------------ */
 
@@ -126,7 +127,7 @@ typedef struct flight {
     struct flight *link; /* unused ones */
 } flight;
 
-static void put(struct io_uring *ring, flight *f)
+static void put_read(struct io_uring *ring, flight *f)
 {
     peri__row_request *r = f->request;
     struct io_uring_sqe *sqe = io_uring_get_sqe(ring); /* there is room: at most RING_DEPTH are in flight */
@@ -142,25 +143,25 @@ static int64_t load_ring(peri__row_io *io, flight **unused, int64_t flying)
     peri__row_job *job;
     peri__row_request *r;
     int64_t n;
-    while (flying < RING_DEPTH && (n = take(io, READS, RING_DEPTH - flying, &job, &r)) > 0) {
+    while (flying < RING_DEPTH && (n = take_requests(io, READS, RING_DEPTH - flying, &job, &r)) > 0) {
         int64_t dropped = 0;
         for (int64_t i = 0; i < n; i++) {
-            if (r[i].done == r[i].bytes || spoiled(&r[i])) {
-                finish(io, job, 1, r[i].error != 0);
+            if (r[i].done == r[i].bytes || fault_strikes(&r[i])) {
+                finish_requests(io, job, 1, r[i].error != 0);
                 dropped++;
                 continue;
             }
             flight *f = *unused;
             *unused = f->link;
             *f = (flight){.request = &r[i], .job = job};
-            put(&io->ring, f);
+            put_read(&io->ring, f);
         }
         flying += n - dropped;
     }
     return flying;
 }
 
-static void *driver(void *arg)
+static void *ring_thread(void *arg)
 {
     peri__row_io *io = arg;
     flight flights[RING_DEPTH], *unused = NULL;
@@ -185,11 +186,11 @@ static void *driver(void *arg)
             int result = cqe->res;
             io_uring_cqe_seen(&io->ring, cqe);
             bool again = result == -EAGAIN;
-            if (again || !progress(f->request, result, -result)) {
-                put(&io->ring, f);
+            if (again || !note_progress(f->request, result, -result)) {
+                put_read(&io->ring, f);
                 continue;
             }
-            finish(io, f->job, 1, f->request->error != 0);
+            finish_requests(io, f->job, 1, f->request->error != 0);
             f->link = unused;
             unused = f;
             flying--;
@@ -216,7 +217,7 @@ static bool ring_open(peri__row_io *io)
 
 /* -- making -------------------------------------------------------------------------------------------------------- */
 
-static peri_status choose(peri__row_io *io)
+static peri_status choose_engine(peri__row_io *io)
 {
     const char *wanted = secure_getenv("PERI_ROW_IO");
     if (wanted && !strcmp(wanted, "threads")) return PERI_OK;
@@ -238,14 +239,14 @@ peri_status peri__row_io_new(peri__row_io **out)
     pthread_mutex_init(&io->lock, NULL);
     pthread_cond_init(&io->work, NULL);
     pthread_cond_init(&io->ended, NULL);
-    peri_status status = choose(io);
-    void *(*body)(void *) = reader;
+    peri_status status = choose_engine(io);
+    void *(*body)(void *) = reader_thread;
 #if defined(PERI_HAVE_URING)
-    if (io->uring) body = driver;
+    if (io->uring) body = ring_thread;
 #endif
     int32_t wanted = 1 + (io->uring ? 1 : READERS);
     for (; status >= 0 && io->n_threads < wanted; io->n_threads++)
-        if (peri__thread_start(&io->threads[io->n_threads], io->n_threads ? body : writer, io) != 0) break;
+        if (peri__thread_start(&io->threads[io->n_threads], io->n_threads ? body : writer_thread, io) != 0) break;
     if (status >= 0 && io->n_threads < 2)
         status = peri__fail(PERI_ENOMEM, "peri__row_io_new: no thread could be started");
     if (status < 0) peri__row_io_free(io);

@@ -54,14 +54,14 @@ static uint64_t page_sum(const peri__row_map *m, int64_t page)
     return peri__hash_mix(XXH3_64bits(at, (size_t)bytes), (uint64_t)page);
 }
 
-static uint64_t sum_of(const peri__row_map *m)
+static uint64_t map_checksum(const peri__row_map *m)
 {
     uint64_t sum = 0;
     for (int64_t p = 0; p < m->pages; p++) sum += m->sums[p];
     return sum;
 }
 
-static peri_status fail(const char *path, bool write, int64_t bytes, int64_t at, int code)
+static peri_status fail_io(const char *path, bool write, int64_t bytes, int64_t at, int code)
 {
     return peri__fail(PERI_EIO, "row file '%.300s': %s %lld bytes at byte %lld: %s", path,
                       write ? "writing" : "reading", (long long)bytes, (long long)at, strerror(code));
@@ -74,7 +74,7 @@ static peri_status read_part(peri__row_map *m, const char *path, int fd, int64_t
                              ? (errno = EIO, 0)
                              : peri__read_at(fd, (char *)m->bits + from, end - from, at + from);
     if (done == end - from) return PERI_OK;
-    return fail(path, false, end - from - done, at + from + done, errno ? errno : ENODATA);
+    return fail_io(path, false, end - from - done, at + from + done, errno ? errno : ENODATA);
 }
 
 peri_status peri__row_map_load(peri__row_map *m, const char *path, int fd, int64_t at, uint64_t sum)
@@ -90,7 +90,7 @@ peri_status peri__row_map_load(peri__row_map *m, const char *path, int fd, int64
         from = end;
     }
     for (int64_t p = 0; p < m->pages; p++) m->sums[p] = page_sum(m, p);
-    if (sum_of(m) == sum) return PERI_OK;
+    if (map_checksum(m) == sum) return PERI_OK;
     return peri__fail(PERI_EFORMAT,
                       "row file '%.300s': the map of its written rows, behind the records, is damaged (wrong "
                       "checksum); restore all files "
@@ -106,10 +106,10 @@ peri_status peri__row_map_store(peri__row_map *m, const char *path, int fd, int6
         const int64_t done = peri__fault(PERI_FAULT_row_write)
                                  ? (errno = ENOSPC, 0)
                                  : peri__write_at(fd, (const char *)m->bits + p * PAGE, bytes, from);
-        if (done < bytes) return fail(path, true, bytes - done, from + done, errno);
+        if (done < bytes) return fail_io(path, true, bytes - done, from + done, errno);
         m->sums[p] = page_sum(m, p);
         m->news[p] = false;
     }
-    *sum = sum_of(m);
+    *sum = map_checksum(m);
     return PERI_OK;
 }

@@ -49,7 +49,7 @@ peri_status peri__tier_batch_init(const peri__tier *tier, const peri_tbe_input *
 
 /* -- blocks -------------------------------------------------------------------------------------------------------- */
 
-static inline int64_t id_of(const void *ids, bool narrow, int64_t i)
+static inline int64_t id_at(const void *ids, bool narrow, int64_t i)
 {
     return narrow ? ((const int32_t *)ids)[i] : ((const int64_t *)ids)[i];
 }
@@ -100,7 +100,8 @@ static void note_pin(const peri__cache *c, uint32_t slot, bool *depends, bool *f
     *fetched = *fetched || (c->slot[slot].flags & PERI__SLOT_FETCHED);
 }
 
-static inline __attribute__((always_inline)) void find_part(mapping *m, int64_t p, const bool narrow, const bool listed)
+static inline __attribute__((always_inline)) void find_slots_of_part(mapping *m, int64_t p, const bool narrow,
+                                                                     const bool listed)
 {
     peri__cache *c = m->table->cache;
     uint64_t rows = (uint64_t)c->rows;
@@ -109,13 +110,13 @@ static inline __attribute__((always_inline)) void find_part(mapping *m, int64_t 
     peri__tier_pin *pin = m->ticket->pins + m->ticket->n_pins + from;
     for (int64_t i = begin; i < end; i++) {
         if (i + AHEAD < end) {
-            uint64_t ahead = (uint64_t)id_of(m->ids, narrow, i + AHEAD);
+            uint64_t ahead = (uint64_t)id_at(m->ids, narrow, i + AHEAD);
             if (ahead < rows) __builtin_prefetch(&c->place[ahead]);
-            uint64_t close = (uint64_t)id_of(m->ids, narrow, i + NEAR);
+            uint64_t close = (uint64_t)id_at(m->ids, narrow, i + NEAR);
             uint32_t place = !listed && close < rows ? c->place[close] : 0;
             if (place && !(place & PERI__WANTED)) __builtin_prefetch(&c->slot[place - 1], 1);
         }
-        int64_t id = id_of(m->ids, narrow, i);
+        int64_t id = id_at(m->ids, narrow, i);
         if ((uint64_t)id >= rows) {
             bad += id != -1;
             m->mapped[i] = -1;
@@ -134,22 +135,22 @@ static inline __attribute__((always_inline)) void find_part(mapping *m, int64_t 
     m->part[p].bad = bad, m->part[p].pins = pins, m->part[p].absent = absent, m->part[p].woken = woken;
 }
 
-static void find_parts(void *ctx, int64_t begin, int64_t end)
+static void find_slots(void *ctx, int64_t begin, int64_t end)
 {
     mapping *m = ctx;
     bool listed = m->table->cache->listed;
     for (int64_t p = begin; p < end; p++) {
-        if (m->narrow) listed ? find_part(m, p, true, true) : find_part(m, p, true, false);
-        else listed ? find_part(m, p, false, true) : find_part(m, p, false, false);
+        if (m->narrow) listed ? find_slots_of_part(m, p, true, true) : find_slots_of_part(m, p, true, false);
+        else listed ? find_slots_of_part(m, p, false, true) : find_slots_of_part(m, p, false, false);
     }
 }
 
 /** Id i has no slot: it becomes -2 - number of a wanted row. */
-static void want(const mapping *m, int64_t i)
+static void want_row(const mapping *m, int64_t i)
 {
     peri__ticket *t = m->ticket;
     peri__cache *c = m->table->cache;
-    int64_t id = id_of(m->ids, m->narrow, i);
+    int64_t id = id_at(m->ids, m->narrow, i);
     uint32_t place = peri__cache_find(c, id);
     if (!place) {
         peri__cache_want(c, id, place = PERI__WANTED | (uint32_t)t->n_wants);
@@ -159,7 +160,7 @@ static void want(const mapping *m, int64_t i)
     m->mapped[i] = -2 - (int32_t)(place & ~PERI__WANTED);
 }
 
-/** The rest of the mapping, in one thread, after find_parts, for a cache that is not listed: move the pins of all parts
+/** The rest of the mapping, in one thread, after find_slots, for a cache that is not listed: move the pins of all parts
  *  together, count the slots that are idle no more, and note the rows that no slot has as wanted. */
 static void finish_beside(const mapping *m)
 {
@@ -172,7 +173,7 @@ static void finish_beside(const mapping *m)
         m->table->cache->n_idle -= (int32_t)m->part[p].woken;
         for (int64_t i = m->first + part_begin(m, p), end = m->first + part_begin(m, p + 1);
              m->part[p].absent && i < end; i++)
-            if (m->mapped[i] == NOWHERE) want(m, i);
+            if (m->mapped[i] == NOWHERE) want_row(m, i);
     }
 }
 
@@ -184,12 +185,12 @@ static void pin_in_order(const mapping *m)
     for (int64_t i = m->first, last = m->first + m->n; i < last; i++) {
         if (i + AHEAD < last) {
             if (mapped[i + AHEAD] > 0) __builtin_prefetch(&c->slot[mapped[i + AHEAD] - 1], 1);
-            if (mapped[i + NEAR] > 0) peri__cache_near(c, (uint32_t)mapped[i + NEAR] - 1);
+            if (mapped[i + NEAR] > 0) peri__cache_prefetch_slot(c, (uint32_t)mapped[i + NEAR] - 1);
         }
         int32_t place = mapped[i];
         if (place == -1) continue;
         if (place <= 0) {
-            want(m, i);
+            want_row(m, i);
             continue;
         }
         m->mapped[i] = place - 1;
@@ -215,7 +216,7 @@ static peri_status map_ids(peri__tier *tier, peri__ticket *t, const peri__tier_b
                  .parts = peri__max(1, peri__min(PARTS, (past - first) / GRAIN))};
     bool listed = table->cache->listed;
     PERI_TRY(reserve(t, listed ? peri__min(m.n, table->cache->slots) : m.n, peri__min(m.n, table->cache->rows)));
-    peri__parallel_for(m.parts, 1, find_parts, &m);
+    peri__parallel_for(m.parts, 1, find_slots, &m);
     for (int64_t p = 0; p < m.parts; p++) {
         t->bad_ids += m.part[p].bad;
         t->depends = t->depends || m.part[p].depends;

@@ -9,7 +9,7 @@
 /* -- tickets ------------------------------------------------------------------------------------------------------- */
 
 /** The oldest ticket in @state, or NULL. */
-static peri__ticket *oldest(peri__tier *tier, int32_t state)
+static peri__ticket *oldest_ticket(peri__tier *tier, int32_t state)
 {
     peri__ticket *found = NULL;
     for (int i = 0; i < PERI__TICKETS; i++)
@@ -29,10 +29,10 @@ static void ticket_release(peri__tier *tier, peri__ticket *t)
 /** A ticket for @owner that holds nothing yet. */
 static peri_status open_ticket(peri__tier *tier, peri_tbe_batch *owner, peri__ticket **out)
 {
-    peri__ticket *t = oldest(tier, PERI__TICKET_FREE);
+    peri__ticket *t = oldest_ticket(tier, PERI__TICKET_FREE);
     if (!t) {
-        t = oldest(tier, PERI__TICKET_LOOKED_UP);
-        if (!t) t = oldest(tier, PERI__TICKET_PREFETCHED);
+        t = oldest_ticket(tier, PERI__TICKET_LOOKED_UP);
+        if (!t) t = oldest_ticket(tier, PERI__TICKET_PREFETCHED);
         ticket_release(tier, t);
     }
     PERI_TRY(peri__records_written(tier, &t->out));
@@ -110,7 +110,7 @@ static peri_status layer_offsets(peri__tier *tier, peri__ticket *t, const int64_
 }
 
 /** Undo peri__tier_map and forget the ticket; the error record stays. */
-static void give_up(peri__tier *tier, peri__ticket *t)
+static void give_up_ticket(peri__tier *tier, peri__ticket *t)
 {
     for (int64_t i = 0; i < t->n_wants; i++)
         if (t->wants[i].slot < 0 &&
@@ -140,14 +140,14 @@ static peri_status make_room(const char *function, peri__tier *tier, peri__ticke
 {
     for (int32_t i = 0; i < tier->n_tables; i++) {
         peri__tier_table *table = &tier->tables[i];
-        while (table->need > peri__cache_room(table->cache)) {
+        while (table->need > peri__cache_rows_that_fit(table->cache)) {
             if (prefetch) {
-                table->stats.conflict_misses += table->need - peri__cache_room(table->cache);
+                table->stats.conflict_misses += table->need - peri__cache_rows_that_fit(table->cache);
                 t->complete = false;
                 break;
             }
-            peri__ticket *other = oldest(tier, PERI__TICKET_LOOKED_UP);
-            if (!other) other = oldest(tier, PERI__TICKET_PREFETCHED);
+            peri__ticket *other = oldest_ticket(tier, PERI__TICKET_LOOKED_UP);
+            if (!other) other = oldest_ticket(tier, PERI__TICKET_PREFETCHED);
             if (!other) return fail_small(function, tier, t, i);
             ticket_release(tier, other);
         }
@@ -156,15 +156,15 @@ static peri_status make_room(const char *function, peri__tier *tier, peri__ticke
 }
 
 /** Memory and files are ready for the rows that @t wants. */
-static peri_status get_ready(peri__tier *tier, peri__ticket *t)
+static peri_status get_room_ready(peri__tier *tier, peri__ticket *t)
 {
     int64_t bytes = 0;
     if (t->n_wants == 0) return PERI_OK;
-    PERI_TRY(peri__tier_settle(tier));
+    PERI_TRY(peri__tier_wait_writes(tier));
     for (int32_t i = 0; i < tier->n_tables; i++) {
         peri__row_file *f = tier->tables[i].file;
         bytes += tier->tables[i].need * f->header.record_bytes;
-        if (tier->tables[i].need && tier->dirty) PERI_TRY(peri__row_file_begin(f));
+        if (tier->tables[i].need && tier->dirty) PERI_TRY(peri__row_file_mark_unclean(f));
     }
     PERI_TRY(peri__records_reserve(tier, &t->in, t->n_wants, bytes));
     return peri__records_reserve(tier, &t->out, t->n_wants, bytes);
@@ -186,7 +186,7 @@ static peri_status take_slots(peri__tier *tier, peri__ticket *t, bool prefetch)
     for (int64_t i = 0; i < t->n_wants; i++) {
         peri__tier_want *w = &t->wants[i];
         peri__tier_table *table = &tier->tables[w->table];
-        if (peri__cache_room(table->cache) == 0) {
+        if (peri__cache_rows_that_fit(table->cache) == 0) {
             peri__cache_unwant(table->cache, w->row);
             continue;
         }
@@ -224,7 +224,7 @@ static peri_status mapped_new(peri__tier *tier, peri__ticket *t, int64_t n, int3
         int64_t more = peri__max(1, n + n / 4);
         peri_tensor *fresh;
         PERI_TRY(peri_tensor_new(tier->tbe->device, PERI_I32, 1, &more, &fresh));
-        peri__tbe_forget(tier->tbe, &t->mapped_store);
+        peri__tbe_free_later(tier->tbe, &t->mapped_store);
         t->mapped_store = fresh;
     }
     PERI_TRY(peri__tensor_view(t->mapped_store, 1, &n, NULL, 0, &t->mapped));
@@ -252,7 +252,7 @@ static peri_status map_batch(const char *function, peri__tier *tier, peri__ticke
     }
     PERI_TRY(peri__tier_map(function, tier, t, b, mapped));
     PERI_TRY(make_room(function, tier, t, prefetch));
-    PERI_TRY(get_ready(tier, t));
+    PERI_TRY(get_room_ready(tier, t));
     if (t->n_wants) PERI_TRY(take_slots(tier, t, prefetch));
     for (int64_t i = 0; t->n_wants && i < t->layers * b->n_ids; i++)
         if (mapped[i] < -1) mapped[i] = t->wants[-2 - mapped[i]].slot;
@@ -261,7 +261,7 @@ static peri_status map_batch(const char *function, peri__tier *tier, peri__ticke
 }
 
 /** A new ticket for @batch: its rows are pinned and on their way. */
-static peri_status resolve(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool prefetch,
+static peri_status new_ticket_for(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool prefetch,
                            peri__ticket **out)
 {
     const peri_tbe_input *in = &batch->in;
@@ -279,18 +279,18 @@ static peri_status resolve(const char *function, peri__tier *tier, peri_tbe_batc
     }
     status = map_batch(function, tier, t, &b, prefetch);
 out:
-    if (status < 0 && t) give_up(tier, t);
+    if (status < 0 && t) give_up_ticket(tier, t);
     if (status >= 0) *out = t;
     peri__tier_batch_fini(&b);
     return status;
 }
 
 /** Everything that @t needs is in its slots when this has run. */
-static peri_status arrive(const char *function, peri__tier *tier, peri__ticket *t)
+static peri_status fill_slots(const char *function, peri__tier *tier, peri__ticket *t)
 {
     PERI_TRY(peri__ticket_fill(tier, t));
     if (!t->depends) return PERI_OK;
-    PERI_TRY(peri__tier_arrive(tier));
+    PERI_TRY(peri__tier_fill_slots(tier));
     for (int64_t i = 0; i < t->n_pins; i++)
         if (*peri__tier_flags(tier, t->pins[i].table, t->pins[i].slot) & PERI__SLOT_FILLING)
             return peri__fail(PERI_EIO,
@@ -300,7 +300,7 @@ static peri_status arrive(const char *function, peri__tier *tier, peri__ticket *
     return PERI_OK;
 }
 
-static void count(peri__tier *tier, const peri__ticket *t, bool again, bool prefetched)
+static void count_hits(peri__tier *tier, const peri__ticket *t, bool again, bool prefetched)
 {
     for (int64_t i = 0; i < t->n_wants; i++) {
         peri_tbe_cache_stats *s = &tier->tables[t->wants[i].table].stats;
@@ -322,7 +322,7 @@ static void count(peri__tier *tier, const peri__ticket *t, bool again, bool pref
 
 /** Say what is wrong with the ids, as a table batch in memory does: its check, with the numbers of rows of the whole
  *  tables. */
-static peri_status report_bad(const char *function, peri__tier *tier, peri_tbe_batch *batch, int64_t bad)
+static peri_status report_bad_ids(const char *function, peri__tier *tier, peri_tbe_batch *batch, int64_t bad)
 {
     peri_tbe *tbe = tier->tbe;
     if (bad == 0 || tbe->bounds_check == PERI_BOUNDS_NONE) return PERI_OK;
@@ -339,7 +339,7 @@ static peri_status report_bad(const char *function, peri__tier *tier, peri_tbe_b
     PERI_TRY_GOTO(peri_tensor_write(layout, tables, bytes), out);
     peri_k_tbe_check_args check = {0};
     PERI_TRY_GOTO(peri__batch_report(batch, &check.report), out);
-    PERI_TRY_GOTO(peri__batch_list(batch, false, &check.list), out);
+    PERI_TRY_GOTO(peri__batch_kernel_list(batch, false, &check.list), out);
     check.list.tables = peri__data(layout);
     peri_k_tbe_report_args describe = {.list = check.list, .report = check.report};
     PERI_TRY_GOTO(PERI_RUN(tbe->device, tbe_check, &check), out);
@@ -354,7 +354,7 @@ out:
 }
 
 /** @t repeated once for each layer. */
-static peri_status repeat(const peri_tensor *t, int64_t layers, peri_tensor **out)
+static peri_status repeat_layers(const peri_tensor *t, int64_t layers, peri_tensor **out)
 {
     int64_t n = peri__numel(t), all = n * layers;
     peri_tensor *r;
@@ -367,7 +367,7 @@ static peri_status repeat(const peri_tensor *t, int64_t layers, peri_tensor **ou
     return status;
 }
 
-/** As repeat, with one 1 behind each copy: offsets of layers have one bag more. */
+/** As repeat_layers, with one 1 behind each copy: offsets of layers have one bag more. */
 static peri_status repeat_scale(const peri_tensor *t, int64_t layers, peri_tensor **out)
 {
     int64_t n = peri__numel(t), shape[2] = {layers, n + 1}, rows[2] = {layers, n}, stride[2] = {n + 1, 1},
@@ -389,7 +389,7 @@ out:
 }
 
 /** The batch in slots: ids mapped, and with several layers everything once for each. */
-static peri_status inner_of(peri__tier *tier, peri__ticket *t, const peri_tbe_input *in)
+static peri_status batch_in_slots(peri__tier *tier, peri__ticket *t, const peri_tbe_input *in)
 {
     peri_tbe_input inner = {.ids = t->mapped, .offsets = in->offsets, .blocks = in->blocks};
     peri_tensor *weights = NULL, *scale = NULL;
@@ -398,12 +398,12 @@ static peri_status inner_of(peri__tier *tier, peri__ticket *t, const peri_tbe_in
     if (t->layers > 1) {
         inner.offsets = t->layer_offsets;
         inner.blocks = t->layer_blocks;
-        if (in->weights) PERI_TRY_GOTO(repeat(in->weights, t->layers, &weights), out);
+        if (in->weights) PERI_TRY_GOTO(repeat_layers(in->weights, t->layers, &weights), out);
         if (in->scale) PERI_TRY_GOTO(repeat_scale(in->scale, t->layers, &scale), out);
     }
     inner.weights = weights ? weights : in->weights;
     inner.scale = scale ? scale : in->scale;
-    status = peri__batch_take(tier->tbe, &inner, &t->inner);
+    status = peri__batch_acquire(tier->tbe, &inner, &t->inner);
 out:
     peri_tensor_release(weights);
     peri_tensor_release(scale);
@@ -429,19 +429,19 @@ static peri_status tier_begin(const char *function, peri__tier *tier, peri_tbe_b
     }
     if (!t) {
         uint64_t sequence = partial ? partial->sequence : 0;
-        peri_status resolved = resolve(function, tier, batch, false, &t);
+        peri_status resolved = new_ticket_for(function, tier, batch, false, &t);
         /* else it was given up */
         bool there = partial && partial->state != PERI__TICKET_FREE && partial->sequence == sequence;
         if (resolved < 0 && there) batch->ticket = partial;
         PERI_TRY(resolved);
         if (there) ticket_release(tier, partial);
-        count(tier, t, again, false);
+        count_hits(tier, t, again, false);
     } else if (!again) {
-        count(tier, t, false, prefetched);
+        count_hits(tier, t, false, prefetched);
     }
-    peri_status status = again ? PERI_OK : report_bad(function, tier, batch, t->bad_ids);
-    if (status >= 0) status = arrive(function, tier, t);
-    if (status >= 0) status = inner_of(tier, t, &batch->in);
+    peri_status status = again ? PERI_OK : report_bad_ids(function, tier, batch, t->bad_ids);
+    if (status >= 0) status = fill_slots(function, tier, t);
+    if (status >= 0) status = batch_in_slots(tier, t, &batch->in);
     if (status < 0) {
         peri__ticket_forget(tier, t);
         return status;
@@ -452,7 +452,7 @@ static peri_status tier_begin(const char *function, peri__tier *tier, peri_tbe_b
 
 /* -- the public functions, for cached tables ----------------------------------------------------------------------- */
 
-static peri_status forward(const char *function, peri_tbe_batch *batch, peri_tensor *out)
+static peri_status tier_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out)
 {
     peri__tier *tier = peri__tier_of(batch->tbe);
     peri__ticket *t;
@@ -466,7 +466,7 @@ static peri_status forward(const char *function, peri_tbe_batch *batch, peri_ten
 peri_status peri__tier_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out)
 {
     PERI_TRY(peri__batch_enter(function, batch, true));
-    return peri__batch_leave(batch, true, forward(function, batch, out));
+    return peri__batch_leave(batch, true, tier_forward(function, batch, out));
 }
 
 /** @total[i] = sum over the layers of @parts[layer, i], in order. */
@@ -510,7 +510,8 @@ static peri_status tell_rows(const peri__tier *tier, const peri__ticket *t)
     return status;
 }
 
-static peri_status backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights)
+static peri_status tier_backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad,
+                                 peri_tensor *grad_weights)
 {
     peri__tier *tier = peri__tier_of(batch->tbe);
     peri__ticket *t;
@@ -535,15 +536,15 @@ peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, per
                                 peri_tensor *grad_weights)
 {
     PERI_TRY(peri__batch_enter(function, batch, true));
-    return peri__batch_leave(batch, true, backward(function, batch, grad, grad_weights));
+    return peri__batch_leave(batch, true, tier_backward(function, batch, grad, grad_weights));
 }
 
-static peri_status prefetch(const char *function, peri_tbe_batch *batch)
+static peri_status tier_prefetch(const char *function, peri_tbe_batch *batch)
 {
     peri__tier *tier = peri__tier_of(batch->tbe);
     peri__ticket *t;
     if (batch->ticket) return PERI_OK;
-    PERI_TRY(resolve(function, tier, batch, true, &t));
+    PERI_TRY(new_ticket_for(function, tier, batch, true, &t));
     t->state = PERI__TICKET_PREFETCHED;
     bool here = tier->in_memory && !t->in.job.queued; /* no file is read for it */
     return here ? peri__ticket_fill(tier, t) : PERI_OK;
@@ -552,7 +553,7 @@ static peri_status prefetch(const char *function, peri_tbe_batch *batch)
 peri_status peri__tier_prefetch(const char *function, peri_tbe_batch *batch)
 {
     PERI_TRY(peri__batch_enter(function, batch, true));
-    return peri__batch_leave(batch, true, prefetch(function, batch));
+    return peri__batch_leave(batch, true, tier_prefetch(function, batch));
 }
 
 void peri__tier_drop(peri_tbe_batch *batch)

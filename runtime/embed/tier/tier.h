@@ -171,7 +171,7 @@ peri_status peri__records_written(peri__tier *tier, peri__records *stage);
  *  it. (row_memory.c) */
 void peri__row_memory_move(const peri__tier *tier, const peri__records *stage, bool store);
 /** Wait for all writes of all tickets. */
-peri_status peri__tier_settle(peri__tier *tier);
+peri_status peri__tier_wait_writes(peri__tier *tier);
 /** Write back the dirty slots of @table that hold rows [row, end), a chunk at a time. */
 peri_status peri__tier_write_back(peri__tier *tier, int32_t table, int64_t row, int64_t end);
 /** What the store does. */
@@ -182,7 +182,7 @@ void peri__tier_statistics(const peri_tbe *tbe, int64_t table, peri_tbe_cache_st
 /** Finish the rows under way of a ticket, or of all. A ticket whose rows cannot be read is forgotten, so that its batch
  *  asks anew. */
 peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *ticket);
-peri_status peri__tier_arrive(peri__tier *tier);
+peri_status peri__tier_fill_slots(peri__tier *tier);
 /** Give everything back that the ticket holds; rows that have not arrived are dropped. A ticket that is free stays
  *  so. */
 void peri__ticket_forget(peri__tier *tier, peri__ticket *ticket);
@@ -190,7 +190,7 @@ void peri__ticket_forget(peri__tier *tier, peri__ticket *ticket);
 /* flush.c: flushes */
 
 /** The files that were opened are of one flush; the table batch goes on with its iteration. */
-peri_status peri__tier_adopt(peri__tier *tier);
+peri_status peri__tier_adopt_flush(peri__tier *tier);
 /** What the store does. */
 void peri__tier_flush_info(const peri_tbe *tbe, peri_flush_info *out);
 void peri__tier_table_file(const peri_tbe *tbe, int64_t table, peri_table_file *out);
@@ -198,6 +198,6 @@ void peri__tier_ids_mark(peri_tbe *tbe, int64_t table, const peri_ids_mark *mark
 peri_status peri__tier_flush_prepare(peri_tbe *tbe);
 peri_status peri__tier_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp);
 /** Before @file is closed: say what becomes of rows that were updated and not flushed. */
-void peri__tier_warn(const peri__tier *tier, const peri__row_file *file);
+void peri__tier_warn_unflushed(const peri__tier *tier, const peri__row_file *file);
 
 #endif

@@ -65,12 +65,12 @@ static int64_t slots_of(const peri_tbe_config *c, int64_t i)
     return peri__min(slots, (int64_t)PERI__WANTED / 2);
 }
 
-static int32_t ways_of(const peri_cache_config *p, bool apart)
+static int32_t cache_ways(const peri_cache_config *p, bool apart)
 {
     return p->ways > 0 ? p->ways : p->ways == 0 && apart ? DEVICE_WAYS : 0;
 }
 
-static int32_t algorithm_of(const peri_cache_config *p)
+static int32_t cache_algorithm(const peri_cache_config *p)
 {
     return p->algorithm == PERI_CACHE_LFU ? PERI__LFU : PERI__LRU;
 }
@@ -91,8 +91,9 @@ peri_status peri__tier_bytes(const peri_tbe_config *c, int64_t i, bool apart, in
     }
     double records = (double)t->rows * (double)peri__row_record_bytes(&h);
     *(apart && !c->caches[i].directory ? host : files) += records;
-    *host += (double)peri__row_map_bytes(t->rows) +
-             (double)peri__cache_bytes(t->rows, *slots, ways_of(&c->caches[i], apart), algorithm_of(&c->caches[i]));
+    *host +=
+        (double)peri__row_map_bytes(t->rows) +
+        (double)peri__cache_bytes(t->rows, *slots, cache_ways(&c->caches[i], apart), cache_algorithm(&c->caches[i]));
     return PERI_OK;
 }
 
@@ -107,8 +108,8 @@ peri_status peri__tier_slots(const peri_tbe_config *c, int64_t **out)
         const peri_table_config *t = &c->tables[i];
         slots[i] = slots_of(c, i);
         if (slots[i] == 0) continue;
-        wanted +=
-            (double)slots[i] * (double)t->cols * (double)peri_dtype_size(c->dtype) * peri__tbe_copies(c->optimizer);
+        wanted += (double)slots[i] * (double)t->cols * (double)peri_dtype_size(c->dtype) *
+                  peri__tbe_weight_sized_tensors(c->optimizer);
         reserved = peri__max(reserved, c->caches[i].reserved_memory);
     }
     int64_t available;
@@ -138,7 +139,7 @@ peri_status peri__tier_slots(const peri_tbe_config *c, int64_t **out)
 
 /* -- opening ------------------------------------------------------------------------------------------------------- */
 
-static void header_of(const peri__tier *tier, const peri_tbe_config *c, int64_t i, peri__row_header *h)
+static void row_file_header(const peri__tier *tier, const peri_tbe_config *c, int64_t i, peri__row_header *h)
 {
     const peri_table_config *t = &tier->tbe->tables[i].config;
     *h = (peri__row_header){.rows = t->rows,
@@ -167,7 +168,7 @@ static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_
     peri__tier_table *t = &tier->tables[i];
     const peri_table_config *config = &tier->tbe->tables[i].config;
     peri__row_header want;
-    header_of(tier, c, i, &want);
+    row_file_header(tier, c, i, &want);
     if (c->caches[i].directory || tier->direct) {
         if (!tier->io) PERI_TRY(peri__row_io_new(&tier->io));
         PERI_TRY(peri__row_file_open(c->caches[i].directory, &want, &t->file));
@@ -176,8 +177,8 @@ static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_
         *available -= want.rows * want.record_bytes;
         tier->in_memory = true;
     }
-    PERI_TRY(peri__cache_new(config->rows, tier->tbe->layout[i].rows, ways_of(&c->caches[i], !tier->direct),
-                             algorithm_of(&c->caches[i]), &t->cache));
+    PERI_TRY(peri__cache_new(config->rows, tier->tbe->layout[i].rows, cache_ways(&c->caches[i], !tier->direct),
+                             cache_algorithm(&c->caches[i]), &t->cache));
     t->payload = PERI_CACHE_RECORD_HEAD;
     for (int32_t p = 0; p < tier->n_parts; p++)
         t->payload += tier->part[p].bytes * (tier->part[p].row ? 1 : config->cols);
@@ -186,11 +187,11 @@ static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_
 
 static void ticket_fini(peri__tier *tier, peri__ticket *t)
 {
-    peri__batch_give(t->inner);
+    peri__batch_recycle(t->inner);
     peri_tensor_release(t->mapped);
     peri_tbe_blocks_release(t->layer_blocks);
-    peri__tbe_forget(tier->tbe, &t->layer_offsets);
-    peri__tbe_forget(tier->tbe, &t->mapped_store);
+    peri__tbe_free_later(tier->tbe, &t->layer_offsets);
+    peri__tbe_free_later(tier->tbe, &t->mapped_store);
     peri__free(t->pins);
     peri__free(t->wants);
     peri__records_fini(tier, &t->in);
@@ -205,7 +206,7 @@ static void tier_free(peri_tbe *tbe)
     peri__row_io_free(tier->io);
     for (int64_t i = 0; i < tier->n_tables; i++) {
         peri__tier_table *t = &tier->tables[i];
-        if (t->file && tier->open && tbe->forks == peri__forks()) peri__tier_warn(tier, t->file);
+        if (t->file && tier->open && tbe->forks == peri__forks()) peri__tier_warn_unflushed(tier, t->file);
         peri__cache_free(t->cache);
         peri__row_file_close(t->file);
     }
@@ -218,8 +219,8 @@ static void tier_free(peri_tbe *tbe)
 
 /* -- the store ----------------------------------------------------------------------------------------------------- */
 
-static int64_t bad_ids(const peri_tbe *tbe) { return peri__tier_of(tbe)->bad_ids; }
-static const char *io(const peri_tbe *tbe)
+static int64_t count_bad_ids(const peri_tbe *tbe) { return peri__tier_of(tbe)->bad_ids; }
+static const char *io_name(const peri_tbe *tbe)
 {
     const peri__tier *tier = peri__tier_of(tbe);
     return tier->io ? peri__row_io_name(tier->io) : "memory";
@@ -239,8 +240,8 @@ static const peri__store cached = {.name = "a cache",
                                    .flush_prepare = peri__tier_flush_prepare,
                                    .flush_commit = peri__tier_flush_commit,
                                    .cache_statistics = peri__tier_statistics,
-                                   .bad_ids = bad_ids,
-                                   .io = io,
+                                   .bad_ids = count_bad_ids,
+                                   .io = io_name,
                                    .free = tier_free};
 
 peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *c)
@@ -253,7 +254,7 @@ peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *c)
     tier->seed = c->seed;
     tier->n_tables = c->n_tables;
     tier->direct = peri_device_host_access(tbe->device);
-    tier->n_parts = peri__tbe_parts(tbe, tier->part);
+    tier->n_parts = peri__tbe_record_parts(tbe, tier->part);
     tier->tables = peri__alloc_zero(sizeof *tier->tables * (size_t)peri__max(1, c->n_tables));
     if (!tier->tables) {
         tier->n_tables = 0;
@@ -261,7 +262,7 @@ peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *c)
     }
     int64_t available = peri__available_memory();
     for (int64_t i = 0; i < c->n_tables; i++) PERI_TRY(open_table(tier, c, i, &available));
-    PERI_TRY(peri__tier_adopt(tier));
+    PERI_TRY(peri__tier_adopt_flush(tier));
     tier->open = true;
     return PERI_OK;
 }

@@ -77,10 +77,10 @@ peri_status peri__cut_columns(const peri_sharding *s, const int32_t *ranks, int3
     return PERI_OK;
 }
 
-static peri_status shards(const peri_sharding *s, peri__cut *cut)
+static peri_status column_wise_shards(const peri_sharding *s, peri__cut *cut)
 {
     return peri__cut_columns(s, s->n_ranks ? s->ranks : NULL, s->n_ranks ? s->n_ranks : s->world_size, cut);
 }
 
 const peri__sharding_type peri__column_wise = {
-    .name = "column_wise", .facts = PERI_SHARDING_CUTS_COLUMNS, .shards = shards};
+    .name = "column_wise", .facts = PERI_SHARDING_CUTS_COLUMNS, .shards = column_wise_shards};

@@ -5,7 +5,7 @@
  */
 #include "../shard_internal.h"
 
-static peri_status shards(const peri_sharding *s, peri__cut *cut)
+static peri_status data_parallel_shards(const peri_sharding *s, peri__cut *cut)
 {
     (void)cut;
     if (s->sizes) return peri__fail(PERI_EINVAL, "table '%s': data_parallel takes no shard sizes", s->table);
@@ -19,4 +19,4 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
 }
 
 const peri__sharding_type peri__data_parallel = {
-    .name = "data_parallel", .facts = PERI_SHARDING_REPLICA, .shards = shards};
+    .name = "data_parallel", .facts = PERI_SHARDING_REPLICA, .shards = data_parallel_shards};

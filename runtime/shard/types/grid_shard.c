@@ -18,7 +18,7 @@ static int32_t block_end(const peri_sharding *s, int32_t at)
 }
 
 /** Blocks over the ranks that the plan names. */
-static peri_status named(const peri_sharding *s, peri__cut *cut)
+static peri_status named_blocks(const peri_sharding *s, peri__cut *cut)
 {
     int32_t count = 0;
     for (int32_t at = 0; at < s->n_ranks; at = block_end(s, at)) count++;
@@ -32,9 +32,9 @@ static peri_status named(const peri_sharding *s, peri__cut *cut)
     return PERI_OK;
 }
 
-static peri_status shards(const peri_sharding *s, peri__cut *cut)
+static peri_status grid_shards(const peri_sharding *s, peri__cut *cut)
 {
-    if (s->n_ranks) return named(s, cut);
+    if (s->n_ranks) return named_blocks(s, cut);
     const peri__nodes *nodes = &cut->nodes;
     PERI_TRY(peri__check_blocks(s, nodes->n, cut));
     peri_shard block = {0};
@@ -50,4 +50,4 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
 const peri__sharding_type peri__grid_shard = {
     .name = "grid_shard",
     .facts = PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_CUTS_COLUMNS | PERI_SHARDING_IN_NODE,
-    .shards = shards};
+    .shards = grid_shards};

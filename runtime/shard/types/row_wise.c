@@ -53,16 +53,16 @@ peri_status peri__cut_rows(const peri_sharding *s, const int32_t *ranks, const i
         at += rows;
     }
     if (at != s->rows)
-        return peri__fail(PERI_EINVAL, "table '%s': %s shards have %lld rows together, the table has %lld", s->table,
-                          type, (long long)at, (long long)s->rows);
+        return peri__fail(PERI_EINVAL, "table '%s': %s row_wise_shards have %lld rows together, the table has %lld",
+                          s->table, type, (long long)at, (long long)s->rows);
     return PERI_OK;
 }
 
-static peri_status shards(const peri_sharding *s, peri__cut *cut)
+static peri_status row_wise_shards(const peri_sharding *s, peri__cut *cut)
 {
     return peri__cut_rows(s, s->n_ranks ? s->ranks : NULL, s->sizes, s->n_ranks ? s->n_ranks : s->world_size,
                           (peri_shard){.cols = s->cols}, cut);
 }
 
 const peri__sharding_type peri__row_wise = {
-    .name = "row_wise", .facts = PERI_SHARDING_CUTS_ROWS, .shards = shards};
+    .name = "row_wise", .facts = PERI_SHARDING_CUTS_ROWS, .shards = row_wise_shards};

@@ -24,12 +24,13 @@ peri_status peri__cut_in_node(const peri_sharding *s, const int32_t *ranks, cons
     return PERI_OK;
 }
 
-static peri_status shards(const peri_sharding *s, peri__cut *cut)
+static peri_status table_row_wise_shards(const peri_sharding *s, peri__cut *cut)
 {
     const int32_t *ranks = s->n_ranks ? s->ranks : cut->nodes.ranks; /* those of the first node are in front */
     const int32_t count = s->n_ranks ? s->n_ranks : peri__node_size(&cut->nodes, 0);
     return peri__cut_in_node(s, ranks, s->sizes, count, (peri_shard){.cols = s->cols}, cut);
 }
 
-const peri__sharding_type peri__table_row_wise = {
-    .name = "table_row_wise", .facts = PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_IN_NODE, .shards = shards};
+const peri__sharding_type peri__table_row_wise = {.name = "table_row_wise",
+                                                  .facts = PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_IN_NODE,
+                                                  .shards = table_row_wise_shards};

@@ -4,7 +4,7 @@
  */
 #include "../shard_internal.h"
 
-static peri_status shards(const peri_sharding *s, peri__cut *cut)
+static peri_status table_wise_shards(const peri_sharding *s, peri__cut *cut)
 {
     if (s->n_ranks > 1)
         return peri__fail(PERI_EINVAL, "table '%s': table_wise lives on one rank, the plan names %d", s->table,
@@ -14,4 +14,4 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
     return peri__shard_add(s, cut, (peri_shard){.rows = s->rows, .cols = s->cols, .rank = rank});
 }
 
-const peri__sharding_type peri__table_wise = {.name = "table_wise", .shards = shards};
+const peri__sharding_type peri__table_wise = {.name = "table_wise", .shards = table_wise_shards};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * listed.c: the table batches that there are, so that the one whose memory a view is of can be found.
+ * tbe_list.c: the table batches that there are, so that the one whose memory a view is of can be found.
  */
 #include "embed_internal.h"
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * travel.c: rows between other ranks and the results, without a buffer at home for what travels. Rows that arrive would
- * be written there only to be moved to the results; gradients that leave would be moved there only to be sent. Where
- * the transport can call functions in place of a buffer (peri__transfer_direct), what arrives is written where the
- * results want it, and what leaves is read where the gradients of the results lie, a block at a time, while that is in
- * the caches.
+ * unbuffered.c: rows between other ranks and the results, without a buffer at home for what travels. Rows that arrive
+ * would be written there only to be moved to the results; gradients that leave would be moved there only to be sent.
+ * Where the transport can call functions in place of a buffer (peri__transfer_direct), what arrives is written where
+ * the results want it, and what leaves is read where the gradients of the results lie, a block at a time, while that is
+ * in the caches.
  *
  * A *segment* is a line of the list (peri__line) with the addresses of a batch: rows that lie together as they travel,
  * and apart at home. Rows that are added up with others, or are a result as they are, still go to the buffer.
@@ -36,15 +36,15 @@ typedef struct segment {
 } segment;
 
 /** What the transport needs of a batch until it is done. */
-struct peri__travel {
+struct peri__unbuffered {
     peri__refs refs;
     bool back, past;
     bool by_rows; /* ranks have parts of the same rows */
     int32_t n, n_kept;
     int64_t cols; /* of a whole row at home */
     segment *segments; /* by first */
-    struct travel_lane {
-        peri__travel *travel;
+    struct unbuffered_lane {
+        peri__unbuffered *unbuffered;
         int64_t begin; /* the first element of its segments */
         peri__transfer_direct functions;
     } lanes[PERI__LANES];
@@ -54,7 +54,7 @@ struct peri__travel {
 /* -- moving -------------------------------------------------------------------------------------------------------- */
 
 /** The segment that has element @at. */
-static const segment *segment_at(const peri__travel *d, int64_t at)
+static const segment *segment_at(const peri__unbuffered *d, int64_t at)
 {
     int32_t low = 0, high = d->n;
     while (high - low > 1) {
@@ -67,7 +67,7 @@ static const segment *segment_at(const peri__travel *d, int64_t at)
 
 /** Move what @n elements from @at of a segment, the first of @data, allow at once: whole rows, or a part of one.
  *  Returns how many. */
-static int64_t move_some(const peri__travel *d, const segment *s, int64_t at, int64_t n, float *data, bool past)
+static int64_t move_some(const peri__unbuffered *d, const segment *s, int64_t at, int64_t n, float *data, bool past)
 {
     const int64_t row = (at - s->first) / s->cols, skip = (at - s->first) % s->cols,
                   left = peri__min(n, s->first + s->n - at);
@@ -86,9 +86,9 @@ static int64_t move_some(const peri__travel *d, const segment *s, int64_t at, in
     return rows * cols;
 }
 
-static void move(const struct travel_lane *lane, int64_t from, int64_t n, float *data, bool past)
+static void move_numbers(const struct unbuffered_lane *lane, int64_t from, int64_t n, float *data, bool past)
 {
-    const peri__travel *d = lane->travel;
+    const peri__unbuffered *d = lane->unbuffered;
     for (int64_t at = lane->begin + from, some; n > 0; at += some, data += some, n -= some)
         some = move_some(d, segment_at(d, at), at, n, data, past);
 }
@@ -101,10 +101,10 @@ typedef struct cursor {
     int64_t rows; /* of the segment, in this window */
 } cursor;
 
-static int64_t row_of(const cursor *c) { return (c->at - c->s->first) / c->s->cols; }
-static int64_t place_of(const cursor *c, int64_t row) { return c->s->index ? c->s->index[row] : row; }
+static int64_t cursor_row(const cursor *c) { return (c->at - c->s->first) / c->s->cols; }
+static int64_t cursor_place(const cursor *c, int64_t row) { return c->s->index ? c->s->index[row] : row; }
 
-static void advance(const peri__travel *d, cursor *c, int64_t some)
+static void advance_cursor(const peri__unbuffered *d, cursor *c, int64_t some)
 {
     c->at += some;
     c->data += some;
@@ -115,11 +115,11 @@ static void advance(const peri__travel *d, cursor *c, int64_t some)
 /** Whole rows of a cursor's segment at home before row @past there, or one: rows go upwards. */
 static int64_t rows_before(const cursor *c, int64_t past)
 {
-    const int64_t first = row_of(c), left = peri__min(c->n, c->s->first + c->s->n - c->at) / c->s->cols;
-    int64_t low = 1, high = peri__max(1, peri__min(left, past - place_of(c, first)));
+    const int64_t first = cursor_row(c), left = peri__min(c->n, c->s->first + c->s->n - c->at) / c->s->cols;
+    int64_t low = 1, high = peri__max(1, peri__min(left, past - cursor_place(c, first)));
     while (low < high) {
         const int64_t middle = low + (high - low) / 2;
-        if (place_of(c, first + middle) < past) low = middle + 1;
+        if (cursor_place(c, first + middle) < past) low = middle + 1;
         else high = middle;
     }
     return low;
@@ -127,7 +127,7 @@ static int64_t rows_before(const cursor *c, int64_t past)
 
 /** Read rows [from, past) at home, so that their parts are in the caches: those of one rank alone lie apart, and
  *  hardware fetches in vain what lies between, or nothing ahead. */
-static void read_rows(const peri__travel *d, const segment *s, int64_t from, int64_t past)
+static void read_rows(const peri__unbuffered *d, const segment *s, int64_t from, int64_t past)
 {
     const char *at = (const char *)(s->values - s->column + from * s->stride);
     const char *end = at + ((past - from - 1) * s->stride + d->cols) * (int64_t)sizeof(float);
@@ -135,7 +135,7 @@ static void read_rows(const peri__travel *d, const segment *s, int64_t from, int
 }
 
 /** The next rows of the cursors that have parts of those that come first at home. */
-static void fill_window(const peri__travel *d, cursor *cursors, int32_t count)
+static void fill_window(const peri__unbuffered *d, cursor *cursors, int32_t count)
 {
     int64_t ground = INT64_MAX, first = INT64_MAX, past = 0, numbers = 0;
     const segment *s = NULL;
@@ -144,21 +144,21 @@ static void fill_window(const peri__travel *d, cursor *cursors, int32_t count)
         if (cursors[i].n > 0) ground = peri__min(ground, cursors[i].s->ground);
     for (int32_t i = 0; i < count; i++) {
         cursor *c = &cursors[i];
-        if (c->n > 0 && c->s->ground == ground) first = peri__min(first, place_of(c, row_of(c)));
+        if (c->n > 0 && c->s->ground == ground) first = peri__min(first, cursor_place(c, cursor_row(c)));
     }
     for (int32_t i = 0; i < count; i++) {
         cursor *c = &cursors[i];
         c->rows = 0;
         if (c->n == 0 || c->s->ground != ground) continue;
         s = c->s;
-        const int64_t window = first + peri__max(1, WINDOW / (s->stride * (int64_t)sizeof(float))), row = row_of(c);
-        if (place_of(c, row) >= window) continue;
+        const int64_t window = first + peri__max(1, WINDOW / (s->stride * (int64_t)sizeof(float))), row = cursor_row(c);
+        if (cursor_place(c, row) >= window) continue;
         if ((c->at - s->first) % s->cols || c->n < s->cols) { /* a part of a row, at a stretch's ends */
-            advance(d, c, move_some(d, s, c->at, c->n, c->data, d->past));
+            advance_cursor(d, c, move_some(d, s, c->at, c->n, c->data, d->past));
             continue;
         }
         c->rows = rows_before(c, window);
-        past = peri__max(past, place_of(c, row + c->rows - 1) + 1);
+        past = peri__max(past, cursor_place(c, row + c->rows - 1) + 1);
         numbers += c->rows * s->cols;
         n++;
     }
@@ -167,25 +167,25 @@ static void fill_window(const peri__travel *d, cursor *cursors, int32_t count)
         if (cursors[i].rows > 0) {
             const int64_t some = cursors[i].rows * cursors[i].s->cols;
             move_some(d, cursors[i].s, cursors[i].at, some, cursors[i].data, d->past);
-            advance(d, &cursors[i], some);
+            advance_cursor(d, &cursors[i], some);
         }
 }
 
-static bool more(const cursor *cursors, int32_t count)
+static bool any_left(const cursor *cursors, int32_t count)
 {
     for (int32_t i = 0; i < count; i++)
         if (cursors[i].n > 0) return true;
     return false;
 }
 
-static void fill(void *ctx, const peri_coll_stretch *stretches, int32_t count, bool stays)
+static void fill_stretches(void *ctx, const peri_coll_stretch *stretches, int32_t count, bool stays)
 {
-    const struct travel_lane *lane = ctx;
-    const peri__travel *d = lane->travel;
+    const struct unbuffered_lane *lane = ctx;
+    const peri__unbuffered *d = lane->unbuffered;
     cursor cursors[STRETCHES];
     const bool together = count > 1 && d->by_rows && stays;
     for (int32_t i = 0; !together && i < count; i++)
-        move(lane, stretches[i].from, stretches[i].n, stretches[i].data, stays && d->past);
+        move_numbers(lane, stretches[i].from, stretches[i].n, stretches[i].data, stays && d->past);
     for (int32_t i = 0; together && i < count; i += STRETCHES) {
         const int32_t n = count - i < STRETCHES ? count - i : STRETCHES;
         for (int32_t k = 0; k < n; k++) {
@@ -193,18 +193,18 @@ static void fill(void *ctx, const peri_coll_stretch *stretches, int32_t count, b
             cursors[k] = (cursor){.at = lane->begin + x->from, .n = x->n, .data = x->data};
             cursors[k].s = segment_at(d, cursors[k].at);
         }
-        while (more(cursors, n)) fill_window(d, cursors, n);
+        while (any_left(cursors, n)) fill_window(d, cursors, n);
     }
 }
 /* The kernel of both directions has one argument for what it reads and writes; in this one it only reads. */
 static void take(void *ctx, int64_t from, int64_t n, const void *data)
 {
-    const struct travel_lane *lane = ctx;
-    move(lane, from, n, (float *)(uintptr_t)data, lane->travel->past);
+    const struct unbuffered_lane *lane = ctx;
+    move_numbers(lane, from, n, (float *)(uintptr_t)data, lane->unbuffered->past);
 }
 
-static void retain(void *ctx) { peri__refs_add(&((struct travel_lane *)ctx)->travel->refs); }
-static void release(void *ctx) { peri__travel_release(((struct travel_lane *)ctx)->travel); }
+static void retain_unbuffered(void *ctx) { peri__refs_add(&((struct unbuffered_lane *)ctx)->unbuffered->refs); }
+static void release_unbuffered(void *ctx) { peri__unbuffered_release(((struct unbuffered_lane *)ctx)->unbuffered); }
 
 /* -- segments ------------------------------------------------------------------------------------------------------ */
 
@@ -230,7 +230,7 @@ static bool can(const peri__rows *r)
     const peri_sharded *e = r->e;
     const peri__home *h = r->layout->home;
     if (e->world_size == 1 || e->exact || e->two_rules || h->n_pools ||
-        !peri__stage_functions(e->group->comm, e->device))
+        !peri__stage_can_call(e->group->comm, e->device))
         return false;
     return !h->variable || r->past > 0;
 }
@@ -258,7 +258,7 @@ static int32_t segment_of(const peri__rows *r, int32_t p, segment *s)
     return x->cut && !s->index ? -1 : x->space;
 }
 
-static void keep(peri__travel *d, peri_tensor *t)
+static void keep_tensor(peri__unbuffered *d, peri_tensor *t)
 {
     if (!t) return;
     peri_tensor_retain(t);
@@ -266,26 +266,26 @@ static void keep(peri__travel *d, peri_tensor *t)
 }
 
 /** Everything that the functions will touch stays as long as they do. */
-static peri_status travel_new(const peri__rows *r, peri__travel **out)
+static peri_status unbuffered_new(const peri__rows *r, peri__unbuffered **out)
 {
     const peri_sharded *e = r->e;
     const peri__home *h = r->layout->home;
     const int64_t least = peri__tune(PERI__TUNE_lookup_past), bytes = h->received_out * (int64_t)sizeof(float);
-    peri__travel *d = peri__alloc_zero(sizeof *d + sizeof *d->kept * (size_t)(r->n_ends + 4));
+    peri__unbuffered *d = peri__alloc_zero(sizeof *d + sizeof *d->kept * (size_t)(r->n_ends + 4));
     if (!d) return PERI_ENOMEM;
     peri__refs_init(&d->refs);
     d->back = r->back;
     d->by_rows = e->kind->by_id;
     d->cols = e->cols;
     d->past = least > 0 && bytes * e->node_group->size >= least / SOONER;
-    for (int32_t i = 0; i < r->n_ends; i++) keep(d, r->ends[i]);
-    if (!r->back) keep(d, r->away);
-    keep(d, r->sums);
-    keep(d, r->input->routing.origins);
-    if (r->input->repeats) keep(d, peri__repeats_rows(r->input->repeats));
+    for (int32_t i = 0; i < r->n_ends; i++) keep_tensor(d, r->ends[i]);
+    if (!r->back) keep_tensor(d, r->away);
+    keep_tensor(d, r->sums);
+    keep_tensor(d, r->input->routing.origins);
+    if (r->input->repeats) keep_tensor(d, peri__repeats_rows(r->input->repeats));
     d->segments = peri__alloc(sizeof *d->segments * (size_t)peri__max(1, h->n_travelling));
     if (!d->segments) {
-        peri__travel_release(d);
+        peri__unbuffered_release(d);
         return PERI_ENOMEM;
     }
     *out = d;
@@ -294,13 +294,13 @@ static peri_status travel_new(const peri__rows *r, peri__travel **out)
 
 /* -- the interface ------------------------------------------------------------------------------------------------- */
 
-peri_status peri__travel_new(peri__rows *r)
+peri_status peri__unbuffered_new(peri__rows *r)
 {
     const peri__home *h = r->layout->home;
     const uint32_t before = r->in_place, lanes = can(r) ? lanes_of(r) : 0;
     if (!lanes) return PERI_OK;
-    peri__travel *d;
-    PERI_TRY(travel_new(r, &d));
+    peri__unbuffered *d;
+    PERI_TRY(unbuffered_new(r, &d));
     bool known = true;
     r->in_place |= lanes;
     for (int32_t i = 0; i < h->n_travelling && known; i++) {
@@ -311,24 +311,24 @@ peri_status peri__travel_new(peri__rows *r)
     }
     int64_t begin = 0;
     for (int32_t l = 0; l < PERI__LANES; l++) {
-        d->lanes[l] = (struct travel_lane){.travel = d, .begin = begin};
-        d->lanes[l].functions = (peri__transfer_direct){.fill = d->back ? fill : NULL,
+        d->lanes[l] = (struct unbuffered_lane){.unbuffered = d, .begin = begin};
+        d->lanes[l].functions = (peri__transfer_direct){.fill = d->back ? fill_stretches : NULL,
                                                         .take = d->back ? NULL : take,
                                                         .ctx = &d->lanes[l],
-                                                        .retain = retain,
-                                                        .release = release};
+                                                        .retain = retain_unbuffered,
+                                                        .release = release_unbuffered};
         begin += h->lane_out[l];
     }
     if (known) {
-        r->travel = d;
+        r->unbuffered = d;
     } else {
         r->in_place = before;
-        peri__travel_release(d);
+        peri__unbuffered_release(d);
     }
     return PERI_OK;
 }
 
-void peri__travel_release(peri__travel *d)
+void peri__unbuffered_release(peri__unbuffered *d)
 {
     if (!d || !peri__refs_drop(&d->refs)) return;
     for (int32_t i = 0; i < d->n_kept; i++) peri_tensor_release(d->kept[i]);
@@ -336,7 +336,7 @@ void peri__travel_release(peri__travel *d)
     peri__free(d);
 }
 
-const peri__transfer_direct *peri__travel_lane(const peri__rows *r, int32_t lane)
+const peri__transfer_direct *peri__unbuffered_lane(const peri__rows *r, int32_t lane)
 {
-    return r->travel && r->in_place >> lane & 1 ? &r->travel->lanes[lane].functions : NULL;
+    return r->unbuffered && r->in_place >> lane & 1 ? &r->unbuffered->lanes[lane].functions : NULL;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * parts.c: rows of ids as one tensor for each key. Their gradients come key by key, each in memory of its own, and the
- * update reads them there: to put them next to each other first would be to read and write all of them once more.
+ * jagged_lookup.c: rows of ids as one tensor for each key. Their gradients come key by key, each in memory of its own,
+ * and the update reads them there: to put them next to each other first would be to read and write all of them once
+ * more.
  */
 #include "../tensor/jagged_internal.h"
 #include "embed_internal.h"
@@ -15,7 +16,7 @@ typedef struct parts {
 /* -- gradients where they lie -------------------------------------------------------------------------------------- */
 
 /** The last of @n parts that begins at row @row or before. */
-static int32_t part_of(const int64_t *at, int32_t n, int64_t row)
+static int32_t part_of_row(const int64_t *at, int32_t n, int64_t row)
 {
     int32_t low = 0, high = n;
     while (high - low > 1) {
@@ -26,7 +27,7 @@ static int32_t part_of(const int64_t *at, int32_t n, int64_t row)
     return low;
 }
 
-static int64_t address(const peri_tensor *t) { return (int64_t)(uintptr_t)peri__data(t); }
+static int64_t data_address(const peri_tensor *t) { return (int64_t)(uintptr_t)peri__data(t); }
 
 /** The part that lies first in memory; -1: there is none, or some part is not there or not as rows of f32. */
 static int32_t first_in_memory(const peri_tbe_batch *b, const int64_t *at, peri_tensor *const *grad, int32_t n)
@@ -37,7 +38,7 @@ static int32_t first_in_memory(const peri_tbe_batch *b, const int64_t *at, peri_
         if (!grad[p] || grad[p]->dtype != PERI_F32 || !peri__contiguous(grad[p]) ||
             peri__device(grad[p]) != b->tbe->device)
             return -1;
-        if (first < 0 || address(grad[p]) < address(grad[first])) first = p;
+        if (first < 0 || data_address(grad[p]) < data_address(grad[first])) first = p;
     }
     return first;
 }
@@ -50,16 +51,16 @@ typedef struct keys {
 } keys;
 
 /** Where the gradients of a block's rows lie; false: it has rows of several keys, or of none. */
-static bool spot_of(const keys *k, const peri_tbe_batch *b, const peri_k_tbe_block *block, peri__spot *spot)
+static bool gradient_spot(const keys *k, const peri_tbe_batch *b, const peri_k_tbe_block *block, peri__spot *spot)
 {
     int64_t begin = peri__batch_offset(b, block->first_bag),
             end = peri__batch_offset(b, block->first_bag + block->bags);
     *spot = (peri__spot){.offset = block->out_offset, .stride = block->out_stride};
     if (begin < 0 || end < begin || end > peri__numel(b->in.ids)) return false;
     if (begin == end) return true;
-    int32_t p = part_of(k->at, k->n, begin);
+    int32_t p = part_of_row(k->at, k->n, begin);
     if (end > k->at[p + 1]) return false;
-    int64_t away = (address(k->grad[p]) - address(k->grad[k->first])) / (int64_t)sizeof(float),
+    int64_t away = (data_address(k->grad[p]) - data_address(k->grad[k->first])) / (int64_t)sizeof(float),
             cols = b->in.blocks->row_cols;
     spot->offset = away - k->at[p] * cols;
     spot->past = away + (k->at[p + 1] - k->at[p]) * cols;
@@ -67,18 +68,18 @@ static bool spot_of(const keys *k, const peri_tbe_batch *b, const peri_k_tbe_blo
 }
 
 /** Have the gradients of all blocks read where they lie, if they can be. */
-static peri_status place(const keys *k, peri_tbe_batch *b, bool *placed)
+static peri_status redirect_to_parts(const keys *k, peri_tbe_batch *b, bool *placed)
 {
     const peri_tbe_blocks *l = b->in.blocks;
     peri__spot *spots = peri__alloc(sizeof *spots * (size_t)peri__max(l->n, 1));
     peri_tbe_blocks *there;
     *placed = true;
     if (!spots) return PERI_ENOMEM;
-    for (int64_t i = 0; i < l->n && *placed; i++) *placed = spot_of(k, b, &l->block[i], &spots[i]);
+    for (int64_t i = 0; i < l->n && *placed; i++) *placed = gradient_spot(k, b, &l->block[i], &spots[i]);
     peri_status status = *placed ? peri__tbe_blocks_moved(b->tbe, l, spots, &there) : PERI_OK;
     peri__free(spots);
     if (status < 0 || !*placed) return status;
-    status = peri__batch_place(b, there, &(peri__bag_places){0}, placed);
+    status = peri__batch_redirect(b, there, &(peri__bag_places){0}, placed);
     peri_tbe_blocks_release(there);
     return status;
 }
@@ -89,13 +90,13 @@ static peri_status update_in_parts(const peri__node *node, const parts *s, peri_
     peri_tbe_batch *b = s->batch;
     keys k = {.at = s->at, .grad = grad, .n = node->n_out};
     *done = false;
-    if (!peri__may_place(node, b->tbe) || !peri__batch_readable(b)) return PERI_OK;
+    if (!peri__may_redirect(node, b->tbe) || !peri__batch_readable(b)) return PERI_OK;
     k.first = first_in_memory(b, s->at, grad, node->n_out);
     if (k.first < 0) return PERI_OK;
-    PERI_TRY(place(&k, b, done));
+    PERI_TRY(redirect_to_parts(&k, b, done));
     if (!*done) return PERI_OK;
     peri_status status = peri_tbe_batch_backward(b, grad[k.first], NULL);
-    peri__batch_unplace(b);
+    peri__batch_redirect_end(b);
     return status;
 }
 
@@ -123,7 +124,7 @@ static peri_status parts_backward(peri__node *node, peri_tensor *const *grad_out
 static const peri__node_vtab parts_vtab = {
     .name = "tbe_lookup", .acts = PERI__UPDATES, .backward = parts_backward, .fini = parts_fini};
 
-static peri_status record(peri_tbe_batch *b, const int64_t *at, int32_t n, peri_tensor *const *rows)
+static peri_status record_lookup(peri_tbe_batch *b, const int64_t *at, int32_t n, peri_tensor *const *rows)
 {
     parts *s = peri__alloc(sizeof *s + sizeof *at * (size_t)(n + 1));
     if (!s) return PERI_ENOMEM;
@@ -159,7 +160,7 @@ peri_status peri_tbe_batch_lookup_jagged(peri_tbe_batch *b, peri_kjt *kjt, bool 
     peri_status status = part ? peri__lookup_rows(f, b, 2, (int64_t[]){ids, cols}, &rows) : PERI_ENOMEM;
     if (status >= 0) status = peri__rows_views(rows, kjt->offset_per_key, n, part);
     if (status >= 0) {
-        if (n > 0 && peri_grad_enabled()) status = record(b, kjt->offset_per_key, n, part);
+        if (n > 0 && peri_grad_enabled()) status = record_lookup(b, kjt->offset_per_key, n, part);
         if (status >= 0) status = peri__kjt_cut(kjt, part, indices, out);
         for (int32_t i = 0; i < n; i++) peri_tensor_release(part[i]);
     }

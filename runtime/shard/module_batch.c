@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * walk.c: a batch walks through a sharded module: its router takes the ids to their owners (input.c), tables look up
- * what arrived, its ways bring the rows back to the ranks that asked; gradients take the same way in reverse. What is
- * particular to a kind of module are its stages.
+ * module_batch.c: a batch walks through a sharded module: its router takes the ids to their owners (input.c), tables
+ * look up what arrived, its ways bring the rows back to the ranks that asked; gradients take the same way in reverse.
+ * What is particular to a kind of module are its stages.
  *
  * The owner's buffer holds rows as [own lookups | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself
  * comes first and is never sent; then what others get, lane after lane, in each rank after rank. The home side's buffer
@@ -32,9 +32,9 @@ typedef struct batch {
     peri__weights_dist *weights_dist;                 /* NULL: the weights want no gradient */
     peri__rows rows[2];          /* by direction; of the results: until these are taken, or the weights' gradient is
                                     made of them */
-    peri__journey *journeys[2];  /* by direction, and lane of the module: theirs */
+    peri__way_transfer *transfers[2];  /* by direction, and lane of the module: theirs */
     /* Backward: */
-    peri_work *gradients;        /* their journeys, if some have two hops (see hop_on); NULL: none */
+    peri_work *gradients;        /* their transfers, if some have two hops (see advance_hops); NULL: none */
     int32_t back;                /* parts whose gradient is back, and done with */
     struct replica {             /* by set, of fused replicas: */
         peri_tensor *flat;       /* their gradient, which is being added up over the ranks */
@@ -71,7 +71,7 @@ static peri_status id_offsets(peri__input_dist *d, bool own, peri_tensor **out)
 
 /** d->looks[direction][g]: @g's lookup of what arrived, unless it is there; to owners it is the one whose gradients
  *  come back. */
-static peri_status look_of(peri__input_dist *d, int32_t direction, int32_t g)
+static peri_status lookup_of_arrived(peri__input_dist *d, int32_t direction, int32_t g)
 {
     const peri__table_set *set = &d->ebc->sets[g];
     const peri__routing *r = &d->routing;
@@ -86,7 +86,7 @@ static peri_status look_of(peri__input_dist *d, int32_t direction, int32_t g)
     if (!d->looks[direction]) return PERI_ENOMEM;
     if (d->looks[direction][g]) return PERI_OK;
     if (direction == PERI__TO_OWNERS && d->layouts[PERI__TO_HOMES] == d->layouts[PERI__TO_OWNERS]) {
-        PERI_TRY(look_of(d, PERI__TO_HOMES, g));
+        PERI_TRY(lookup_of_arrived(d, PERI__TO_HOMES, g));
         peri_tbe_batch_retain(d->looks[PERI__TO_HOMES][g]);
         d->looks[PERI__TO_OWNERS][g] = d->looks[PERI__TO_HOMES][g];
         return PERI_OK;
@@ -101,7 +101,7 @@ static peri_status look_of(peri__input_dist *d, int32_t direction, int32_t g)
 /** Give up the rows of a direction. */
 static void rows_drop(batch *b, int32_t direction)
 {
-    for (int32_t i = 0; i < b->ebc->n_lanes; i++) peri__journey_fini(&b->journeys[direction][i]);
+    for (int32_t i = 0; i < b->ebc->n_lanes; i++) peri__way_transfer_fini(&b->transfers[direction][i]);
     peri__rows_fini(&b->rows[direction]);
 }
 
@@ -115,7 +115,7 @@ static void batch_fini(peri__trip *trip)
         peri_work_release(b->replicas[g].work);
     }
     peri__weights_dist_release(b->weights_dist);
-    peri__input_drop_looks(b->input);
+    peri__input_drop_lookups(b->input);
     peri_work_release(&b->input->base);
     peri__free(b);
 }
@@ -123,20 +123,20 @@ static void batch_fini(peri__trip *trip)
 static peri_status batch_new(peri__input_dist *d, batch **out)
 {
     const int32_t lanes = d->ebc->n_lanes;
-    batch *b = peri__alloc_zero(sizeof *b + sizeof **b->journeys * 2 * (size_t)lanes +
+    batch *b = peri__alloc_zero(sizeof *b + sizeof **b->transfers * 2 * (size_t)lanes +
                                 sizeof *b->replicas * (size_t)d->ebc->n_sets);
     if (!b) return PERI_ENOMEM;
-    b->replicas = (struct replica *)((peri__journey *)(b + 1) + 2 * lanes);
-    for (int32_t way = 0; way < 2; way++) b->journeys[way] = (peri__journey *)(b + 1) + way * lanes;
+    b->replicas = (struct replica *)((peri__way_transfer *)(b + 1) + 2 * lanes);
+    for (int32_t way = 0; way < 2; way++) b->transfers[way] = (peri__way_transfer *)(b + 1) + way * lanes;
     peri__trip_init(&b->trip, &batch_vtab, d->ebc->group);
     peri_work_retain(&d->base);
     b->input = d;
     b->ebc = d->ebc;
     peri_status status = PERI_OK;
     for (int32_t way = 0; way < 2; way++)
-        for (int32_t g = 0; g < d->ebc->n_sets && status >= 0; g++) status = look_of(d, way, g);
+        for (int32_t g = 0; g < d->ebc->n_sets && status >= 0; g++) status = lookup_of_arrived(d, way, g);
     for (int32_t g = 0; g < d->ebc->n_sets && status >= 0; g++)
-        peri__batch_alike(d->looks[PERI__TO_OWNERS][g], d->looks[PERI__TO_HOMES][g]);
+        peri__batch_share_spans(d->looks[PERI__TO_OWNERS][g], d->looks[PERI__TO_HOMES][g]);
     if (status >= 0) status = peri__weights_dist_new(d, &b->weights_dist);
     if (status < 0) peri__trip_release(&b->trip);
     else *out = b;
@@ -146,7 +146,7 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
 /* -- rows on their ways -------------------------------------------------------------------------------------------- */
 
 /** Rows of lane @lane in the owner's buffer, or (@home) in that of the home. */
-static peri_status lane_of(const peri__rows *r, int32_t lane, bool home, peri_tensor **out)
+static peri_status view_of_lane(const peri__rows *r, int32_t lane, bool home, peri_tensor **out)
 {
     const peri__home *h = r->layout->home;
     const int64_t *n = home ? h->lane_out : r->layout->owner->lane_out;
@@ -162,13 +162,13 @@ static peri_status rows_start(batch *b, int32_t part, int32_t direction)
     const peri__rows *r = &b->rows[direction];
     for (int32_t i = 0; i < b->ebc->n_lanes; i++) {
         const int32_t lane = b->ebc->lanes[i];
-        const peri__transfer_direct *functions = peri__travel_lane(r, lane);
+        const peri__transfer_direct *functions = peri__unbuffered_lane(r, lane);
         PERI__HELD peri_tensor *own = NULL, *away = NULL;
         if (peri__lane_part(lane) != part) continue;
-        PERI_TRY(lane_of(r, lane, false, &own));
-        if (!functions) PERI_TRY(lane_of(r, lane, true, &away));
-        PERI_TRY(peri__journey_start(&b->journeys[direction][i], &b->ebc->ways[lane], r->layout->legs[lane], direction,
-                                     r->back ? away : own, r->back ? own : away, functions));
+        PERI_TRY(view_of_lane(r, lane, false, &own));
+        if (!functions) PERI_TRY(view_of_lane(r, lane, true, &away));
+        PERI_TRY(peri__way_transfer_start(&b->transfers[direction][i], &b->ebc->ways[lane], r->layout->legs[lane],
+                                          direction, r->back ? away : own, r->back ? own : away, functions));
     }
     return PERI_OK;
 }
@@ -179,7 +179,7 @@ static peri_status rows_test(batch *b, int32_t part, int32_t direction)
 {
     peri_status all = PERI_OK;
     for (int32_t i = 0; i < b->ebc->n_lanes; i++) {
-        peri_status status = peri__journey_test(&b->journeys[direction][i]);
+        peri_status status = peri__way_transfer_test(&b->transfers[direction][i]);
         if (status < 0) return status;
         if (status != PERI_OK && peri__lane_part(b->ebc->lanes[i]) <= part) all = status;
     }
@@ -188,7 +188,7 @@ static peri_status rows_test(batch *b, int32_t part, int32_t direction)
 
 /** The work of gradients on their way over two hops. A backward pass waits for the modules one by one. The operation
  *  that it waits for may stand behind the second hop of another module, whose turn to be waited for comes later:
- *  operations of a channel are posted in the order in which gradients set out. As a work, a journey is moved on by
+ *  operations of a channel are posted in the order in which gradients set out. As a work, a transfer is moved on by
  *  whoever waits. */
 typedef struct gradients {
     peri_work base;
@@ -216,7 +216,7 @@ static const peri__work_vtab gradients_vtab = {
     .name = "gradients of rows", .step = gradients_step, .fini = gradients_fini};
 
 /** Let gradients that have set out hop on while the pass waits for something else. */
-static peri_status hop_on(batch *b)
+static peri_status advance_hops(batch *b)
 {
     bool hops = false;
     for (int32_t i = 0; i < b->ebc->n_lanes; i++) hops = hops || b->ebc->ways[b->ebc->lanes[i]].n > 1;
@@ -274,7 +274,7 @@ static peri_status replicas_test(batch *b)
 }
 
 /** The gradient of a part is back. */
-static peri_status part_done(const batch *b, int32_t part, peri_tensor **grad_in)
+static peri_status use_part_gradient(const batch *b, int32_t part, peri_tensor **grad_in)
 {
     const peri_sharded *e = b->ebc;
     int32_t leaves = 0;
@@ -292,7 +292,7 @@ static peri_status part_done(const batch *b, int32_t part, peri_tensor **grad_in
 
 /** Inputs: the leaves of the dense sets, and the token of weights_dist. Part after part, while the next is still on its
  *  way. */
-static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
+static peri_status finish_backward(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
 {
     (void)leave;
     batch *b = (batch *)trip;
@@ -300,7 +300,7 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
         peri_status status = gradients_test(b, b->back);
         if (status == PERI_OK && b->back == 0) status = replicas_test(b);
         if (status != PERI_OK) return status;
-        PERI_TRY(part_done(b, b->back, grad_in));
+        PERI_TRY(use_part_gradient(b, b->back, grad_in));
         if (b->back + 1 < b->ebc->parts) peri__between();
     }
     rows_drop(b, PERI__TO_OWNERS);
@@ -311,7 +311,7 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
 
 /** The gradient of a set of replicas becomes the mean of those of all ranks, as DistributedDataParallel makes it. Those
  *  of some were divided before (see gradient_divisor). */
-static peri_status reduce(const peri_sharded *e, const peri__table_set *set, peri_tensor *flat, peri_work **out)
+static peri_status reduce_set(const peri_sharded *e, const peri__table_set *set, peri_tensor *flat, peri_work **out)
 {
     peri_k_divide_args args = {
         .dst = peri__data(flat), .src = peri__data(flat), .dtype = flat->dtype, .divisor = e->world_size};
@@ -330,13 +330,13 @@ static peri_status reduce_replicas(batch *b)
         struct replica *x = &b->replicas[g];
         const bool trained = e->sets[g].tbe->optimizer.kind != PERI_TBE_NONE;
         PERI_TRY(use_gradient(b, g, trained ? &x->flat : NULL));
-        if (trained && e->world_size > 1) PERI_TRY(reduce(e, &e->sets[g], x->flat, &x->work));
+        if (trained && e->world_size > 1) PERI_TRY(reduce_set(e, &e->sets[g], x->flat, &x->work));
     }
     return PERI_OK;
 }
 
 /** Result @i of a batch among its @rows: from *@at on, which moves on. */
-static peri_status result_of(const batch *b, peri_tensor *rows, int32_t i, int64_t *at, peri_tensor **out)
+static peri_status view_of_result(const batch *b, peri_tensor *rows, int32_t i, int64_t *at, peri_tensor **out)
 {
     const peri_sharded *e = b->ebc;
     const peri__home *h = b->input->layouts[PERI__TO_OWNERS]->home;
@@ -359,7 +359,7 @@ static peri_status join_gradients(const batch *b, peri_tensor *const *grad, peri
     PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, shape, &all));
     for (int32_t i = 0; i < e->n_results; i++) {
         PERI__HELD peri_tensor *part = NULL;
-        PERI_TRY(result_of(b, all, i, &at, &part));
+        PERI_TRY(view_of_result(b, all, i, &at, &part));
         PERI_TRY(grad[i] ? peri_tensor_copy(part, grad[i]) : peri_tensor_fill(part, 0));
     }
     *out = peri__give(&all);
@@ -368,7 +368,7 @@ static peri_status join_gradients(const batch *b, peri_tensor *const *grad, peri
 
 /** Whether the gradients of the results can be read where they lie: to join them is to read and write all of them once
  *  more. */
-static bool in_parts(const batch *b, peri_tensor *const *grad)
+static bool gradients_usable_in_place(const batch *b, peri_tensor *const *grad)
 {
     const peri_sharded *e = b->ebc;
     bool can = e->kind->by_id && e->n_results > 1 && peri__immediate(e->device);
@@ -379,10 +379,10 @@ static bool in_parts(const batch *b, peri_tensor *const *grad)
 
 /** The same of one gradient of pooled rows that is a window of a wider matrix. The ids' weights and variable batches
  *  want it contiguous. */
-static bool in_window(const batch *b, const peri_tensor *grad)
+static bool gradient_is_window(const batch *b, const peri_tensor *grad)
 {
     const peri_sharded *e = b->ebc;
-    return !e->kind->by_id && e->n_results == 1 && grad && peri__window(grad, e->device) && !b->weights_dist &&
+    return !e->kind->by_id && e->n_results == 1 && grad && peri__is_window(grad, e->device) && !b->weights_dist &&
            !b->input->layouts[PERI__TO_OWNERS]->home->variable;
 }
 
@@ -392,32 +392,32 @@ static peri_status bind_gradients(batch *b, peri_tensor *const *grad_out)
     peri__rows *r = &b->rows[PERI__TO_OWNERS];
     PERI__HELD peri_tensor *joined = NULL;
     PERI_TRY(peri__rows_open(r, b->input, PERI__TO_OWNERS));
-    r->apart = in_parts(b, grad_out);
-    const bool there = r->apart || in_window(b, grad_out[0]);
+    r->apart = gradients_usable_in_place(b, grad_out);
+    const bool there = r->apart || gradient_is_window(b, grad_out[0]);
     if (!there) PERI_TRY(join_gradients(b, grad_out, &joined));
     if (joined && b->input->repeats) PERI_TRY(peri__repeats_add_up(b->input->repeats, joined));
     return peri__rows_bind(r, there ? grad_out : &joined, r->apart ? b->ebc->n_results : 1);
 }
 
 /** @grad_out: gradients of the module's results. */
-static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
+static peri_status start_backward(peri__trip *trip, peri_tensor *const *grad_out)
 {
     batch *b = (batch *)trip;
     b->ebc->passes++;
     peri_status status = bind_gradients(b, grad_out);
     if (status >= 0) status = b->ebc->kind->spread(&b->rows[PERI__TO_OWNERS]);
     for (int32_t part = 0; part < b->ebc->parts && status >= 0; part++) status = rows_start(b, part, PERI__TO_OWNERS);
-    if (status >= 0) status = hop_on(b);
+    if (status >= 0) status = advance_hops(b);
     if (status >= 0 && b->weights_dist && b->weights_dist->at_home) /* made of the rows that came home */
         status = peri__pooled_weights(&b->rows[PERI__TO_HOMES], b->rows[PERI__TO_OWNERS].ends[0],
                                       &b->weights_dist->replicas);
     if (status >= 0) status = reduce_replicas(b);
-    peri__rows_let_go(&b->rows[PERI__TO_OWNERS]);
+    peri__rows_drop_ends(&b->rows[PERI__TO_OWNERS]);
     return status;
 }
 
 static const peri__trip_vtab batch_vtab = {PERI__TRIP_NODES("sharded lookup", "sharded output_dist", PERI__UPDATES),
-                                           .set_out = set_out, .come_back = come_back, .fini = batch_fini};
+                                           .set_out = start_backward, .come_back = finish_backward, .fini = batch_fini};
 
 /* -- forward ------------------------------------------------------------------------------------------------------- */
 
@@ -445,7 +445,7 @@ static peri_status output_step(peri_work *work)
     output_dist *o = (output_dist *)work;
     peri_status status = o->sent ? PERI_OK : PERI_PENDING;
     if (status == PERI_OK) status = rows_test(o->batch, PERI__PARTS, PERI__TO_HOMES);
-    if (status == PERI_OK && o->asks) status = peri__arrival_test(o->batch->input->arrival);
+    if (status == PERI_OK && o->asks) status = peri__managed_batch_test(o->batch->input->arrival);
     if (status < 0) return peri__group_fail(o->batch->ebc->group, status);
     return status == PERI_OK && o->verdict ? peri__verdict_test(o->verdict) : status;
 }
@@ -457,22 +457,22 @@ static void output_fini(peri_work *work)
     peri__verdict_release(o->verdict);
     peri__node_release(o->leave);
     if (!o->batch) return;
-    if (o->batch->input->used) peri__landed(o->batch->input);
+    if (o->batch->input->used) peri__input_done(o->batch->input);
     peri__trip_release(&o->batch->trip);
 }
 
 static const peri__work_vtab output_vtab = {.name = "output_dist", .step = output_step, .fini = output_fini};
 
 /** Zeros where this rank has nothing to add to its node's sums. */
-static peri_status clear_sums(const batch *b)
+static peri_status zero_sums(const batch *b)
 {
     PERI__HELD peri_tensor *lane = NULL;
-    PERI_TRY(lane_of(&b->rows[PERI__TO_HOMES], PERI__NODE_LANE, false, &lane));
+    PERI_TRY(view_of_lane(&b->rows[PERI__TO_HOMES], PERI__NODE_LANE, false, &lane));
     return peri__tensor_zero(lane);
 }
 
 /** This rank cannot look up: PERI_OK if the others will hear of it. */
-static peri_status give_up(output_dist *o, peri_status status)
+static peri_status end_for_others(output_dist *o, peri_status status)
 {
     if (!o->verdict) return status;
     peri__verdict_note(o->verdict, status);
@@ -500,7 +500,7 @@ static peri_status look_up_part(output_dist *o, int32_t part, bool recording)
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
     peri_status status = o->failed ? PERI_OK : rows_of_part(o, part, recording);
-    if (status < 0) PERI_TRY(give_up(o, status));
+    if (status < 0) PERI_TRY(end_for_others(o, status));
     peri__parts_begin(e->group);
     status = rows_start(b, part, PERI__TO_HOMES);
     peri__parts_end(e->group);
@@ -521,13 +521,13 @@ static peri_status bind_results(batch *b)
     return peri__rows_bind(&b->rows[PERI__TO_HOMES], &results, 1);
 }
 
-static peri_status look_up(output_dist *o)
+static peri_status look_up_parts(output_dist *o)
 {
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
     bool recording = peri_grad_enabled() && !e->frozen;
     PERI_TRY(peri__rows_open(&b->rows[PERI__TO_HOMES], b->input, PERI__TO_HOMES));
-    if (e->hollow) PERI_TRY(clear_sums(b));
+    if (e->hollow) PERI_TRY(zero_sums(b));
     peri_status status = bind_results(b);
     for (int32_t part = 0; part < e->parts && status >= 0; part++) {
         status = look_up_part(o, part, recording);
@@ -570,13 +570,13 @@ peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
     peri__input_dist *d;
     PERI_TRY(check_dist("peri_sharded_prefetch", e, dist, &d));
     if (e->stored) { /* also where this rank has none of the files: all ranks' maps are ahead, or none is */
-        peri_status status = peri__managed_arrive(d);
+        peri_status status = peri__managed_map_ids(d);
         if (status < 0 && e->world_size > 1) peri__group_fail(e->group, status);
         if (status != PERI_OK) return status;
     }
     for (int32_t g = 0; g < e->n_sets; g++) {
         if (!e->sets[g].cached) continue;
-        PERI_TRY(look_of(d, PERI__TO_HOMES, g));
+        PERI_TRY(lookup_of_arrived(d, PERI__TO_HOMES, g));
         peri_status status = peri_tbe_batch_prefetch(d->looks[PERI__TO_HOMES][g]);
         if (status >= 0 || e->world_size == 1) PERI_TRY(status);
         else peri_error_clear(); /* it is a hint: the lookup meets the same, and tells the other ranks */
@@ -585,7 +585,7 @@ peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
 }
 
 /** Bind both directions of a batch as a lookup and a backward pass with gradients of zero would, and describe them. */
-static peri_status explain(batch *b, peri__buffer *text)
+static peri_status explain_batch(batch *b, peri__buffer *text)
 {
     const peri_sharded *e = b->ebc;
     PERI_TRY(peri__rows_open(&b->rows[PERI__TO_HOMES], b->input, PERI__TO_HOMES));
@@ -608,7 +608,7 @@ peri_status peri_sharded_explain(peri_sharded *e, peri_work *dist, char **out)
     peri__buffer text = {0};
     PERI_TRY(check_dist("peri_sharded_explain", e, dist, &d));
     PERI_TRY(batch_new(d, &b));
-    peri_status status = explain(b, &text);
+    peri_status status = explain_batch(b, &text);
     peri__trip_release(&b->trip);
     if (status >= 0) status = text.status;
     if (status < 0) peri__free(text.data);
@@ -622,7 +622,7 @@ void peri_sharded_explain_release(char *text)
 }
 
 /** Whether a batch asks for its input again once it is looked up. */
-static bool keeps_input(const peri__input_dist *d)
+static bool input_asked_again(const peri__input_dist *d)
 {
     return d->ebc->kind->by_id || d->ebc->returns_rows || peri__weights_want_grad(d) ||
            d->layouts[PERI__TO_HOMES] != d->layouts[PERI__TO_OWNERS];
@@ -635,7 +635,7 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
     peri__input_dist *d;
     PERI_TRY(check_dist(f, e, dist, &d));
     PERI_TRY(peri__group_check(f, e->group));
-    peri_status status = peri__managed_arrive(d);
+    peri_status status = peri__managed_map_ids(d);
     if (status < 0 && e->world_size > 1) peri__group_fail(e->group, status);
     if (status != PERI_OK) return status;
     peri_work *work;
@@ -645,9 +645,9 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
     if (status >= 0) status = batch_new(d, &o->batch);
     if (status >= 0 && d->arrival) {
         status = peri__managed_reset(d);
-        if (status < 0) status = give_up(o, status);
+        if (status < 0) status = end_for_others(o, status);
     }
-    if (status >= 0) status = look_up(o);
+    if (status >= 0) status = look_up_parts(o);
     if (status >= 0 && d->arrival) status = peri__managed_post(d);
     if (status < 0) {
         peri__work_drop(work, status);
@@ -655,7 +655,7 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
     }
     d->used = true;
     o->asks = d->arrival && e->returns_rows;
-    if (!keeps_input(d)) peri__routing_drop_input(&d->routing);
+    if (!input_asked_again(d)) peri__routing_drop_input(&d->routing);
     *out = work;
     return PERI_OK;
 }
@@ -683,7 +683,7 @@ static peri_status collect_results(const output_dist *o, peri_tensor **out, int3
         const int32_t i = *made;
         const peri_k_piece *whole = h->whole && h->whole[i].offset >= 0 ? &h->whole[i] : NULL;
         PERI__HELD peri_tensor *wide = NULL;
-        PERI_TRY(whole ? whole_result(o, i, whole, &wide) : result_of(b, rows, i, &at, &wide));
+        PERI_TRY(whole ? whole_result(o, i, whole, &wide) : view_of_result(b, rows, i, &at, &wide));
         PERI_TRY(peri_tensor_to(wide, e->output_dtype, NULL, &out[i]));
     }
     return PERI_OK;
@@ -709,9 +709,9 @@ peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor 
     if (o->used) return peri__fail(PERI_EINVAL, "peri_sharded_output: this output was already taken");
     PERI_TRY(make_results(o, out));
     o->used = true;
-    peri__landed(o->batch->input);
+    peri__input_done(o->batch->input);
     const peri__weights_dist *w = o->batch->weights_dist;
-    if (w && w->at_home) peri__rows_let_go(&o->batch->rows[PERI__TO_HOMES]);
+    if (w && w->at_home) peri__rows_drop_ends(&o->batch->rows[PERI__TO_HOMES]);
     else rows_drop(o->batch, PERI__TO_HOMES);
     return PERI_OK;
 }

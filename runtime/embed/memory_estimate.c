@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bytes.c: what a table batch would take, by the sizes that making it goes by. Planners ask before there is a device.
+ * memory_estimate.c: what a table batch would take, by the sizes that making it goes by. Planners ask before there is a
+ * device.
  */
 #include "embed_internal.h"
 
@@ -25,9 +26,12 @@ static peri_status table_bytes(const peri_tbe_config *c, int64_t i, int64_t rows
     return PERI_OK;
 }
 
-static int64_t whole(double bytes) { return bytes < (double)(INT64_MAX / 2) ? (int64_t)bytes : INT64_MAX / 2; }
+static int64_t saturated_bytes(double bytes)
+{
+    return bytes < (double)(INT64_MAX / 2) ? (int64_t)bytes : INT64_MAX / 2;
+}
 
-static peri_status bytes_of(const peri_tbe_config *c, bool apart, peri_tbe_bytes *out)
+static peri_status add_up_tables(const peri_tbe_config *c, bool apart, peri_tbe_bytes *out)
 {
     double of_rows = 0, others = 0, host = 0, files = 0;
     PERI_TRY(peri__tbe_check(c));
@@ -37,9 +41,9 @@ static peri_status bytes_of(const peri_tbe_config *c, bool apart, peri_tbe_bytes
         PERI_TRY(table_bytes(c, i, rows, &of_rows, &others));
     }
     bool mapped = c->mapped && apart;
-    *out = (peri_tbe_bytes){.device = whole(mapped ? others : of_rows + others),
-                            .host = whole(mapped ? host + of_rows : host),
-                            .files = whole(files)};
+    *out = (peri_tbe_bytes){.device = saturated_bytes(mapped ? others : of_rows + others),
+                            .host = saturated_bytes(mapped ? host + of_rows : host),
+                            .files = saturated_bytes(files)};
     return PERI_OK;
 }
 
@@ -54,8 +58,8 @@ peri_status peri_tbe_bytes_of(const peri_tbe_config *given, bool apart, peri_tbe
 {
     peri_tbe_config c;
     PERI_NEED(out);
-    PERI_TRY(peri__tbe_config_take(given, "peri_tbe_bytes_of", &c));
-    peri_status status = bytes_of(&c, apart, out);
-    peri__tbe_config_give_up(&c);
+    PERI_TRY(peri__tbe_config_of_today(given, "peri_tbe_bytes_of", &c));
+    peri_status status = add_up_tables(&c, apart, out);
+    peri__tbe_config_free(&c);
     return status;
 }

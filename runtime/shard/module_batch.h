@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * walk.h: one batch on its way through a sharded module (input.c, walk.c), and the gradients of its ids' weights
- * (weights_dist.c).
+ * module_batch.h: one batch on its way through a sharded module (input.c, module_batch.c), and the gradients of its
+ * ids' weights (weights_dist.c).
  */
-#ifndef PERI_SHARD_WALK_H
-#define PERI_SHARD_WALK_H
+#ifndef PERI_SHARD_MODULE_BATCH_H
+#define PERI_SHARD_MODULE_BATCH_H
 
 #include "module.h"
 
@@ -32,24 +32,24 @@ typedef struct peri__input_dist {
 extern const peri__work_vtab peri__input_vtab;
 
 /** Give up what a lookup has made of it. */
-void peri__input_drop_looks(peri__input_dist *d);
+void peri__input_drop_lookups(peri__input_dist *d);
 
 /** Raw ids become rows, unless they are; PERI_PENDING: a map wants scores. */
-peri_status peri__managed_arrive(peri__input_dist *d);
+peri_status peri__managed_map_ids(peri__input_dist *d);
 /** Before its lookup: rows that got another id since the lookup before start again. */
 peri_status peri__managed_reset(peri__input_dist *d);
 /** Post the rows that go home, if somebody asks for them. */
 peri_status peri__managed_post(peri__input_dist *d);
 /** Whether they are home; and the input's values with them. */
-peri_status peri__arrival_test(peri__arrival *arrival);
+peri_status peri__managed_batch_test(peri__arrival *arrival);
 peri_status peri__managed_rows(const peri__input_dist *d, peri_tensor **out);
 /** A batch is in flight no more, if it was. */
-static inline void peri__landed(peri__input_dist *d)
+static inline void peri__input_done(peri__input_dist *d)
 {
     d->ebc->in_flight -= d->in_flight;
     d->in_flight = false;
 }
-void peri__arrival_free(peri__arrival *arrival);
+void peri__managed_batch_free(peri__arrival *arrival);
 
 /** Whether the ids' weights want a gradient. */
 static inline bool peri__weights_want_grad(const peri__input_dist *d)

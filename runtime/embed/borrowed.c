@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * over.c: lookups in a tensor whose memory a table batch borrows for them (peri__tbe_over), on the tape.
+ * borrowed.c: lookups in a tensor whose memory a table batch borrows for them (peri__tbe_borrowing), on the tape.
  */
 #include "../tensor/report.h"
 #include "embed_internal.h"
@@ -8,15 +8,15 @@
 enum { IN_TABLE, IN_WEIGHTS, INPUTS };
 enum { SAVED_IDS, SAVED_OFFSETS, SAVED_WEIGHTS, SAVED_SCALE };
 
-static void over_fini(peri__node *node)
+static void borrowed_fini(peri__node *node)
 {
     peri_tbe_batch_release(node->state);
     node->state = NULL;
 }
 
-void peri__over_passed(const peri_tbe *tbe) { peri__unheard_passed(&tbe->weight->storage->unheard); }
+void peri__borrowed_passed(const peri_tbe *tbe) { peri__unheard_passed(&tbe->weight->storage->unheard); }
 
-static peri_status over_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+static peri_status borrowed_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tbe_batch *batch = node->state;
     const peri_tensor *in_weights = batch->in.weights;
@@ -35,7 +35,7 @@ static peri_status over_backward(peri__node *node, peri_tensor *const *grad_out,
     }
     grad_in[IN_WEIGHTS] = weights;
     weights = NULL;
-    peri__over_passed(batch->tbe);
+    peri__borrowed_passed(batch->tbe);
 out:
     peri_tensor_release(grad);
     peri_tensor_release(weights);
@@ -44,9 +44,9 @@ out:
 }
 
 static const peri__node_vtab over_vtab = {
-    .name = "tbe_over", .acts = PERI__UPDATES, .backward = over_backward, .fini = over_fini};
+    .name = "tbe_over", .acts = PERI__UPDATES, .backward = borrowed_backward, .fini = borrowed_fini};
 
-peri_status peri__over_record(peri_tensor *table, peri_tbe_batch *batch, peri_tensor *out)
+peri_status peri__borrowed_record(peri_tensor *table, peri_tbe_batch *batch, peri_tensor *out)
 {
     const peri_tbe_input *in = &batch->in;
     peri_tensor *inputs[INPUTS] = {[IN_TABLE] = table, [IN_WEIGHTS] = in->weights};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stored.c: flushes of table batches and counts of their caches, wherever the rows are.
+ * flush_calls.c: flushes of table batches and counts of their caches, wherever the rows are.
  */
 #include "embed_internal.h"
 

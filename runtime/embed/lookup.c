@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * front.c: the calls that look up and train. Each checks its arguments, goes to where the rows are (peri__store), and
+ * lookup.c: the calls that look up and train. Each checks its arguments, goes to where the rows are (peri__store), and
  * keeps the lookup's node on the tape.
  */
 #include "../tensor/report.h"
@@ -12,7 +12,7 @@
 static peri_status batch_for(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out)
 {
     PERI_TRY(peri__tbe_input_check(function, tbe, in));
-    PERI_TRY(peri__batch_take(tbe, in, out));
+    PERI_TRY(peri__batch_acquire(tbe, in, out));
     peri_tbe_retain(tbe);
     return PERI_OK;
 }
@@ -34,7 +34,7 @@ void peri_tbe_batch_release(peri_tbe_batch *b)
     peri_tbe_batch *alike = b->alike;
     b->alike = NULL;
     if (b->ticket) tbe->store->drop(b);
-    peri__batch_give(b);
+    peri__batch_recycle(b);
     peri_tbe_batch_release(alike);
     peri_tbe_release(tbe);
 }
@@ -50,7 +50,7 @@ peri_status peri_tbe_batch_sort(peri_tbe_batch *b)
 
 /* -- forward ------------------------------------------------------------------------------------------------------- */
 
-static peri_status check_out(const char *function, const peri_tbe *tbe, const peri_tbe_input *in,
+static peri_status check_output(const char *function, const peri_tbe *tbe, const peri_tbe_input *in,
                              const peri_tensor *out)
 {
     char text[128];
@@ -72,9 +72,9 @@ peri_status peri__batch_forward(const char *function, peri_tbe_batch *b, peri_te
     return b->tbe->store->forward(function, b, out);
 }
 
-static peri_status forward(const char *function, peri_tbe_batch *b, peri_tensor *out)
+static peri_status forward_checked(const char *function, peri_tbe_batch *b, peri_tensor *out)
 {
-    if (!b->there) PERI_TRY(check_out(function, b->tbe, &b->in, out));
+    if (!b->there) PERI_TRY(check_output(function, b->tbe, &b->in, out));
     peri__changed(out);
     return peri__batch_forward(function, b, out);
 }
@@ -83,7 +83,7 @@ peri_status peri_tbe_batch_forward(peri_tbe_batch *b, peri_tensor *out)
 {
     PERI_NEED(b);
     PERI_NEED(out);
-    return forward("peri_tbe_batch_forward", b, out);
+    return forward_checked("peri_tbe_batch_forward", b, out);
 }
 
 peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
@@ -93,7 +93,7 @@ peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tenso
     PERI_NEED(out);
     peri_tbe_batch *b;
     PERI_TRY(batch_for("peri_tbe_forward", tbe, in, &b));
-    peri_status status = forward("peri_tbe_forward", b, out);
+    peri_status status = forward_checked("peri_tbe_forward", b, out);
     peri_tbe_batch_release(b);
     return status;
 }
@@ -101,11 +101,11 @@ peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tenso
 /* -- backward ------------------------------------------------------------------------------------------------------ */
 
 /** Gradients of the ids' weights at once, the rest later. */
-static peri_status keep(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
+static peri_status keep_for_later(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
 {
     PERI_TRY(peri__batch_enter(function, b, true));
     peri_status status = grad_weights ? peri__tbe_weight_gradient(b, grad, grad_weights) : PERI_OK;
-    if (status >= 0) status = peri__tbe_keep(b->tbe, &b->in, grad);
+    if (status >= 0) status = peri__tbe_accumulate_pass(b->tbe, &b->in, grad);
     return peri__batch_leave(b, true, status);
 }
 
@@ -125,16 +125,18 @@ static void note_pass(peri_tbe *tbe)
     pthread_mutex_unlock(&tbe->small);
     if (!tell) return;
     peri__log(PERI_LOG_WARN,
-              "table '%.120s'%s: one backward pass updates it for each of several lookups, so its optimizer (%s) takes "
-              "several steps, as FBGEMM's does; one lookup of all features of a step takes one step",
+              "table '%.120s'%s: one backward_checked pass updates it for each of several lookups, so its optimizer "
+              "(%s) takes "
+              "several steps, as FBGEMM's does; one look_up_recorded of all features of a step takes one step",
               tbe->tables[0].name, tbe->n_tables > 1 ? " and those beside it" : "", peri_tbe_optimizer_name(o->kind));
 }
 
-static peri_status backward(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
+static peri_status backward_checked(const char *function, peri_tbe_batch *b, peri_tensor *grad,
+                                    peri_tensor *grad_weights)
 {
     peri_tbe *tbe = b->tbe;
     if (!b->there) PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
-    if (tbe->accumulate) return keep(function, b, grad, grad_weights);
+    if (tbe->accumulate) return keep_for_later(function, b, grad, grad_weights);
     peri_status status = tbe->store->backward(function, b, grad, grad_weights);
     if (status >= 0) note_pass(tbe);
     return status;
@@ -144,7 +146,7 @@ peri_status peri_tbe_batch_backward(peri_tbe_batch *b, peri_tensor *grad, peri_t
 {
     PERI_NEED(b);
     PERI_NEED(grad);
-    return backward("peri_tbe_batch_backward", b, grad, grad_weights);
+    return backward_checked("peri_tbe_batch_backward", b, grad, grad_weights);
 }
 
 peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights)
@@ -154,7 +156,7 @@ peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
     PERI_NEED(grad);
     peri_tbe_batch *b;
     PERI_TRY(batch_for("peri_tbe_backward", tbe, in, &b));
-    peri_status status = backward("peri_tbe_backward", b, grad, grad_weights);
+    peri_status status = backward_checked("peri_tbe_backward", b, grad, grad_weights);
     peri_tbe_batch_release(b);
     return status;
 }
@@ -202,7 +204,7 @@ peri_status peri__lookup_backward(peri__node *node, peri_tbe_batch *batch, peri_
             if (peri__needs(node, i))
                 PERI_TRY_GOTO(peri_tbe_gradient_table(batch->tbe, dense, i - 1, &grad_in[i]), out);
     } else {
-        PERI_TRY_GOTO(backward("peri_tbe_backward", batch, grad, grad_weights), out);
+        PERI_TRY_GOTO(backward_checked("peri_tbe_backward", batch, grad, grad_weights), out);
     }
     if (grad_weights) grad_in[0] = grad_weights;
     grad_weights = NULL;
@@ -218,12 +220,12 @@ static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_ou
 {
     peri_tensor *grad = grad_out[0];
     bool placed; /* a gradient among those of other features (cat) is read there */
-    PERI_TRY(peri__batch_place_window(node, node->state, grad, &placed));
+    PERI_TRY(peri__batch_redirect_window(node, node->state, grad, &placed));
     if (placed) peri_tensor_retain(grad);
     else if (grad->dtype == PERI_F32) PERI_TRY(peri_tensor_contiguous(grad, &grad));
     else PERI_TRY(peri__cast(grad, PERI_F32, &grad)); /* contiguous and wide in one pass */
     peri_status status = peri__lookup_backward(node, node->state, grad, grad_in);
-    if (placed) peri__batch_unplace(node->state);
+    if (placed) peri__batch_redirect_end(node->state);
     return status;
 }
 
@@ -280,7 +282,7 @@ int64_t peri__batch_offset(const peri_tbe_batch *b, int64_t bag)
 
 /** Whether the lookup writes all of @out: bags that follow each other from the first id to the last leave no row
  *  out. */
-static bool covers(const peri_tbe_batch *b, const peri_tensor *out)
+static bool writes_whole_output(const peri_tbe_batch *b, const peri_tensor *out)
 {
     const peri_tbe_blocks *l = b->in.blocks;
     int64_t n = peri__numel(b->in.ids), numel = peri__numel(out);
@@ -295,9 +297,9 @@ peri_status peri__lookup_rows(const char *function, peri_tbe_batch *b, int32_t n
 {
     peri_tbe *tbe = b->tbe;
     peri_tensor *t;
-    PERI_TRY(peri__batch_no_room(b, peri_tensor_new(tbe->device, tbe->output_dtype, ndim, shape, &t)));
-    peri_status status = check_out(function, tbe, &b->in, t);
-    if (status >= 0 && !covers(b, t)) status = peri__tensor_zero(t);
+    PERI_TRY(peri__batch_out_of_memory(b, peri_tensor_new(tbe->device, tbe->output_dtype, ndim, shape, &t)));
+    peri_status status = check_output(function, tbe, &b->in, t);
+    if (status >= 0 && !writes_whole_output(b, t)) status = peri__tensor_zero(t);
     if (status >= 0 && peri_grad_enabled()) status = peri__tbe_ema(tbe);
     if (status >= 0) status = peri__batch_forward(function, b, t);
     if (status < 0) peri_tensor_release(t);
@@ -305,7 +307,7 @@ peri_status peri__lookup_rows(const char *function, peri_tbe_batch *b, int32_t n
     return status;
 }
 
-static peri_status lookup(const char *function, peri_tbe_batch *b, int32_t ndim, const int64_t *shape,
+static peri_status look_up_recorded(const char *function, peri_tbe_batch *b, int32_t ndim, const int64_t *shape,
                           peri_tensor **out)
 {
     PERI_TRY(peri__lookup_rows(function, b, ndim, shape, out));
@@ -321,7 +323,7 @@ peri_status peri_tbe_batch_lookup(peri_tbe_batch *b, int32_t ndim, const int64_t
 {
     PERI_NEED(b);
     PERI_NEED(out);
-    return lookup("peri_tbe_batch_lookup", b, ndim, shape, out);
+    return look_up_recorded("peri_tbe_batch_lookup", b, ndim, shape, out);
 }
 
 peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *in, int32_t ndim, const int64_t *shape,
@@ -332,7 +334,7 @@ peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *in, int32_t ndi
     PERI_NEED(out);
     peri_tbe_batch *b;
     PERI_TRY(batch_for("peri_tbe_lookup", tbe, in, &b));
-    peri_status status = lookup("peri_tbe_lookup", b, ndim, shape, out);
+    peri_status status = look_up_recorded("peri_tbe_lookup", b, ndim, shape, out);
     peri_tbe_batch_release(b);
     return status;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * held.c: whether the rows of a table can hold the numbers that are written to them. What does not fit would become
- * NaN, infinite, or another number, without a word: formats of few bits have neither, or small ranges.
+ * numbers_fit.c: whether the rows of a table can hold the numbers that are written to them. What does not fit would
+ * become NaN, infinite, or another number, without a word: formats of few bits have neither, or small ranges.
  */
 #include "embed_internal.h"
 
@@ -10,7 +10,7 @@
 enum { CHUNK = 1 << 20 }; /* numbers that are brought to the host at a time */
 
 /** What a format holds, for messages. */
-static const char *allowed(int32_t dtype)
+static const char *allowed_numbers(int32_t dtype)
 {
     switch (dtype) {
     case PERI_ROWS_INT8: return "finite numbers whose range is finite";
@@ -23,16 +23,16 @@ static const char *allowed(int32_t dtype)
 }
 
 /** The largest magnitude that becomes no other number than by rounding; 0: that is a question of whole rows. */
-static double largest_of(int32_t dtype)
+static double largest_number(int32_t dtype)
 {
     return dtype == PERI_ROWS_FP8 ? 240 : dtype == PERI_F16 ? 65519.99 : dtype == PERI_BF16 ? 0x1.fefffep127 : 0;
 }
 
 /** Whether the row at @x, of which @bytes was made (NULL: nothing), is held. @at: the column to blame, -1: the row. */
-static bool held(int32_t dtype, const float *x, int64_t cols, const uint8_t *bytes, int64_t *at)
+static bool row_fits(int32_t dtype, const float *x, int64_t cols, const uint8_t *bytes, int64_t *at)
 {
     bool floats = dtype == PERI_F16 || dtype == PERI_BF16;
-    double most = largest_of(dtype);
+    double most = largest_number(dtype);
     *at = -1;
     for (int64_t c = 0; c < cols; c++) {
         bool finite = isfinite(x[c]);
@@ -52,15 +52,15 @@ static bool held(int32_t dtype, const float *x, int64_t cols, const uint8_t *byt
 }
 
 /** Row @i of those at @place, the numbers @x, is not held. */
-static peri_status complain(const peri__rows_place *place, int64_t i, const float *x, int64_t cols, int64_t at)
+static peri_status fail_row(const peri__rows_place *place, int64_t i, const float *x, int64_t cols, int64_t at)
 {
     const long long row = (long long)(place->list ? place->list[i] : place->row + i);
     if (at >= 0)
         return peri__fail(
             PERI_ERANGE,
-            "%s: table '%.120s', row %lld: its number %lld is %g, which rows of %s do not hold; allowed: %s",
+            "%s: table '%.120s', row %lld: its number %lld is %g, which rows of %s do not hold; allowed_numbers: %s",
             place->who, place->table, row, (long long)at, isnan(x[at]) ? (double)NAN : (double)x[at],
-            peri__data_type_name(place->dtype), allowed(place->dtype));
+            peri__data_type_name(place->dtype), allowed_numbers(place->dtype));
     float least = x[0], largest = x[0];
     for (int64_t c = 1; c < cols; c++) {
         least = fminf(least, x[c]);
@@ -68,9 +68,9 @@ static peri_status complain(const peri__rows_place *place, int64_t i, const floa
     }
     return peri__fail(
         PERI_ERANGE,
-        "%s: table '%.120s', row %lld: its numbers go from %g to %g, which rows of %s do not hold; allowed: %s",
+        "%s: table '%.120s', row %lld: its numbers go from %g to %g, which rows of %s do not hold; allowed_numbers: %s",
         place->who, place->table, row, (double)least, (double)largest, peri__data_type_name(place->dtype),
-        allowed(place->dtype));
+        allowed_numbers(place->dtype));
 }
 
 /** Rows [begin, end) of @t in host memory: where they are, or read into @room. */
@@ -89,7 +89,7 @@ static peri_status on_host(peri_tensor *t, int64_t begin, int64_t end, void *roo
     return status;
 }
 
-peri_status peri__rows_held(const peri__rows_place *place, peri_tensor *numbers, peri_tensor *bytes)
+peri_status peri__check_numbers_fit(const peri__rows_place *place, peri_tensor *numbers, peri_tensor *bytes)
 {
     int64_t rows = numbers->shape[0], cols = numbers->shape[1], width = bytes ? bytes->shape[1] : 0, at;
     int64_t step = peri__max(1, CHUNK / peri__max(cols, 1));
@@ -103,8 +103,8 @@ peri_status peri__rows_held(const peri__rows_place *place, peri_tensor *numbers,
         if (status >= 0 && bytes) status = on_host(bytes, begin, end, more, &codes);
         for (int64_t r = 0; r < end - begin && status >= 0; r++) {
             const float *own = (const float *)x + r * cols;
-            if (!held(place->dtype, own, cols, codes ? (const uint8_t *)codes + r * width : NULL, &at))
-                status = complain(place, begin + r, own, cols, at);
+            if (!row_fits(place->dtype, own, cols, codes ? (const uint8_t *)codes + r * width : NULL, &at))
+                status = fail_row(place, begin + r, own, cols, at);
         }
     }
     peri__free(room);
@@ -112,21 +112,21 @@ peri_status peri__rows_held(const peri__rows_place *place, peri_tensor *numbers,
     return status;
 }
 
-peri_status peri__rows_made(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out)
+peri_status peri__encode_rows(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out)
 {
     const bool floats = peri__small_float(place->dtype);
     const peri_row_format format = peri__tbe_row_format(place->dtype);
     const bool scaled = !floats && format.scale_dtype >= 0; /* what they hold is known of the bytes */
     PERI__HELD peri_tensor *made = NULL;
-    if (!scaled && place->dtype != PERI_F32) PERI_TRY(peri__rows_held(place, numbers, NULL));
+    if (!scaled && place->dtype != PERI_F32) PERI_TRY(peri__check_numbers_fit(place, numbers, NULL));
     PERI_TRY(floats ? peri_tensor_to(numbers, place->dtype, NULL, &made)
                     : peri_quantize_rows(numbers, &format, NULL, &made));
-    if (scaled) PERI_TRY(peri__rows_held(place, numbers, made));
+    if (scaled) PERI_TRY(peri__check_numbers_fit(place, numbers, made));
     *out = peri__give(&made);
     return PERI_OK;
 }
 
-peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,
+peri_status peri__check_floats_fit(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,
                               const peri_tensor *src)
 {
     bool narrow = tbe->dtype == PERI_F16 || tbe->dtype == PERI_BF16;
@@ -140,7 +140,7 @@ peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t
     PERI_TRY_GOTO(peri_tensor_contiguous(numbers, &flat), out);
     const peri__rows_place place = {
         .who = function, .table = tbe->tables[table].name, .dtype = tbe->dtype, .row = row};
-    status = peri__rows_held(&place, flat, NULL);
+    status = peri__check_numbers_fit(&place, flat, NULL);
 out:
     peri_tensor_release(numbers);
     peri_tensor_release(flat);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kinds.c: the table of optimizers: what each keeps and knows; the states that follow from it.
+ * optimizer_kinds.c: the table of optimizers: what each keeps and knows; the states that follow from it.
  */
 #include "embed_internal.h"
 
@@ -118,11 +118,11 @@ int32_t peri__states_of(int32_t dtype, const peri_tbe_optimizer_config *o, peri_
         if (!keeps) continue;
         out[n++] = (peri__state){.name = known[i].name, .which = i, .dtype = known[i].dtype, .geometry = keeps - 1};
     }
-    out[0].dtype = peri__tbe_bytes(dtype) ? PERI_U8 : dtype;
+    out[0].dtype = peri__rows_are_bytes(dtype) ? PERI_U8 : dtype;
     return n;
 }
 
-bool peri__keeps(const peri_tbe_optimizer_config *o, int32_t geometry)
+bool peri__optimizer_keeps(const peri_tbe_optimizer_config *o, int32_t geometry)
 {
     peri__state states[PERI__STATES];
     int32_t n = peri__states_of(PERI_F32, o, states);
@@ -173,7 +173,7 @@ peri_status peri__state_view(const peri_tbe *tbe, int64_t table, int32_t i, peri
 {
     const peri__state *s = &tbe->state[i];
     const peri_k_tbe_table *t = &tbe->layout[table];
-    int64_t at = peri__state_offset(tbe, s, table), cols = peri__tbe_bytes(tbe->dtype) ? t->stride : t->cols;
+    int64_t at = peri__state_offset(tbe, s, table), cols = peri__rows_are_bytes(tbe->dtype) ? t->stride : t->cols;
     switch (s->geometry) {
     case PERI_STATE_FULL:
         return peri__tensor_view(s->flat, 2, (int64_t[]){t->rows, cols}, (int64_t[]){t->stride, 1}, at, out);
@@ -183,7 +183,7 @@ peri_status peri__state_view(const peri_tbe *tbe, int64_t table, int32_t i, peri
     }
 }
 
-double peri__tbe_copies(const peri_tbe_optimizer_config *o)
+double peri__tbe_weight_sized_tensors(const peri_tbe_optimizer_config *o)
 {
     peri__state states[PERI__STATES];
     int32_t n = peri__states_of(PERI_F32, o, states), full = 0;
@@ -191,7 +191,7 @@ double peri__tbe_copies(const peri_tbe_optimizer_config *o)
     return full;
 }
 
-int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS])
+int32_t peri__tbe_record_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS])
 {
     int32_t n = 0;
     for (int32_t i = 0; i < tbe->n_states; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * calls.c: the order of calls on a table batch, among threads and among streams, and memory that calls reuse.
+ * call_order.c: the order of calls on a table batch, among threads and among streams, and memory that calls reuse.
  */
 #include "embed_internal.h"
 #include "../tensor/capture.h"
@@ -19,15 +19,15 @@ peri_status peri__calls_init(peri_tbe *tbe)
 }
 
 /** This thread, as tbe->holder names it. */
-static uintptr_t myself(void)
+static uintptr_t this_thread(void)
 {
     static _Thread_local char here;
     return (uintptr_t)&here;
 }
 
-bool peri__tbe_inside(const peri_tbe *tbe)
+bool peri__tbe_in_call_alone(const peri_tbe *tbe)
 {
-    return atomic_load_explicit(&tbe->holder, memory_order_relaxed) == myself();
+    return atomic_load_explicit(&tbe->holder, memory_order_relaxed) == this_thread();
 }
 
 peri_status peri__tbe_enter(peri_tbe *tbe, bool alone)
@@ -39,11 +39,11 @@ peri_status peri__tbe_enter(peri_tbe *tbe, bool alone)
     PERI_TRY(peri__cannot_capture(tbe->device, "a lookup in embedding tables, or their update,"));
     if (alone) pthread_rwlock_wrlock(&tbe->lock);
     else pthread_rwlock_rdlock(&tbe->lock);
-    peri_status status = peri__follow(tbe, tbe->changed);
-    if (alone && status >= 0) status = peri__follow(tbe, tbe->looked);
-    if (alone && status >= 0) status = peri__follow(tbe, tbe->counted);
+    peri_status status = peri__tbe_wait_event(tbe, tbe->changed);
+    if (alone && status >= 0) status = peri__tbe_wait_event(tbe, tbe->looked);
+    if (alone && status >= 0) status = peri__tbe_wait_event(tbe, tbe->counted);
     if (status < 0) pthread_rwlock_unlock(&tbe->lock);
-    else if (alone) atomic_store_explicit(&tbe->holder, myself(), memory_order_relaxed);
+    else if (alone) atomic_store_explicit(&tbe->holder, this_thread(), memory_order_relaxed);
     return status;
 }
 
@@ -52,30 +52,30 @@ peri_status peri__tbe_leave(peri_tbe *tbe, bool alone, peri_status status)
     peri_status left = PERI_OK;
     if (alone) {
         atomic_store_explicit(&tbe->holder, 0, memory_order_relaxed);
-        left = peri__mark(tbe, tbe->changed);
-    } else if (peri__queues(tbe)) {
+        left = peri__tbe_record_event(tbe, tbe->changed);
+    } else if (peri__tbe_is_queued(tbe)) {
         pthread_mutex_lock(&tbe->small);
-        left = peri__follow(tbe, tbe->looked); /* so that it follows the other lookups as well */
-        if (left >= 0) left = peri__mark(tbe, tbe->looked);
+        left = peri__tbe_wait_event(tbe, tbe->looked); /* so that it follows the other lookups as well */
+        if (left >= 0) left = peri__tbe_record_event(tbe, tbe->looked);
         pthread_mutex_unlock(&tbe->small);
     }
     pthread_rwlock_unlock(&tbe->lock);
     return status < 0 ? status : left < 0 ? left : status;
 }
 
-peri_status peri__tbe_counting(peri_tbe *tbe, int32_t op, const void *args, size_t size)
+peri_status peri__tbe_queue_counting(peri_tbe *tbe, int32_t op, const void *args, size_t size)
 {
     pthread_mutex_lock(&tbe->small);
-    peri_status status = peri__follow(tbe, tbe->counted);
+    peri_status status = peri__tbe_wait_event(tbe, tbe->counted);
     if (status >= 0) status = peri__run(tbe->device, op, args, size);
-    if (status >= 0) status = peri__mark(tbe, tbe->counted);
+    if (status >= 0) status = peri__tbe_record_event(tbe, tbe->counted);
     pthread_mutex_unlock(&tbe->small);
     return status;
 }
 
 /* -- memory -------------------------------------------------------------------------------------------------------- */
 
-void peri__forget_after(peri_tensor **tensor, peri_event *last)
+void peri__free_after(peri_tensor **tensor, peri_event *last)
 {
     if (!*tensor) return;
     /* Memory is freed in the order of the stream that was current when it was made, which may not be the one that used
@@ -87,7 +87,7 @@ void peri__forget_after(peri_tensor **tensor, peri_event *last)
     *tensor = NULL;
 }
 
-void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor)
+void peri__tbe_free_later(peri_tbe *tbe, peri_tensor **tensor)
 {
     if (!*tensor) return;
     peri_stream *now = peri_stream_current(tbe->device);
@@ -96,7 +96,7 @@ void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor)
         (void)peri_stream_wait(now, tbe->looked);
         (void)peri_event_record(tbe->changed, now);
     }
-    peri__forget_after(tensor, tbe->changed);
+    peri__free_after(tensor, tbe->changed);
 }
 
 peri_status peri__reserve(peri_device *device, peri_tensor **tensor, peri_event *last, int32_t dtype, int64_t count,
@@ -107,7 +107,7 @@ peri_status peri__reserve(peri_device *device, peri_tensor **tensor, peri_event 
         int64_t more = t ? peri__max(count, peri__numel(t) + peri__numel(t) / 4) : count;
         peri_tensor *fresh;
         PERI_TRY(peri_tensor_new(device, dtype, 1, &more, &fresh));
-        peri__forget_after(tensor, last);
+        peri__free_after(tensor, last);
         *tensor = fresh;
     }
     *out = peri__data(*tensor);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reset.c: rows that start again, as records of what a row is before its first update (kernels/cache.h).
+ * rows_reset.c: rows that start again, as records of what a row is before its first update (kernels/cache.h).
  */
 #include "row_watch.h"
 #include "../../kernels/convert.h"
@@ -91,7 +91,7 @@ static peri_status start_rows(peri_tbe *tbe, int64_t table, const int64_t *rows,
     PERI_TRY_GOTO(peri__copy(tbe->device, peri__data(device), host, all, PERI_COPY_H2D), out);
     args.records = peri__data(device);
     args.moves = (const peri_k_cache_move *)(args.records + n * bytes);
-    args.n_parts = peri__tbe_parts(tbe, args.part);
+    args.n_parts = peri__tbe_record_parts(tbe, args.part);
     status = PERI_LAUNCH(tbe->device, cache_fill, &args, n, GRAIN);
 out:
     peri__free(host);
@@ -102,7 +102,7 @@ out:
 peri_status peri__memory_reset(peri_tbe *tbe, int64_t table, const int64_t *rows, int64_t n)
 {
     peri_k_cache_part part[PERI_CACHE_PARTS];
-    int32_t parts = peri__tbe_parts(tbe, part);
+    int32_t parts = peri__tbe_record_parts(tbe, part);
     int64_t bytes = PERI_CACHE_RECORD_HEAD;
     for (int32_t p = 0; p < parts; p++) bytes += part[p].bytes * (part[p].row ? 1 : tbe->layout[table].cols);
     bytes = (bytes + 7) / 8 * 8;
@@ -115,7 +115,7 @@ peri_status peri__memory_reset(peri_tbe *tbe, int64_t table, const int64_t *rows
 
 /* -- any tables ---------------------------------------------------------------------------------------------------- */
 
-static int ascending(const void *a, const void *b)
+static int compare_rows(const void *a, const void *b)
 {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return x < y ? -1 : x > y;
@@ -126,7 +126,7 @@ static peri_status rows_of(const peri_tbe *tbe, int64_t table, peri_tensor *rows
 {
     int64_t all = peri__numel(rows), most = tbe->tables[table].config.rows;
     PERI_TRY(peri_tensor_read(rows, out, all * (int64_t)sizeof *out));
-    qsort(out, (size_t)all, sizeof *out, ascending);
+    qsort(out, (size_t)all, sizeof *out, compare_rows);
     *n = 0;
     for (int64_t i = 0; i < all; i++) {
         if (out[i] < 0 || out[i] >= most)
@@ -158,7 +158,7 @@ peri_status peri_tbe_rows_reset(peri_tbe *tbe, int64_t table, peri_tensor *rows)
     if (rows->dtype != PERI_I64 || rows->ndim != 1)
         return peri__fail(PERI_EINVAL, "%s: table '%s': rows are %s, allowed: i64 of one dimension", f,
                           tbe->tables[table].name, peri__tensor_text(rows, text, sizeof text));
-    if (peri__tbe_bytes(tbe->dtype))
+    if (peri__rows_are_bytes(tbe->dtype))
         return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s' has rows of bytes, which have no start values", f,
                           tbe->tables[table].name);
     int64_t n = peri__numel(rows), *list;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * room.c: what is said when memory is short: whose table or batch it is, and what would take less of the device's
- * memory.
+ * out_of_memory.c: what is said when memory is short: whose table or batch it is, and what would take less of the
+ * device's memory.
  */
 #include "embed_internal.h"
 
@@ -12,7 +12,7 @@ enum { WAY_OUT_TEXT = 200 };
 /** What would leave more of @device's memory free for tables that are placed like these. */
 static const char *way_out(peri_device *device, int32_t dtype, bool mapped, bool cached, char out[WAY_OUT_TEXT])
 {
-    bool host = peri_device_host_access(device), bytes = peri__tbe_bytes(dtype);
+    bool host = peri_device_host_access(device), bytes = peri__rows_are_bytes(dtype);
     if (cached)
         snprintf(out, WAY_OUT_TEXT, "a smaller load_factor or a larger reserved_memory makes the caches smaller");
     else if (mapped && bytes)
@@ -33,7 +33,7 @@ static const char *way_out(peri_device *device, int32_t dtype, bool mapped, bool
 }
 
 /** Bytes of table @i in the states that the device holds; @i is n_tables: of all tables. */
-static double bytes_of(const peri_tbe *tbe, int64_t i, bool mapped)
+static double device_bytes(const peri_tbe *tbe, int64_t i, bool mapped)
 {
     peri__state states[PERI__STATES];
     int32_t n = peri__states_of(tbe->dtype, &tbe->optimizer, states);
@@ -47,25 +47,25 @@ static double bytes_of(const peri_tbe *tbe, int64_t i, bool mapped)
     return bytes;
 }
 
-peri_status peri__tbe_no_room(const peri_tbe *tbe, const peri_tbe_config *c, peri_status status)
+peri_status peri__tbe_out_of_memory(const peri_tbe *tbe, const peri_tbe_config *c, peri_status status)
 {
     char out[WAY_OUT_TEXT], others[96] = "";
     if (status != PERI_ENOMEM || tbe->n_tables == 0) return status;
     int64_t largest = 0;
     for (int64_t i = 1; i < tbe->n_tables; i++)
-        if (bytes_of(tbe, i, c->mapped) > bytes_of(tbe, largest, c->mapped)) largest = i;
+        if (device_bytes(tbe, i, c->mapped) > device_bytes(tbe, largest, c->mapped)) largest = i;
     const peri_table_config *t = &tbe->tables[largest].config;
     if (tbe->n_tables > 1)
         snprintf(others, sizeof others, ", the largest of %lld, which take %.0f MB", (long long)tbe->n_tables,
-                 bytes_of(tbe, tbe->n_tables, c->mapped) / 1e6);
+                 device_bytes(tbe, tbe->n_tables, c->mapped) / 1e6);
     return peri__fail(status,
                       "peri_tbe_new: table '%.60s' of %lld x %lld takes %.0f MB with its states%s%s: %.120s; %s",
-                      t->name, (long long)t->rows, (long long)t->cols, bytes_of(tbe, largest, c->mapped) / 1e6,
+                      t->name, (long long)t->rows, (long long)t->cols, device_bytes(tbe, largest, c->mapped) / 1e6,
                       c->caches ? " (its cache)" : "", others, peri_error_message(),
                       way_out(tbe->device, tbe->dtype, c->mapped, c->caches, out));
 }
 
-peri_status peri__batch_no_room(const peri_tbe_batch *b, peri_status status)
+peri_status peri__batch_out_of_memory(const peri_tbe_batch *b, peri_status status)
 {
     const peri_tbe *tbe = b->tbe;
     const peri_tbe_blocks *l = b->in.blocks;
