@@ -100,7 +100,7 @@ bool peri__cpu_storage_set(void *(*take_from)(size_t bytes, size_t alignment), v
     return true;
 }
 
-static void unmap(void *p, int64_t bytes)
+static void unmap_pages(void *p, int64_t bytes)
 {
     if (give) give(p, (size_t)bytes);
     else munmap(p, (size_t)bytes);
@@ -123,7 +123,7 @@ static void *map_pages(int64_t bytes)
     return p;
 }
 
-static void *map(int64_t bytes)
+static void *map_counted(int64_t bytes)
 {
     void *p = map_pages(bytes);
     if (p) atomic_fetch_add(&held, bytes);
@@ -150,8 +150,8 @@ static void give_block(int c, void *p)
 static void *cut(slab *s, int64_t bytes, int64_t rounded)
 {
     if (s->end - s->at < rounded) {
-        char *more = map(bytes);
-        if (!more) more = map(bytes = (SLAB_HEAD + rounded + 4095) & ~(int64_t)4095);
+        char *more = map_counted(bytes);
+        if (!more) more = map_counted(bytes = (SLAB_HEAD + rounded + 4095) & ~(int64_t)4095);
         if (!more) return NULL;
         for (int c = CLASSES - 1; c >= 0 && s->at; c--)
             for (; s->end - s->at >= bytes_of(c); s->at += bytes_of(c)) give_block(c, s->at);
@@ -191,7 +191,7 @@ static void trim(int64_t misses)
             *at = b->next;
             if (bytes_of(c) > LARGE) cache.large -= bytes_of(c);
             cache.mapped -= bytes_of(c);
-            unmap(b, bytes_of(c));
+            unmap_pages(b, bytes_of(c));
         }
 }
 
@@ -203,7 +203,7 @@ static void give_back(void)
     if (cache.in_use > 0) return;
     for (slab_head *head = cache.slabs, *next; head; head = next) {
         next = head->next;
-        unmap(head, head->bytes);
+        unmap_pages(head, head->bytes);
     }
     memset(cache.free, 0, sizeof cache.free);
     cache.slabs = NULL;
@@ -238,12 +238,12 @@ static void *new_block(int64_t rounded)
     if (rounded > LARGE) cache.missed++;
     if (some) trim(misses);
     pthread_mutex_unlock(&cache.lock);
-    void *p = map(rounded);
+    void *p = map_counted(rounded);
     if (p) return p;
     pthread_mutex_lock(&cache.lock);
     trim(0);
     pthread_mutex_unlock(&cache.lock);
-    return map(rounded);
+    return map_counted(rounded);
 }
 
 static void count_back(void)
@@ -295,7 +295,7 @@ static void cpu_free(void *device, void *stream, void *p, int64_t bytes)
     if (kept && large) cache.large += rounded;
     if (kept && mapped) cache.mapped += rounded;
     pthread_mutex_unlock(&cache.lock);
-    if (!kept) unmap(p, rounded);
+    if (!kept) unmap_pages(p, rounded);
 }
 
 /* -- streams and events: nothing is ever queued -------------------------------------------------------------------- */

@@ -213,7 +213,7 @@ extern void openblas_set_num_threads(int n) __attribute__((weak));
 
 static bool linked_statically(void) { return getauxval(AT_BASE) == 0; } /* nobody has loaded libraries for it */
 
-static void find(void)
+static void find_openblas(void)
 {
     if (linked_statically()) {
         openblas.sgemm = cblas_sgemm;
@@ -377,7 +377,7 @@ peri_status peri__cpu_gemm(const peri_op_gemm *g)
 {
     if (g->ordered && g->dtype == PERI_F32) return ordered_product(g);
     static atomic_int roomy = 1; /* so many threads have had the addresses that their products need */
-    pthread_once(&once, find);
+    pthread_once(&once, find_openblas);
     if (*problem) return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED, "cpu: %s", problem);
     if (g->m == 0 || g->n == 0 || g->batch == 0) return PERI_OK;
     int64_t blocks = (g->m + GEMM_ROWS - 1) / GEMM_ROWS * g->batch;

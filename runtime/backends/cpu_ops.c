@@ -298,10 +298,10 @@ static void run_index_check(const call *c)
  *  random). */
 enum { MARKS_PER_ID = 32, MOST_MARKS = 1 << 28 };
 
-static uint64_t spread_of(const peri_op_unique *a) { return (uint64_t)a->most - (uint64_t)a->least; }
+static uint64_t id_range(const peri_op_unique *a) { return (uint64_t)a->most - (uint64_t)a->least; }
 static bool by_marks(const peri_op_unique *a)
 {
-    return spread_of(a) < (uint64_t)min(MOST_MARKS, a->n * MARKS_PER_ID + PERI_JAGGED_BLOCK);
+    return id_range(a) < (uint64_t)min(MOST_MARKS, a->n * MARKS_PER_ID + PERI_JAGGED_BLOCK);
 }
 
 /** What lies in the scratch of marking: words, sums by blocks, then marks, ranks and tallies, of which marks and
@@ -356,7 +356,7 @@ typedef struct order_plan {
 
 static order_plan order_plan_of(const peri_op_unique *a)
 {
-    int32_t wide = spread_of(a) ? 64 - __builtin_clzll(spread_of(a)) : 0;
+    int32_t wide = id_range(a) ? 64 - __builtin_clzll(id_range(a)) : 0;
     order_plan p = {.place_bits = bits_below(a->n)};
     p.rounds = (int32_t)max(1, ceil_div(wide, 64 - p.place_bits));
     p.bits = (int32_t)ceil_div(wide, p.rounds);

@@ -117,7 +117,7 @@ static uint64_t draw(void) /* xorshift64* */
     return dev.state * 0x2545f4914f6cdd1du;
 }
 
-static int64_t pages(int64_t bytes)
+static int64_t whole_pages(int64_t bytes)
 {
     int64_t n = (bytes + dev.page - 1) / dev.page * dev.page;
     return n ? n : dev.page;
@@ -125,7 +125,7 @@ static int64_t pages(int64_t bytes)
 
 /* -- streams and marks --------------------------------------------------------------------------------------------- */
 
-static bool reached(const mark *m) { return !m->stream || m->stream->run >= m->position; }
+static bool mark_is_reached(const mark *m) { return !m->stream || m->stream->run >= m->position; }
 
 static void stream_unref(stream *s)
 {
@@ -226,11 +226,11 @@ static bool run_one(void)
 {
     int64_t ready = 0;
     for (stream *s = dev.streams; s; s = s->next)
-        ready += s->head && (s->head->kind != TASK_WAIT || reached(&s->head->until));
+        ready += s->head && (s->head->kind != TASK_WAIT || mark_is_reached(&s->head->until));
     if (!ready) return false;
     int64_t pick = (int64_t)(draw() % (uint64_t)ready);
     for (stream *s = dev.streams; s; s = s->next) {
-        if (!s->head || (s->head->kind == TASK_WAIT && !reached(&s->head->until)) || pick-- > 0) continue;
+        if (!s->head || (s->head->kind == TASK_WAIT && !mark_is_reached(&s->head->until)) || pick-- > 0) continue;
         run_head(s);
         return true;
     }
@@ -240,11 +240,11 @@ static bool run_one(void)
 /** Run tasks until @m is reached, at most @most of them; PERI_PENDING if that was not enough. */
 static peri_status run_until(const mark *m, uint64_t most)
 {
-    if (reached(m)) return PERI_OK;
+    if (mark_is_reached(m)) return PERI_OK;
     peri_status status = PERI_OK;
-    for (uint64_t i = 0; i < most && !reached(m) && status == PERI_OK; i++)
+    for (uint64_t i = 0; i < most && !mark_is_reached(m) && status == PERI_OK; i++)
         if (!run_one()) status = PERI_HOST_FAIL(host, PERI_EINTERNAL, "opaque: streams wait for each other");
-    return status < 0 || reached(m) ? status : PERI_PENDING;
+    return status < 0 || mark_is_reached(m) ? status : PERI_PENDING;
 }
 
 static task *task_new(int32_t kind, const void *data, int64_t bytes)
@@ -257,7 +257,7 @@ static task *task_new(int32_t kind, const void *data, int64_t bytes)
     return t;
 }
 
-static void enqueue(stream *s, task *t)
+static void enqueue_task(stream *s, task *t)
 {
     pthread_mutex_lock(&dev.lock);
     if (s->tail) s->tail->next = t;
@@ -305,7 +305,7 @@ static void opaque_close(void *device) { (void)device; }
 static peri_status opaque_alloc(void *device, void *on, int64_t bytes, void **out)
 {
     (void)device, (void)on;
-    int64_t need = pages(bytes);
+    int64_t need = whole_pages(bytes);
     char *p = NULL;
     if (!host->fault(PERI_FAULT_device_alloc)) {
         pthread_mutex_lock(&dev.lock);
@@ -321,10 +321,10 @@ static peri_status opaque_alloc(void *device, void *on, int64_t bytes, void **ou
 static void opaque_free(void *device, void *on, void *p, int64_t bytes)
 {
     (void)device;
-    task *t = task_new(TASK_FREE, NULL, pages(bytes));
+    task *t = task_new(TASK_FREE, NULL, whole_pages(bytes));
     if (!t) return;
     t->dst = p;
-    enqueue(on, t);
+    enqueue_task(on, t);
 }
 
 /** Room that no block has: holes, and what was never given out. */
@@ -381,7 +381,7 @@ static peri_status opaque_stream_wait(void *device, void *on, void *for_event)
     t->until = e->mark;
     t->until.stream->refs++;
     pthread_mutex_unlock(&dev.lock);
-    enqueue(on, t);
+    enqueue_task(on, t);
     return PERI_OK;
 }
 
@@ -444,7 +444,7 @@ static peri_status opaque_copy(void *device, void *on, void *dst, const void *sr
     t->dst = dst;
     t->src = snapshot ? NULL : src;
     t->words = kind == PERI_COPY_H2D_WORDS;
-    enqueue(on, t);
+    enqueue_task(on, t);
     return PERI_OK;
 }
 
@@ -457,7 +457,7 @@ static peri_status opaque_launch(void *device, void *on, int32_t kernel, const v
     t->kernel = kernel;
     t->n = n;
     t->grain = grain;
-    enqueue(on, t);
+    enqueue_task(on, t);
     return PERI_OK;
 }
 
@@ -482,7 +482,7 @@ static peri_status opaque_run(void *device, void *on, int32_t op, const void *ar
     t->kernel = op;
     t->scratch = scratch;
     t->scratch_bytes = bytes;
-    enqueue(on, t);
+    enqueue_task(on, t);
     return PERI_OK;
 }
 

@@ -134,7 +134,7 @@ static sim_group *group_make(sim_world *w, sim_group *parent, const int32_t *ran
     return g;
 }
 
-static peri_status join(sim_group *g, int32_t rank, void **out)
+static peri_status join_group(sim_group *g, int32_t rank, void **out)
 {
     sim_member *m = host->alloc_zero(sizeof *m);
     if (!m) {
@@ -186,7 +186,7 @@ static peri_status open_locked(peri_coll_open *boot, void **out)
         if (!w->device_vtab || w->device_vtab->stream_new(w->device, &w->stream) >= 0)
             root = group_make(w, NULL, NULL, boot->size, 0);
     }
-    peri_status status = root ? join(root, boot->rank, out) : PERI_ENOMEM;
+    peri_status status = root ? join_group(root, boot->rank, out) : PERI_ENOMEM;
     world_trim(w);
     return status;
 }
@@ -216,7 +216,7 @@ static peri_status subgroup_locked(sim_member *m, const int32_t *ranks, int32_t 
     while (ranks[self] != m->rank) self++;
     for (int32_t i = 0; i < n; i++)
         if (parent->left[ranks[i]]) g->left[i] = true;
-    return join(g, self, out);
+    return join_group(g, self, out);
 }
 
 static peri_status sim_subgroup(void *group, const int32_t *ranks, int32_t n, uint64_t tag, void **out)
@@ -259,14 +259,14 @@ static bool counts_agree(sim_op *op, int32_t a, int32_t b)
     return false;
 }
 
-static int64_t sum(const int64_t *counts, int32_t n)
+static int64_t sum_counts(const int64_t *counts, int32_t n)
 {
     int64_t s = 0;
     for (int32_t i = 0; i < n; i++) s += counts[i];
     return s;
 }
 
-static peri_status move(const sim_op *op, void *dst, int64_t at, const void *src, int64_t from, int64_t count,
+static peri_status copy_elements(const sim_op *op, void *dst, int64_t at, const void *src, int64_t from, int64_t count,
                         int64_t element)
 {
     const sim_world *w = op->group->world;
@@ -326,7 +326,7 @@ static peri_status all_reduce(sim_op *op)
     if (status < 0) return status;
     status = reduce(op, result, 0, count);
     for (int32_t i = 0; status >= 0 && i < op->group->size; i++)
-        status = move(op, op->posts[i].recv, 0, result, 0, count, element);
+        status = copy_elements(op, op->posts[i].recv, 0, result, 0, count, element);
     if (w->device_vtab) w->device_vtab->free(w->device, w->stream, result, count * element);
     else host->free(result);
     return status;
@@ -351,7 +351,7 @@ static peri_status wait_for_poster(const sim_world *w, const peri_coll_op *poste
     return status;
 }
 
-static void run(sim_op *op)
+static void run_operation(sim_op *op)
 {
     int32_t n = op->group->size;
     int64_t element = peri_coll_dtype_size(op->posts[0].dtype);
@@ -365,17 +365,20 @@ static void run(sim_op *op)
         const peri_coll_op *p = &op->posts[i];
         switch (p->kind) {
         case PERI_COLL_BROADCAST:
-            if (i != p->root) status = move(op, p->recv, 0, op->posts[p->root].recv, 0, p->count, element);
+            if (i != p->root) status = copy_elements(op, p->recv, 0, op->posts[p->root].recv, 0, p->count, element);
             break;
         case PERI_COLL_ALL_GATHER:
             for (int32_t k = 0; k < n && status >= 0; k++)
-                status = move(op, p->recv, sum(p->recv_counts, k), op->posts[k].send, 0, p->recv_counts[k], element);
+                status = copy_elements(op, p->recv, sum_counts(p->recv_counts, k), op->posts[k].send, 0,
+                                       p->recv_counts[k], element);
             break;
-        case PERI_COLL_REDUCE_SCATTER: status = reduce(op, p->recv, sum(p->send_counts, i), p->send_counts[i]); break;
+        case PERI_COLL_REDUCE_SCATTER:
+            status = reduce(op, p->recv, sum_counts(p->send_counts, i), p->send_counts[i]);
+            break;
         case PERI_COLL_ALL_TO_ALL:
             for (int32_t k = 0; k < n && status >= 0; k++)
-                status = move(op, p->recv, sum(p->recv_counts, k), op->posts[k].send, sum(op->posts[k].send_counts, i),
-                              p->recv_counts[k], element);
+                status = copy_elements(op, p->recv, sum_counts(p->recv_counts, k), op->posts[k].send,
+                                       sum_counts(op->posts[k].send_counts, i), p->recv_counts[k], element);
             break;
         default: break;
         }
@@ -414,7 +417,7 @@ static void op_release(sim_op *op)
     host->free(op);
 }
 
-static sim_op *op_of(sim_group *g, const peri_coll_op *posted)
+static sim_op *find_or_add_operation(sim_group *g, const peri_coll_op *posted)
 {
     sim_op *op = g->ops;
     while (op && op->sequence != posted->sequence) op = op->next;
@@ -435,7 +438,7 @@ static sim_op *op_of(sim_group *g, const peri_coll_op *posted)
     return op;
 }
 
-static void deposit(sim_op *op, int32_t rank, const peri_coll_op *posted)
+static void deposit_post(sim_op *op, int32_t rank, const peri_coll_op *posted)
 {
     sim_group *g = op->group;
     char one[160], two[160], text[PERI_MESSAGE_MAX];
@@ -452,7 +455,7 @@ static void deposit(sim_op *op, int32_t rank, const peri_coll_op *posted)
         op_fail(op, PERI_EMISMATCH, text);
     }
     check_left(op);
-    if (op->status == PERI_PENDING && op->posted == g->size) run(op);
+    if (op->status == PERI_PENDING && op->posted == g->size) run_operation(op);
 }
 
 /** Rank @rank goes past @op, which another rank has posted on that channel. */
@@ -504,7 +507,7 @@ static peri_status post_locked(sim_member *m, const peri_coll_op *posted, sim_re
         return PERI_OK;
     }
     r->stalled = host->fault(PERI_FAULT_coll_stall);
-    sim_op *op = op_of(g, posted);
+    sim_op *op = find_or_add_operation(g, posted);
     if (!op) return PERI_ENOMEM;
     if (op->has[m->rank])
         return PERI_HOST_FAIL(host, PERI_EINTERNAL, "sim: rank %d posts operation %llu twice", m->rank,
@@ -519,7 +522,7 @@ static peri_status post_locked(sim_member *m, const peri_coll_op *posted, sim_re
         }
     }
     if (posted->sequence > g->last[m->rank]) g->last[m->rank] = posted->sequence;
-    deposit(op, m->rank, posted);
+    deposit_post(op, m->rank, posted);
     keep_order(g, m->rank, posted);
     return PERI_OK;
 }

@@ -46,7 +46,7 @@ typedef struct front {
 enum { HEADER = sizeof(front), PAGES_LEAST = 1 << 18 };
 _Static_assert(HEADER == 16, "blocks are aligned to 16 bytes");
 
-static inline front *front_of(void *block) { return (front *)((char *)block - HEADER); }
+static inline front *header_of_block(void *block) { return (front *)((char *)block - HEADER); }
 
 /** A count of the whole process is the sum of two. A locked addition costs as much as ten plain ones, and a small
  *  tensor takes some twenty of them; so the first thread that counts has a part of its own, which it writes with plain
@@ -69,7 +69,7 @@ static inline bool is_first(void)
     return which == FIRST;
 }
 
-static int64_t sum_of(count *c)
+static int64_t count_total(count *c)
 {
     return atomic_load_explicit(&c->first, memory_order_relaxed) +
         atomic_load_explicit(&c->others, memory_order_relaxed);
@@ -101,7 +101,7 @@ peri_status peri__allocator_set(void *(*alloc)(size_t), void *(*resize)(void *, 
 {
     if (!alloc || !resize || !release)
         return peri__fail(PERI_EINVAL, "peri_host_allocator_set: all three functions are needed");
-    const int64_t blocks = sum_of(&counts[BLOCKS]);
+    const int64_t blocks = count_total(&counts[BLOCKS]);
     if (blocks > 0)
         return peri__fail(PERI_EINVAL,
                           "peri_host_allocator_set: %lld blocks are already allocated; call it before anything else",
@@ -122,7 +122,10 @@ static void *no_memory(const char *func, size_t size)
     return NULL;
 }
 
-static bool refused(size_t size) { return peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 || peri__at_border(); }
+static bool allocation_refused(size_t size)
+{
+    return peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 || peri__at_border();
+}
 
 /** A block of @size bytes that begins at @f, which is new; @pages: bytes that were mapped for it. */
 static void *new_block(front *f, size_t size, size_t pages)
@@ -135,7 +138,7 @@ static void *new_block(front *f, size_t size, size_t pages)
 
 void *peri__alloc(size_t size)
 {
-    front *f = refused(size) ? NULL : heap_alloc(size + HEADER);
+    front *f = allocation_refused(size) ? NULL : heap_alloc(size + HEADER);
     return f ? new_block(f, size, 0) : no_memory("peri__alloc", size);
 }
 
@@ -148,17 +151,17 @@ void *peri__alloc_zero(size_t size)
 /** Bytes of pages for a block of @size bytes. */
 static size_t pages_for(size_t size) { return (size + HEADER + 4095) & ~(size_t)4095; }
 
-static front *mapped(void *p) { return p == MAP_FAILED ? NULL : p; }
+static front *mmap_result(void *p) { return p == MAP_FAILED ? NULL : p; }
 
 void *peri__realloc(void *old, size_t size)
 {
     if (!old) return peri__alloc(size);
-    const front before = *front_of(old);
+    const front before = *header_of_block(old);
     const size_t pages = before.pages ? pages_for(size) : 0;
     front *f = NULL;
-    if (!refused(size))
-        f = pages ? mapped(mremap(front_of(old), before.pages, pages, MREMAP_MAYMOVE))
-                  : heap_realloc(front_of(old), size + HEADER);
+    if (!allocation_refused(size))
+        f = pages ? mmap_result(mremap(header_of_block(old), before.pages, pages, MREMAP_MAYMOVE))
+                  : heap_realloc(header_of_block(old), size + HEADER);
     if (!f) return no_memory("peri__realloc", size);
     *f = (front){size, pages};
     count_bytes((int64_t)size - (int64_t)before.size);
@@ -167,13 +170,14 @@ void *peri__realloc(void *old, size_t size)
 
 void *peri__realloc_pages(void *old, size_t size)
 {
-    if (size < PAGES_LEAST || own.alloc || (old && front_of(old)->pages)) return peri__realloc(old, size);
+    if (size < PAGES_LEAST || own.alloc || (old && header_of_block(old)->pages)) return peri__realloc(old, size);
     const size_t pages = pages_for(size);
-    front *f = refused(size) ? NULL : mapped(mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                                                  0));
+    front *f = allocation_refused(size)
+                   ? NULL
+                   : mmap_result(mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (!f) return no_memory("peri__realloc_pages", size);
     char *p = new_block(f, size, pages);
-    if (old) memcpy(p, old, peri__min(size, front_of(old)->size));
+    if (old) memcpy(p, old, peri__min(size, header_of_block(old)->size));
     peri__free(old);
     return p;
 }
@@ -182,7 +186,7 @@ void peri__free(void *p)
 {
     if (!p) return;
     int saved = errno;
-    front *f = front_of(p);
+    front *f = header_of_block(p);
     (void)add(&counts[BLOCKS], -1);
     count_bytes(-(int64_t)f->size);
     if (f->pages) munmap(f, f->pages);
@@ -205,18 +209,18 @@ void peri__mem_count(int64_t bytes)
 
 void peri__object_count(int64_t delta) { (void)add(&counts[OBJECTS], delta); }
 
-int64_t peri_mem_live(void) { return sum_of(&counts[LIVE]); }
+int64_t peri_mem_live(void) { return count_total(&counts[LIVE]); }
 int64_t peri_mem_peak(void)
 {
     const int64_t high = atomic_load_explicit(&peak, memory_order_relaxed), now = peri_mem_live();
     return peri__max(high, now);
 }
-int64_t peri_mem_objects(void) { return sum_of(&counts[OBJECTS]); }
+int64_t peri_mem_objects(void) { return count_total(&counts[OBJECTS]); }
 
 int64_t peri_mem_debt(void)
 {
     int64_t before = atomic_load(&asked), now;
-    do now = sum_of(&counts[TAKEN]);
+    do now = count_total(&counts[TAKEN]);
     while (!atomic_compare_exchange_weak(&asked, &before, now));
     return now - before;
 }

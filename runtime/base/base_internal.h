@@ -246,7 +246,7 @@ const char *peri__number_text(double x, char out[32]);
 /** The number that @text [@bytes] is, in whatever locale. Returns false, and leaves @out as it is, where it is none. */
 bool peri__number_of(const char *text, int64_t bytes, double *out);
 /** As vsnprintf, in whatever locale. */
-int peri__print(char *text, size_t room, const char *format, va_list args) __attribute__((format(printf, 3, 0)));
+int peri__vprint_plain(char *text, size_t room, const char *format, va_list args) __attribute__((format(printf, 3, 0)));
 
 /** Hash of a text, stable across builds and machines (keys of the counter-based generator, key lists on the wire). */
 uint64_t peri__hash_text(const char *text);

@@ -122,7 +122,7 @@ peri_status peri__fail_va(peri_status status, const char *file, int line, const 
 {
     int saved = errno;
     char message[4 * PERI_MESSAGE_MAX]; /* apart: an argument may be the old message */
-    int length = peri__print(message, sizeof message, format, args);
+    int length = peri__vprint_plain(message, sizeof message, format, args);
     keep_outside();
     fit(record.message, message, length < (int)sizeof message ? length : (int)sizeof message - 1);
     record.status = status;
@@ -174,7 +174,7 @@ peri_status peri_log_level_set(int32_t level)
 
 void peri__log_rank_set(int32_t rank) { atomic_store(&log_rank, rank); }
 
-static int level_of(const char *text)
+static int log_level_of(const char *text)
 {
     static const char *const names[] = {"error", "warn", "info", "debug"};
     for (int i = 0; text && i < 4; i++)
@@ -185,7 +185,7 @@ static int level_of(const char *text)
 peri_status peri__log_check(void)
 {
     const char *text = secure_getenv("PERI_LOG");
-    if (!text || !*text || level_of(text) >= 0) return PERI_OK;
+    if (!text || !*text || log_level_of(text) >= 0) return PERI_OK;
     return peri__fail(PERI_EINVAL, "PERI_LOG is '%.40s', allowed: error, warn, info, debug", text);
 }
 
@@ -193,7 +193,7 @@ static int level_now(void)
 {
     int level = atomic_load_explicit(&log_level, memory_order_relaxed);
     if (level >= 0) return level;
-    level = level_of(secure_getenv("PERI_LOG"));
+    level = log_level_of(secure_getenv("PERI_LOG"));
     if (level < 0) level = PERI_LOG_WARN; /* what is no level fails where devices are opened */
     atomic_store(&log_level, level);
     return level;
@@ -246,7 +246,7 @@ void peri__log(int32_t level, const char *format, ...)
                          : snprintf(line, sizeof line, "perilune %s: ", names[level & 3]);
     va_list args;
     va_start(args, format);
-    peri__print(line + used, sizeof line - (size_t)used - 1, format, args);
+    peri__vprint_plain(line + used, sizeof line - (size_t)used - 1, format, args);
     va_end(args);
     size_t n = strlen(line);
     if (!told(level, line, n)) {
@@ -256,10 +256,10 @@ void peri__log(int32_t level, const char *format, ...)
     errno = saved;
 }
 
-static bool known(int32_t dtype) { return dtype >= 0 && dtype < PERI_DTYPE_COUNT; }
+static bool dtype_is_known(int32_t dtype) { return dtype >= 0 && dtype < PERI_DTYPE_COUNT; }
 
-int64_t peri_dtype_size(int32_t dtype) { return known(dtype) ? dtype_sizes[dtype] : 0; }
-const char *peri_dtype_name(int32_t dtype) { return known(dtype) ? dtype_names[dtype] : "?"; }
+int64_t peri_dtype_size(int32_t dtype) { return dtype_is_known(dtype) ? dtype_sizes[dtype] : 0; }
+const char *peri_dtype_name(int32_t dtype) { return dtype_is_known(dtype) ? dtype_names[dtype] : "?"; }
 
 int32_t peri_dtype_parse(const char *name)
 {

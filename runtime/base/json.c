@@ -18,7 +18,7 @@ bool peri__json_fail(peri__json *j, const char *wrong)
     return false;
 }
 
-static void space(peri__json *j)
+static void skip_space(peri__json *j)
 {
     while (j->at < j->end && (*j->at == ' ' || *j->at == '\n' || *j->at == '\t' || *j->at == '\r')) j->at++;
 }
@@ -26,11 +26,11 @@ static void space(peri__json *j)
 char peri__json_next(peri__json *j)
 {
     if (j->status < 0) return 0;
-    space(j);
+    skip_space(j);
     return j->at < j->end ? *j->at : 0;
 }
 
-static bool expect(peri__json *j, char c, const char *wrong)
+static bool take_char(peri__json *j, char c, const char *wrong)
 {
     if (peri__json_next(j) != c) return peri__json_fail(j, wrong);
     j->at++;
@@ -39,7 +39,7 @@ static bool expect(peri__json *j, char c, const char *wrong)
 
 bool peri__json_enter(peri__json *j, char kind)
 {
-    if (!expect(j, kind, kind == '{' ? "an object ({) is wanted" : "a list ([) is wanted")) return false;
+    if (!take_char(j, kind, kind == '{' ? "an object ({) is wanted" : "a list ([) is wanted")) return false;
     j->first = true;
     return true;
 }
@@ -56,7 +56,7 @@ static bool member(peri__json *j, char last)
         return false;
     }
     if (first) return true;
-    return expect(j, ',', last == '}' ? "a comma or } is wanted" : "a comma or ] is wanted") &&
+    return take_char(j, ',', last == '}' ? "a comma or } is wanted" : "a comma or ] is wanted") &&
            (peri__json_next(j) != last || peri__json_fail(j, "nothing follows the comma"));
 }
 
@@ -65,10 +65,10 @@ bool peri__json_item(peri__json *j) { return member(j, ']'); }
 bool peri__json_key(peri__json *j, char *key, size_t room)
 {
     *key = 0;
-    return member(j, '}') && peri__json_text(j, key, room) && expect(j, ':', "a colon is wanted behind the key");
+    return member(j, '}') && peri__json_text(j, key, room) && take_char(j, ':', "a colon is wanted behind the key");
 }
 
-static int digit(char c)
+static int hex_digit(char c)
 {
     return c >= '0' && c <= '9'   ? c - '0'
            : c >= 'a' && c <= 'f' ? c - 'a' + 10
@@ -82,7 +82,7 @@ static int32_t code_unit(peri__json *j)
     int32_t unit = 0;
     if (j->end - j->at < 4) return -1;
     for (int i = 0; i < 4; i++) {
-        int d = digit(j->at[i]);
+        int d = hex_digit(j->at[i]);
         if (d < 0) return -1;
         unit = unit * 16 + d;
     }
@@ -106,7 +106,7 @@ static int32_t escaped(peri__json *j)
     return low < 0xdc00 || low > 0xdfff ? -1 : 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00);
 }
 
-static int utf8(int32_t c, char out[4])
+static int encode_utf8(int32_t c, char out[4])
 {
     if (c < 0x80) return out[0] = (char)c, 1;
     if (c < 0x800) return out[0] = (char)(0xc0 | c >> 6), out[1] = (char)(0x80 | (c & 63)), 2;
@@ -120,7 +120,7 @@ static int utf8(int32_t c, char out[4])
 /** A text; without @out it is only read. */
 static bool text(peri__json *j, char *out, size_t room)
 {
-    if (!expect(j, '"', "a text is wanted")) return false;
+    if (!take_char(j, '"', "a text is wanted")) return false;
     for (;;) {
         char bytes[4];
         int n = 1;
@@ -133,7 +133,7 @@ static bool text(peri__json *j, char *out, size_t room)
             int32_t code = escaped(j);
             if (code < 0) return peri__json_fail(j, "an escape sequence that is none");
             if (code == 0 && out) return peri__json_fail(j, "a zero byte in a text");
-            n = utf8(code, bytes);
+            n = encode_utf8(code, bytes);
         }
         if (!out) continue;
         if ((size_t)n + 1 > room) return peri__json_fail(j, "the text is too long");
@@ -177,7 +177,7 @@ uint64_t peri__json_hex(peri__json *j)
         peri__json_fail(j, "16 hexadecimal digits are wanted");
         return 0;
     }
-    for (const char *c = text; *c; c++) x = x << 4 | (uint64_t)digit(*c);
+    for (const char *c = text; *c; c++) x = x << 4 | (uint64_t)hex_digit(*c);
     return x;
 }
 
@@ -189,7 +189,7 @@ static bool digits(peri__json *j)
     return j->at > from;
 }
 
-static bool number(peri__json *j)
+static bool read_number(peri__json *j)
 {
     if (*j->at == '-') j->at++;
     const char *from = j->at;
@@ -206,7 +206,7 @@ static bool number(peri__json *j)
     return good || peri__json_fail(j, "a value is wanted");
 }
 
-static bool word(peri__json *j, const char *w)
+static bool take_word(peri__json *j, const char *w)
 {
     size_t n = strlen(w);
     if ((size_t)(j->end - j->at) < n || memcmp(j->at, w, n) != 0) return false;
@@ -214,9 +214,9 @@ static bool word(peri__json *j, const char *w)
     return true;
 }
 
-bool peri__json_null(peri__json *j) { return peri__json_next(j) == 'n' && word(j, "null"); }
+bool peri__json_null(peri__json *j) { return peri__json_next(j) == 'n' && take_word(j, "null"); }
 
-static bool skip(peri__json *j, int depth)
+static bool skip_value(peri__json *j, int depth)
 {
     char c = peri__json_next(j);
     if (j->status < 0) return false;
@@ -225,15 +225,16 @@ static bool skip(peri__json *j, int depth)
     if (c == '{' || c == '[') {
         peri__json_enter(j, c);
         while (member(j, c == '{' ? '}' : ']')) {
-            if (c == '{' && !(text(j, NULL, 0) && expect(j, ':', "a colon is wanted behind the key"))) return false;
-            if (!skip(j, depth + 1)) return false;
+            if (c == '{' && !(text(j, NULL, 0) && take_char(j, ':', "a colon is wanted behind the key"))) return false;
+            if (!skip_value(j, depth + 1)) return false;
             j->first = false;
         }
         return j->status >= 0;
     }
-    if (c && (word(j, "true") || word(j, "false") || word(j, "null"))) return true;
-    if (c && j->not_numbers && (word(j, "NaN") || word(j, "Infinity") || word(j, "-Infinity"))) return true;
-    if (c == '-' || (c >= '0' && c <= '9')) return number(j);
+    if (c && (take_word(j, "true") || take_word(j, "false") || take_word(j, "null"))) return true;
+    if (c && j->not_numbers && (take_word(j, "NaN") || take_word(j, "Infinity") || take_word(j, "-Infinity")))
+        return true;
+    if (c == '-' || (c >= '0' && c <= '9')) return read_number(j);
     return peri__json_fail(j, "a value is wanted");
 }
 
@@ -241,7 +242,7 @@ bool peri__json_skip(peri__json *j, const char **from, int64_t *bytes)
 {
     peri__json_next(j);
     const char *at = j->at;
-    bool good = skip(j, 0);
+    bool good = skip_value(j, 0);
     if (from) *from = at;
     if (bytes) *bytes = good ? j->at - at : 0;
     return good;

@@ -45,7 +45,7 @@ bool peri__number_of(const char *text, int64_t bytes, double *out)
     return true;
 }
 
-int peri__print(char *text, size_t room, const char *format, va_list args)
+int peri__vprint_plain(char *text, size_t room, const char *format, va_list args)
 {
     PLAIN_NUMBERS;
     return vsnprintf(text, room, format, args);

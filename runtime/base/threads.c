@@ -124,13 +124,13 @@ void peri_pause(int64_t round)
     }
 }
 
-static void part(int32_t i)
+static void run_part(int32_t i)
 {
     int64_t begin = pool.n * i / pool.parts, end = pool.n * (i + 1) / pool.parts;
     if (begin < end) pool.fn(pool.ctx, begin, end);
 }
 
-static void *worker(void *arg)
+static void *worker_thread(void *arg)
 {
     int32_t index = (int32_t)(intptr_t)arg;
     uint64_t seen = 0;
@@ -144,12 +144,12 @@ static void *worker(void *arg)
         }
         seen = atomic_load_explicit(&pool.round, memory_order_acquire);
         if (pool.stop) return NULL;
-        if (index < pool.parts) part(index);
+        if (index < pool.parts) run_part(index);
         atomic_fetch_sub_explicit(&pool.unfinished, 1, memory_order_release);
     }
 }
 
-static void publish(void)
+static void publish_job(void)
 {
     atomic_store_explicit(&pool.unfinished, pool.started, memory_order_relaxed);
     pthread_mutex_lock(&pool.lock);
@@ -162,7 +162,7 @@ static void shut_down(void)
 {
     if (!pool.started) return;
     pool.stop = true;
-    publish();
+    publish_job();
     for (int32_t i = 1; i <= pool.started; i++) pthread_join(pool.threads[i], NULL);
     pool.started = 0;
     pool.stop = false;
@@ -382,7 +382,7 @@ static void foreign_part(void *arg, int32_t i)
     const bool before = inside;
     PERI__OWN_FLOATS;
     inside = true;
-    peri__border_part(part, i);
+    peri__border_part(run_part, i);
     inside = before;
 }
 
@@ -416,7 +416,7 @@ void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
     }
     /* once: later workers would see an old round as new */
     for (intptr_t index = 1; !pool.started || index > 1; index++) {
-        if (index >= pool.count || peri__thread_start(&pool.threads[index], worker, (void *)index) != 0) break;
+        if (index >= pool.count || peri__thread_start(&pool.threads[index], worker_thread, (void *)index) != 0) break;
         pool.started++;
         bind((int32_t)index);
     }
@@ -424,9 +424,9 @@ void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
     pool.ctx = ctx;
     pool.n = n;
     pool.parts = (int32_t)peri__min(parts, pool.started + 1);
-    publish();
+    publish_job();
     inside = true;
-    part(0);
+    run_part(0);
     inside = false;
     for (int64_t round = 0; atomic_load_explicit(&pool.unfinished, memory_order_acquire) > 0; round++)
         peri_pause(round);

@@ -47,7 +47,7 @@ static peri_status identify(const char *path, peri_checkpoint_info *out)
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = errno;
     if (fd < 0)
-        return peri__fail(peri__status_of(why), "checkpoint '%.300s': %s", path,
+        return peri__fail(peri__status_of_errno(why), "checkpoint '%.300s': %s", path,
                           strerror(why));
     int64_t n = 0, last = 0;
     why = fstat(fd, &s) == 0 ? 0 : errno;

@@ -54,7 +54,7 @@ static peri_status load_manifest(peri_checkpoint *c, const char *path, const cha
     for (;;) {
         if ((c->dir = peri__fd_of_ours(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC))) < 0) {
             int why = errno;
-            return peri__fail(peri__status_of(why), "%s: %s", what, strerror(why));
+            return peri__fail(peri__status_of_errno(why), "%s: %s", what, strerror(why));
         }
         lock_shared(c->dir);
         peri_status status = peri__file_load(c->dir, path, PERI__MANIFEST, PERI__CHECKPOINT_MOST, text, bytes);
@@ -80,7 +80,7 @@ static peri_status check_files(const peri_checkpoint *c, const char *what)
         struct stat s;
         if (fstatat(c->dir, name, &s, AT_SYMLINK_NOFOLLOW) != 0) {
             int why = errno;
-            return peri__fail(peri__status_of(why),
+            return peri__fail(peri__status_of_errno(why),
                               "%s: file '%.150s', which its manifest lists: %s", what, name, strerror(why));
         }
         if (!S_ISREG(s.st_mode)) return peri__fail(PERI_EFORMAT, "%s: '%.150s' is no regular file", what, name);
@@ -115,7 +115,7 @@ static peri_status open_file(peri_checkpoint *c, const char *path, const char *w
     /* It stays open as file 0: what has its name later is another file. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = errno;
-    if (fd < 0) return peri__fail(peri__status_of(why), "%s: %s", what, strerror(why));
+    if (fd < 0) return peri__fail(peri__status_of_errno(why), "%s: %s", what, strerror(why));
     PERI_TRY(peri__io_file_new(fd, path, &c->open[0]));
     if (fstat(fd, &s) != 0) return peri__fail(PERI_EIO, "%s: it cannot be read", what);
     if (!S_ISREG(s.st_mode)) return peri__fail(PERI_EFORMAT, "%s: it is neither a folder nor a regular file", what);
@@ -152,7 +152,7 @@ peri_status peri__checkpoint_open_alone(const char *path, const char *what, peri
     struct stat s;
     if (stat(path, &s) != 0) {
         int why = errno;
-        return peri__fail(peri__status_of(why), "%s: %s", what, strerror(why));
+        return peri__fail(peri__status_of_errno(why), "%s: %s", what, strerror(why));
     }
     peri_checkpoint *c = peri__alloc_zero(sizeof *c);
     if (!c) return PERI_ENOMEM;

@@ -50,7 +50,7 @@ static peri_status put(peri_checkpoint *c, int64_t index, const peri__region *r,
     return PERI_OK;
 }
 
-static peri_status put_all(peri_checkpoint *c, peri_checkpoint_writer *w, char *memory)
+static peri_status write_all_pieces(peri_checkpoint *c, peri_checkpoint_writer *w, char *memory)
 {
     for (int64_t i = 0; i < c->m.n_entries; i++) {
         const peri__entry *e = &c->m.entries[i];
@@ -81,7 +81,7 @@ static peri_status write(peri_checkpoint *c, const char *folder, const char *pat
     peri_status status = peri_checkpoint_writer_new(folder, "rank-0", 0, &w);
     if (status < 0) goto out;
     status = announce(c, w);
-    if (status >= 0) status = put_all(c, w, memory);
+    if (status >= 0) status = write_all_pieces(c, w, memory);
     peri__free(memory);
     memory = NULL;
     if (status >= 0) status = peri_checkpoint_writer_part(w, &part);

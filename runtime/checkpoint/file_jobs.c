@@ -103,7 +103,7 @@ void peri__io_pages_free(char *p, int64_t bytes)
 
 /* -- the thread ---------------------------------------------------------------------------------------------------- */
 
-static peri_status write_out(const job *j)
+static peri_status write_job(const job *j)
 {
     const bool direct = is_direct(j->file);
     if (direct) {
@@ -123,7 +123,7 @@ static peri_status write_out(const job *j)
     return PERI_OK;
 }
 
-static peri_status read_in(const job *j)
+static peri_status read_job(const job *j)
 {
     char *data = j->data;
     const int64_t skip = j->at % PERI__IO_PAGE, need = skip + j->bytes;
@@ -151,23 +151,23 @@ static peri_status read_together(const job *j)
         peri__shared_done(j->shared, slot);
         return PERI_OK;
     }
-    const peri_status status = read_in(j);
+    const peri_status status = read_job(j);
     if (slot >= 0 && status < 0) peri__shared_drop(j->shared, slot);
     else if (slot >= 0) peri__shared_give(j->shared, slot, own);
     if (status >= 0 && j->then) j->then(j->context, own, j->bytes, j->at);
     return status;
 }
 
-static peri_status perform(const job *j, bool failed)
+static peri_status perform_job(const job *j, bool failed)
 {
     if (j->kind == READ && failed) return PERI_OK;
     if (j->kind == READ && j->shared) return read_together(j);
     if (j->kind == READ) {
-        PERI_TRY(read_in(j));
+        PERI_TRY(read_job(j));
         if (j->then) j->then(j->context, (const char *)j->data + j->at % PERI__IO_PAGE, j->bytes, j->at);
         return PERI_OK;
     }
-    if (j->kind == WRITE) return failed ? PERI_OK : write_out(j);
+    if (j->kind == WRITE) return failed ? PERI_OK : write_job(j);
     peri_status status = PERI_OK;
     if (failed) close(j->file->fd);
     else status = peri__file_finish(j->file->fd, j->file->path);
@@ -175,7 +175,7 @@ static peri_status perform(const job *j, bool failed)
     return status;
 }
 
-static void *work(void *context)
+static void *worker_thread(void *context)
 {
     peri__io *io = context;
     pthread_mutex_lock(&io->lock);
@@ -187,7 +187,7 @@ static void *work(void *context)
         while (j.kind == FINISH && io->done < number) pthread_cond_wait(&io->done_one, &io->lock);
         const bool failed = io->status < 0;
         pthread_mutex_unlock(&io->lock);
-        peri_status status = perform(&j, failed);
+        peri_status status = perform_job(&j, failed);
         pthread_mutex_lock(&io->lock);
         if (status < 0 && io->status >= 0) {
             io->status = status;
@@ -210,7 +210,7 @@ peri_status peri__io_new(int32_t threads, peri__io **out)
     pthread_cond_init(&io->given_one, NULL);
     pthread_cond_init(&io->done_one, NULL);
     while (io->n_threads < threads && !why)
-        if ((why = peri__thread_start(&io->threads[io->n_threads], work, io)) == 0) io->n_threads++;
+        if ((why = peri__thread_start(&io->threads[io->n_threads], worker_thread, io)) == 0) io->n_threads++;
     if (io->n_threads == 0) {
         peri__io_release(io);
         return peri__fail(PERI_ENOMEM, "checkpoint: no thread for reading and writing: %s", strerror(why));
@@ -235,7 +235,7 @@ void peri__io_release(peri__io *io)
 
 /* -- jobs ---------------------------------------------------------------------------------------------------------- */
 
-static int64_t give(peri__io *io, const job *j)
+static int64_t give_job(peri__io *io, const job *j)
 {
     pthread_mutex_lock(&io->lock);
     while (io->given - io->done == JOBS) pthread_cond_wait(&io->done_one, &io->lock);
@@ -248,13 +248,13 @@ static int64_t give(peri__io *io, const job *j)
 
 int64_t peri__io_write(peri__io *io, peri__io_file *file, const void *data, int64_t bytes, int64_t at)
 {
-    return give(io, &(job){.kind = WRITE, .file = file, .data = (void *)(uintptr_t)data, .bytes = bytes, .at = at});
+    return give_job(io, &(job){.kind = WRITE, .file = file, .data = (void *)(uintptr_t)data, .bytes = bytes, .at = at});
 }
 
 int64_t peri__io_read_shared(peri__io *io, peri__shared *shared, bool keep, peri__io_file *file, void *data,
                              int64_t bytes, int64_t at, peri__io_then *then, const void *context)
 {
-    return give(io, &(job){.kind = READ,
+    return give_job(io, &(job){.kind = READ,
                            .file = file,
                            .data = data,
                            .bytes = bytes,
@@ -265,7 +265,10 @@ int64_t peri__io_read_shared(peri__io *io, peri__shared *shared, bool keep, peri
                            .keep = keep});
 }
 
-int64_t peri__io_finish(peri__io *io, peri__io_file *file) { return give(io, &(job){.kind = FINISH, .file = file}); }
+int64_t peri__io_finish(peri__io *io, peri__io_file *file)
+{
+    return give_job(io, &(job){.kind = FINISH, .file = file});
+}
 
 bool peri__io_done(peri__io *io, int64_t number)
 {

@@ -20,23 +20,23 @@ peri_status peri__path_join(const char *folder, const char *name, char *out)
                       PATH_MAX - 1);
 }
 
-peri_status peri__status_of(int why)
+peri_status peri__status_of_errno(int why)
 {
     if (why == ENOMEM || why == EMFILE || why == ENFILE) return PERI_ENOMEM;
     return why == ENOENT || why == ENOTDIR ? PERI_ENOTFOUND : PERI_EIO;
 }
 
-static peri_status failed(const char *verb, const char *path)
+static peri_status fail_errno(const char *verb, const char *path)
 {
     int why = errno;
-    return peri__fail(peri__status_of(why), "checkpoint: %s '%.300s': %s", verb, path,
+    return peri__fail(peri__status_of_errno(why), "checkpoint: %s '%.300s': %s", verb, path,
                       strerror(why));
 }
 
 peri_status peri__file_create(const char *path, int *fd)
 {
     *fd = peri__fd_of_ours(open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
-    return *fd < 0 ? failed("making", path) : PERI_OK;
+    return *fd < 0 ? fail_errno("making", path) : PERI_OK;
 }
 
 peri_status peri__file_put(int fd, const char *path, const void *data, int64_t bytes, int64_t at)
@@ -55,7 +55,7 @@ peri_status peri__file_get(int fd, const char *path, void *out, int64_t bytes, i
     const int why = errno;
     if (done == bytes) return PERI_OK;
     if (why)
-        return peri__fail(peri__status_of(why), "checkpoint: reading '%.300s' at byte %lld: %s", path,
+        return peri__fail(peri__status_of_errno(why), "checkpoint: reading '%.300s' at byte %lld: %s", path,
                           (long long)(at + done), strerror(why));
     return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' ends at byte %lld, wanted are %lld more", path,
                       (long long)(at + done), (long long)(bytes - done));
@@ -66,19 +66,19 @@ peri_status peri__file_finish(int fd, const char *path)
     if (peri__fault(PERI_FAULT_checkpoint_sync)) {
         close(fd);
         errno = EIO;
-        return failed("syncing", path);
+        return fail_errno("syncing", path);
     }
     int why = fsync(fd) == 0 ? 0 : errno;
     if (close(fd) != 0 && !why) why = errno;
     errno = why;
-    return why ? failed("syncing", path) : PERI_OK;
+    return why ? fail_errno("syncing", path) : PERI_OK;
 }
 
 peri_status peri__folder_sync(const char *path)
 {
     static atomic_bool told;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return failed("opening folder", path);
+    if (fd < 0) return fail_errno("opening folder", path);
     int why = peri__fault(PERI_FAULT_checkpoint_unsynced) ? EINVAL
               : peri__fault(PERI_FAULT_checkpoint_sync)   ? EIO
               : fsync(fd) == 0                            ? 0
@@ -94,7 +94,7 @@ peri_status peri__folder_sync(const char *path)
         return PERI_OK;
     }
     errno = why;
-    return why ? failed("syncing folder", path) : PERI_OK;
+    return why ? fail_errno("syncing folder", path) : PERI_OK;
 }
 
 peri_status peri__file_await(const char *folder, const char *name, int64_t bytes)
@@ -112,7 +112,7 @@ peri_status peri__file_await(const char *folder, const char *name, int64_t bytes
                               "checkpoint: folder '%.300s' of this save was removed while it was written: nothing is "
                               "saved",
                               folder);
-        if (!there && errno != ENOENT && errno != ESTALE) return failed("looking for", path);
+        if (!there && errno != ENOENT && errno != ESTALE) return fail_errno("looking for", path);
         if (peri_time_ns() > deadline) {
             if (!there)
                 return peri__fail(
@@ -139,10 +139,10 @@ peri_status peri__file_load(int folder, const char *of, const char *name, int64_
     struct stat s;
     PERI_TRY(peri__path_join(of, name, path));
     int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (fd < 0) return failed("opening", path);
+    if (fd < 0) return fail_errno("opening", path);
     peri_status status = PERI_OK;
     char *text = NULL;
-    if (fstat(fd, &s) != 0) status = failed("opening", path);
+    if (fstat(fd, &s) != 0) status = fail_errno("opening", path);
     else if (!S_ISREG(s.st_mode)) status = peri__fail(PERI_EFORMAT, "checkpoint: '%.300s' is no regular file", path);
     else if (s.st_size > most)
         status = peri__fail(PERI_EFORMAT, "checkpoint: '%.300s' has %lld bytes, allowed: %lld", path,

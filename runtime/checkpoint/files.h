@@ -15,7 +15,7 @@ enum { PERI__IO_BLOCK = 4 << 20 }; /* bytes of one read or write */
 
 /** The status for errno @why of a call that opens or reads. PERI_ENOMEM: this process lacks memory or file descriptors,
  *  so nothing is known of the file. */
-peri_status peri__status_of(int why);
+peri_status peri__status_of_errno(int why);
 /** The folder that @path is in, in @out of PATH_MAX bytes. */
 void peri__parent_of(const char *path, char *out);
 /** "@folder/@name" in @out of PATH_MAX bytes. */

@@ -100,7 +100,7 @@ peri_status peri__names_lock(const char *path, int *lock)
     *lock = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int why = errno;
     if (*lock < 0)
-        return peri__fail(peri__status_of(why), "checkpoint: folder '%.300s': %s", parent, strerror(why));
+        return peri__fail(peri__status_of_errno(why), "checkpoint: folder '%.300s': %s", parent, strerror(why));
     while (flock(*lock, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
         if (peri_time_ns() > deadline) {
             close(*lock);
@@ -284,7 +284,7 @@ void peri_checkpoint_lock_release(peri_checkpoint_lock *lock)
 
 /* -- names --------------------------------------------------------------------------------------------------------- */
 
-static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 /** Whether entry @name of @folder is a checkpoint. One whose manifest cannot be looked for now (a disk that fails, a
  *  network) may be one: left out, it would be passed over in silence, and what it is an increment of removed. */
@@ -314,7 +314,7 @@ peri_status peri_checkpoint_names(const char *folder, char **out)
     DIR *d = opendir(folder);
     int why = errno;
     if (!d)
-        return peri__fail(peri__status_of(why), "checkpoint: folder '%.300s': %s", folder,
+        return peri__fail(peri__status_of_errno(why), "checkpoint: folder '%.300s': %s", folder,
                           strerror(why));
     peri_status status = PERI_OK;
     while (status >= 0) {
@@ -328,7 +328,7 @@ peri_status peri_checkpoint_names(const char *folder, char **out)
     }
     closedir(d);
     if (status >= 0 && !(text = peri__alloc((size_t)bytes))) status = PERI_ENOMEM;
-    if (n) qsort(names, (size_t)n, sizeof *names, by_text);
+    if (n) qsort(names, (size_t)n, sizeof *names, compare_names);
     char *at = text;
     for (int64_t i = 0; i < n; i++) {
         if (text) at += sprintf(at, "%s\n", names[i]);

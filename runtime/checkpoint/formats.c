@@ -15,7 +15,7 @@ const char *peri__format_text(int32_t coded, int64_t cols, char out[PERI__FORMAT
     return out;
 }
 
-static peri_status append(peri__formats *f, const char *name, const char *format)
+static peri_status append_format(peri__formats *f, const char *name, const char *format)
 {
     PERI_TRY(peri__grow((void **)&f->said, &f->room, f->n + 1, sizeof *f->said));
     const struct peri__format_said said = {.name = peri__strdup(name), .format = peri__strdup(format)};
@@ -33,7 +33,7 @@ static peri_status collect(peri__formats *f, const char *values)
     while (peri__json_key(&j, key, sizeof key) && strcmp(key, "rows") != 0) peri__json_skip(&j, NULL, NULL);
     if (strcmp(key, "rows") != 0) return PERI_OK;
     for (peri__json_enter(&j, '{'); peri__json_key(&j, key, sizeof key) && peri__json_text(&j, format, sizeof format);)
-        PERI_TRY(append(f, key, format));
+        PERI_TRY(append_format(f, key, format));
     return PERI_OK;
 }
 

@@ -194,23 +194,24 @@ static bool same_columns(int32_t ndim, const int64_t *x, const int64_t *y)
 
 #define FIELD (((uint64_t)1 << 61) - 1) /* a prime */
 
-static uint64_t times(uint64_t x, uint64_t y)
+static uint64_t multiply_in_field(uint64_t x, uint64_t y)
 {
     const unsigned __int128 product = (unsigned __int128)x * y;
     return ((uint64_t)(product & FIELD) + (uint64_t)(product >> 61)) % FIELD; /* 2^61 is 1 in the field */
 }
 
-static uint64_t place(uint64_t seed, int32_t d, int64_t x)
+static uint64_t random_of_coordinate(uint64_t seed, int32_t d, int64_t x)
 {
     return peri__hash_mix(seed + (uint64_t)d, (uint64_t)x) % FIELD;
 }
 
-static uint64_t measure(uint64_t seed, int32_t ndim, const int64_t *offset, const int64_t *size)
+static uint64_t random_measure(uint64_t seed, int32_t ndim, const int64_t *offset, const int64_t *size)
 {
     uint64_t m = 1;
     for (int32_t d = 0; d < ndim; d++) {
         const int64_t begin = offset ? offset[d] : 0;
-        m = times(m, (place(seed, d, begin + size[d]) + FIELD - place(seed, d, begin)) % FIELD);
+        m = multiply_in_field(
+            m, (random_of_coordinate(seed, d, begin + size[d]) + FIELD - random_of_coordinate(seed, d, begin)) % FIELD);
     }
     return m;
 }
@@ -236,9 +237,9 @@ static peri_status whole(const peri__manifest *m, const peri__entry *e, int64_t 
     for (int64_t i = first; i < past && !twice; i++) {
         const int64_t *x = m->numbers + m->pieces[i].numbers;
         twice = __builtin_add_overflow(found, peri__volume(e->ndim, x + e->ndim), &found) || found > all;
-        sum = (sum + measure(seed, e->ndim, x, x + e->ndim)) % FIELD;
+        sum = (sum + random_measure(seed, e->ndim, x, x + e->ndim)) % FIELD;
     }
-    if (twice || (found == all && all > 0 && sum != measure(seed, e->ndim, NULL, shape)))
+    if (twice || (found == all && all > 0 && sum != random_measure(seed, e->ndim, NULL, shape)))
         return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': two of its pieces have the same elements", what,
                           peri__entry_name(m, e));
     if (found == all) return PERI_OK;

@@ -4,7 +4,7 @@
  */
 #include "names.h"
 
-static void put(peri__names_slot *slots, int64_t n_slots, peri__names_slot x)
+static void put_in_slot(peri__names_slot *slots, int64_t n_slots, peri__names_slot x)
 {
     int64_t at = (int64_t)(x.hash & (uint64_t)(n_slots - 1));
     while (slots[at].number >= 0) at = (at + 1) & (n_slots - 1);
@@ -19,7 +19,7 @@ static peri_status widen(peri__names *index)
     if (!slots) return PERI_ENOMEM;
     for (int64_t i = 0; i < n; i++) slots[i].number = -1;
     for (int64_t i = 0; i < index->n_slots; i++)
-        if (index->slots[i].number >= 0) put(slots, n, index->slots[i]);
+        if (index->slots[i].number >= 0) put_in_slot(slots, n, index->slots[i]);
     peri__free(index->slots);
     index->slots = slots;
     index->n_slots = n;
@@ -29,7 +29,7 @@ static peri_status widen(peri__names *index)
 peri_status peri__names_add(peri__names *index, const char *name, int64_t number)
 {
     if (2 * (index->n + 1) > index->n_slots) PERI_TRY(widen(index));
-    put(index->slots, index->n_slots, (peri__names_slot){peri__hash_text(name), number});
+    put_in_slot(index->slots, index->n_slots, (peri__names_slot){peri__hash_text(name), number});
     index->n++;
     return PERI_OK;
 }

@@ -135,16 +135,16 @@ static peri_status candidates_of(const char *folder, candidate **list, int64_t *
     return status;
 }
 
-static bool same(const char *a, const char *b) { return *a && strcmp(a, b) == 0; }
-static bool stands_for(const peri_checkpoint_info *is, const char *digest)
+static bool same_digest(const char *a, const char *b) { return *a && strcmp(a, b) == 0; }
+static bool has_content_of(const peri_checkpoint_info *is, const char *digest)
 {
-    return same(is->digest, digest) || same(is->same_as, digest);
+    return same_digest(is->digest, digest) || same_digest(is->same_as, digest);
 }
 
 /** Whether it is what was taken. */
 static bool is_taken(const peri_checkpoint_follower *f, const peri_checkpoint_info *is)
 {
-    return stands_for(is, f->taken.digest) || stands_for(is, f->taken.same_as);
+    return has_content_of(is, f->taken.digest) || has_content_of(is, f->taken.same_as);
 }
 
 /** The refusal of a checkpoint; NULL: there was none. */
@@ -166,8 +166,9 @@ static bool goes_on(const peri_checkpoint_follower *f, const candidate *list, in
 {
     for (int64_t steps = 0; steps <= n && *list[i].is.parent; steps++) {
         int64_t k = 0;
-        if (same(list[i].is.parent, f->taken.digest) || same(list[i].is.parent, f->taken.same_as)) return true;
-        while (k < n && !stands_for(&list[k].is, list[i].is.parent)) k++;
+        if (same_digest(list[i].is.parent, f->taken.digest) || same_digest(list[i].is.parent, f->taken.same_as))
+            return true;
+        while (k < n && !has_content_of(&list[k].is, list[i].is.parent)) k++;
         if (k == n) return false;
         i = k;
     }
@@ -246,12 +247,13 @@ static peri_status next_end(peri_checkpoint_follower *f, candidate *list, int64_
     const candidate *found = NULL;
     const bool any = !*f->taken.digest || has_other_run(f, list, n, false);
     for (int64_t i = 0; i < n; i++)
-        for (int64_t k = 0; k < n; k++) list[i].parent = list[i].parent || stands_for(&list[i].is, list[k].is.parent);
+        for (int64_t k = 0; k < n; k++)
+            list[i].parent = list[i].parent || has_content_of(&list[i].is, list[k].is.parent);
     for (int64_t i = 0; i < n; i++) {
         const candidate *c = &list[i];
         if (c->parent || is_taken(f, &c->is) || is_refused(f, c->is.digest)) continue;
         if (!any && !goes_on(f, list, n, i)) continue;
-        if (found && !stands_for(&c->is, found->is.digest) && !stands_for(&found->is, c->is.digest))
+        if (found && !has_content_of(&c->is, found->is.digest) && !has_content_of(&found->is, c->is.digest))
             return peri__fail(PERI_EMISMATCH,
                               "peri_checkpoint_follower_next: folder '%.200s' has two that could be next, '%.150s' and "
                               "'%.150s'; allowed: "

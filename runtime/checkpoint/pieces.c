@@ -24,7 +24,7 @@ enum {
 
 /* -- reading ------------------------------------------------------------------------------------------------------- */
 
-static peri_status path_of(const peri_checkpoint *c, int32_t file, char path[PATH_MAX])
+static peri_status file_path(const peri_checkpoint *c, int32_t file, char path[PATH_MAX])
 {
     return peri__path_join(c->folder, peri__manifest_text(&c->m, c->m.files[file].name), path);
 }
@@ -40,12 +40,12 @@ static peri_status have_file(peri_checkpoint *c, int32_t file, bool direct, peri
         peri__io_file_free(c->open[direct]);
         c->open[direct] = NULL;
         c->file[direct] = -1;
-        PERI_TRY(path_of(c, file, path));
+        PERI_TRY(file_path(c, file, path));
         int fd = openat(c->dir, peri__manifest_text(&c->m, c->m.files[file].name),
                         O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
         int why = errno;
         if (fd < 0)
-            return peri__fail(peri__status_of(why),
+            return peri__fail(peri__status_of_errno(why),
                               "checkpoint: file '%.300s', which the manifest lists: %s", path, strerror(why));
         PERI_TRY(peri__io_file_new(fd, path, &c->open[direct]));
         const bool known = fstat(fd, &s) == 0;
@@ -68,7 +68,7 @@ static peri_status check_bools(const peri_checkpoint *c, const peri__stored_piec
     char path[PATH_MAX];
     for (int64_t i = 0; i < bytes; i++) {
         if ((unsigned char)data[i] <= 1) continue;
-        PERI_TRY(path_of(c, p->file, path));
+        PERI_TRY(file_path(c, p->file, path));
         return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s', byte %lld: a bool that is neither 0 nor 1", path,
                           (long long)(p->begin + at + i));
     }
@@ -99,7 +99,7 @@ peri_status peri__need_buffer(peri_checkpoint *c, int64_t bytes)
 peri_status peri__damaged(const peri_checkpoint *c, const peri__entry *e, const peri__stored_piece *p)
 {
     char path[PATH_MAX];
-    PERI_TRY(path_of(c, p->file, path));
+    PERI_TRY(file_path(c, p->file, path));
     return peri__fail(
         PERI_EFORMAT,
         "checkpoint: file '%.200s' is damaged: bytes %lld to %lld, of tensor '%.150s', have another checksum", path,
@@ -200,7 +200,7 @@ static peri_status verify_header(peri_checkpoint *c, int32_t file, XXH3_state_t 
     XXH3_64bits_reset(hash);
     PERI_TRY(each_block(c, &header, false, true, 0, f->header, PERI__READ_BLOCK, NULL, verify_block, &v));
     if (XXH3_64bits_digest(hash) == f->checksum) return PERI_OK;
-    PERI_TRY(path_of(c, file, path));
+    PERI_TRY(file_path(c, file, path));
     return peri__fail(PERI_EFORMAT,
                       "checkpoint: file '%.200s' is damaged: bytes 0 to %lld, its header, have another checksum", path,
                       (long long)f->header);
@@ -218,7 +218,7 @@ peri_status peri_checkpoint_verify_headers(peri_checkpoint *c)
     return status;
 }
 
-static void copy_from(const peri__copying *k, int32_t d, const char *from, char *to)
+static void copy_dim(const peri__copying *k, int32_t d, const char *from, char *to)
 {
     from += (k->low[d] - k->from[d]) * k->from_stride[d];
     to += (k->low[d] - k->to[d]) * k->to_stride[d];
@@ -227,7 +227,7 @@ static void copy_from(const peri__copying *k, int32_t d, const char *from, char 
         return;
     }
     for (int64_t i = k->low[d]; i < k->high[d]; i++, from += k->from_stride[d], to += k->to_stride[d])
-        copy_from(k, d + 1, from, to);
+        copy_dim(k, d + 1, from, to);
 }
 
 /** The elements of @k from @from on to one memory of rectangle @want. */
@@ -235,7 +235,7 @@ static void put(const peri__target *to, peri__copying *k, const char *from, cons
 {
     memcpy(k->to, want->offset, sizeof k->to);
     peri__strides(to->ndim, want->size, to->size, k->to_stride);
-    copy_from(k, 0, from, memory);
+    copy_dim(k, 0, from, memory);
 }
 
 /** The same to all memories of a target. */
@@ -269,7 +269,7 @@ peri_status peri__deliver(const peri__target *to, peri__copying *k, const char *
     for (int32_t d = 0; d < to->ndim; d++) sizes[d] = k->high[d] - k->low[d];
     memcpy(k->to, k->low, sizeof k->to);
     peri__strides(to->ndim, sizes, to->size, k->to_stride);
-    copy_from(k, 0, from, pack);
+    copy_dim(k, 0, from, pack);
     peri_tensor *part = to->view;
     peri_tensor_retain(part);
     peri_status status = PERI_OK;

@@ -590,7 +590,7 @@ peri_status peri_checkpoint_state_write(peri_checkpoint_state *s, peri_checkpoin
 /* -- reading ------------------------------------------------------------------------------------------------------- */
 
 /** Append a line to a list of what does not fit. */
-static void wrong(peri__buffer *b, const char *name, const char *what)
+static void add_complaint(peri__buffer *b, const char *name, const char *what)
 {
     if (b->bytes > 400) return; /* an error's message ends somewhere */
     peri__buffer_print(b, "%s'", b->bytes ? "; " : "");
@@ -615,11 +615,11 @@ static peri_status check_format(const entry *e, peri_checkpoint *c, peri__buffer
     PERI_TRY(peri__format_of(&c->formats, peri_checkpoint_values(c), e->name, &there));
     if (!there || strcmp(peri__format_text(e->coded, e->cols, here), there) == 0) return PERI_OK;
     snprintf(what, sizeof what, "has rows of %s here, and rows of %.250s in the checkpoint", here, there);
-    wrong(b, e->name, what);
+    add_complaint(b, e->name, what);
     return PERI_OK;
 }
 
-static peri_status check_all(const peri_checkpoint_state *s, peri_checkpoint *c)
+static peri_status check_all_entries(const peri_checkpoint_state *s, peri_checkpoint *c)
 {
     peri__buffer b = {0};
     peri_status status = PERI_OK;
@@ -627,16 +627,16 @@ static peri_status check_all(const peri_checkpoint_state *s, peri_checkpoint *c)
         const entry *e = &s->entries[i];
         peri_checkpoint_tensor t = {.size = sizeof t};
         const int64_t index = peri_checkpoint_find(c, e->name);
-        if (index < 0) wrong(&b, e->name, "is not in it");
+        if (index < 0) add_complaint(&b, e->name, "is not in it");
         else if (peri_checkpoint_tensor_at(c, index, &t) < 0 || t.dtype != e->dtype)
-            wrong(&b, e->name, "has another dtype");
+            add_complaint(&b, e->name, "has another dtype");
         else if (t.ndim != e->ndim || memcmp(t.shape, e->shape, (size_t)e->ndim * sizeof *e->shape) != 0)
-            wrong(&b, e->name, "has another shape");
+            add_complaint(&b, e->name, "has another shape");
     }
     for (int64_t i = 0; i < peri_checkpoint_count(c); i++) {
         peri_checkpoint_tensor t = {.size = sizeof t};
         if (peri_checkpoint_tensor_at(c, i, &t) < 0 || peri__is_list(t.name)) continue;
-        if (left_over(s, t.name)) wrong(&b, t.name, "has no place here");
+        if (left_over(s, t.name)) add_complaint(&b, t.name, "has no place here");
     }
     for (int64_t i = 0; status >= 0 && i < s->n; i++) status = check_format(&s->entries[i], c, &b);
     if (status >= 0) status = b.status;
@@ -720,7 +720,7 @@ peri_status peri_checkpoint_state_read(peri_checkpoint_state *s, peri_checkpoint
 {
     PERI_NEED(s);
     PERI_NEED(c);
-    PERI_TRY(check_all(s, c));
+    PERI_TRY(check_all_entries(s, c));
     for (int64_t i = 0; i < s->n; i++) PERI_TRY(read_entry(&s->entries[i], c));
     for (int64_t i = 0; i < s->n_tables; i++) PERI_TRY(settle(s, &s->tables[i], peri_checkpoint_values(c)));
     return PERI_OK;

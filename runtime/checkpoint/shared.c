@@ -71,7 +71,7 @@ static bool make(common *all)
     return made;
 }
 
-static bool lengthen(int fd, int64_t bytes)
+static bool reserve_file_bytes(int fd, int64_t bytes)
 {
     PERI__QUIET;
     return posix_fallocate(fd, 0, bytes) == 0;
@@ -87,7 +87,7 @@ static common *meet(const char *path)
     fd = peri__fd_of_ours(fd);
     if (fd < 0) return NULL;
     /* All of it has to be there: who writes to memory that a full file system does not have is killed. */
-    bool there = first && lengthen(fd, whole);
+    bool there = first && reserve_file_bytes(fd, whole);
     for (int ms = 0; !first && !there && ms < LATE_MS; ms++) {
         if (fstat(fd, &is) != 0 || is.st_uid != geteuid() || is.st_mode & 077) break; /* somebody else's */
         there = is.st_size == whole && (int64_t)is.st_blocks * 512 >= whole;
@@ -147,9 +147,9 @@ static bool lock(peri__shared *s)
     return false;
 }
 
-static void unlock(peri__shared *s) { pthread_mutex_unlock(&s->all->lock); }
+static void unlock_shared(peri__shared *s) { pthread_mutex_unlock(&s->all->lock); }
 
-static slot *find(peri__shared *s, const peri__shared_key *key)
+static slot *find_slot(peri__shared *s, const peri__shared_key *key)
 {
     for (slot *x = s->all->slots; x < s->all->slots + SLOTS; x++)
         if (x->state != FREE && memcmp(&x->key, key, sizeof *key) == 0) return x;
@@ -171,7 +171,7 @@ static slot *choose(peri__shared *s, bool any)
 /** Wait a moment without the lock; false: it is not to be had again. */
 static bool let_others(peri__shared *s, int64_t us)
 {
-    unlock(s);
+    unlock_shared(s);
     sleep_us(us);
     return lock(s);
 }
@@ -184,7 +184,7 @@ static slot *slot_for(peri__shared *s, const peri__shared_key *key, bool *locked
     const int64_t patience = atomic_load(&s->patience_us);
     int64_t late = 0, crowded = 0;
     while (late <= LATE_MS * 1000 && crowded <= patience) {
-        slot *x = find(s, key);
+        slot *x = find_slot(s, key);
         if (x && x->state == FULL) return x;
         if (x) late += STEP_US; /* somebody reads it, and may be slow, or dead */
         else if ((x = choose(s, crowded >= patience))) {
@@ -210,7 +210,7 @@ const char *peri__shared_take(peri__shared *s, const peri__shared_key *key, int3
             data = s->blocks + *at * (int64_t)PERI__IO_HUGE;
         }
     }
-    if (locked) unlock(s);
+    if (locked) unlock_shared(s);
     return data;
 }
 
@@ -226,7 +226,7 @@ void peri__shared_done(peri__shared *s, int32_t at)
     if (!lock(s)) return;
     s->all->slots[at].users--;
     count(s, &s->all->slots[at]);
-    unlock(s);
+    unlock_shared(s);
 }
 
 void peri__shared_give(peri__shared *s, int32_t at, const char *data)
@@ -236,12 +236,12 @@ void peri__shared_give(peri__shared *s, int32_t at, const char *data)
     if (!lock(s)) return;
     x->state = FULL;
     count(s, x);
-    unlock(s);
+    unlock_shared(s);
 }
 
 void peri__shared_drop(peri__shared *s, int32_t at)
 {
     if (!lock(s)) return;
     s->all->slots[at].state = FREE;
-    unlock(s);
+    unlock_shared(s);
 }

@@ -86,7 +86,7 @@ static void free_ring(peri_checkpoint_writer *w)
     w->buffer = NULL;
 }
 
-static peri_status path_of(const peri_checkpoint_writer *w, int32_t file, char path[PATH_MAX])
+static peri_status file_path(const peri_checkpoint_writer *w, int32_t file, char path[PATH_MAX])
 {
     return peri__path_join(w->folder, peri__manifest_text(&w->m, w->m.files[file].name), path);
 }
@@ -98,7 +98,7 @@ void peri_checkpoint_writer_release(peri_checkpoint_writer *w)
     peri__io_file_free(w->open);
     for (int32_t f = 0; !w->finished && f <= w->file; f++) {
         char path[PATH_MAX];
-        if (path_of(w, f, path) >= 0) unlink(path);
+        if (file_path(w, f, path) >= 0) unlink(path);
     }
     XXH3_freeState(w->hash);
     peri__manifest_fini(&w->m);
@@ -179,7 +179,7 @@ static peri_status spend(peri_checkpoint_writer *w, peri_status status)
     return status;
 }
 
-static peri_status usable(const peri_checkpoint_writer *w, const char *function)
+static peri_status check_usable(const peri_checkpoint_writer *w, const char *function)
 {
     if (w->spent) return peri__fail(w->spent, "%s", w->message);
     return w->finished ? peri__fail(PERI_EINVAL, "%s: the writer is finished", function) : PERI_OK;
@@ -283,7 +283,7 @@ static peri_status open_next(peri_checkpoint_writer *w)
     int fd;
     PERI_TRY(have_ring(w));
     end_file(w);
-    PERI_TRY(path_of(w, w->file + 1, path));
+    PERI_TRY(file_path(w, w->file + 1, path));
     PERI_TRY(peri__safetensors_print(&w->m, w->file + 1, &header, &bytes));
     peri_status status = peri__file_create(path, &fd);
     if (status >= 0) {
@@ -367,7 +367,7 @@ static int64_t bytes_left(const peri_checkpoint_writer *w, const peri__entry **e
     return left;
 }
 
-static peri_status fits(const peri_checkpoint_writer *w, const char *function, int32_t dtype, int64_t bytes)
+static peri_status check_piece_left(const peri_checkpoint_writer *w, const char *function, int32_t dtype, int64_t bytes)
 {
     const peri__entry *e;
     if (w->piece == w->m.n_pieces)
@@ -387,14 +387,14 @@ static peri_status fits(const peri_checkpoint_writer *w, const char *function, i
 peri_status peri_checkpoint_writer_put_bytes(peri_checkpoint_writer *w, const void *data, int64_t bytes)
 {
     PERI_NEED(w);
-    PERI_TRY(usable(w, "peri_checkpoint_writer_put_bytes"));
+    PERI_TRY(check_usable(w, "peri_checkpoint_writer_put_bytes"));
     if (bytes < 0)
         return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_put_bytes: %lld bytes, allowed: 0 or more",
                           (long long)bytes);
     if (bytes == 0) return PERI_OK;
     PERI_NEED(data);
     PERI_TRY(spend(w, pass_empty(w)));
-    PERI_TRY(fits(w, "peri_checkpoint_writer_put_bytes", -1, bytes));
+    PERI_TRY(check_piece_left(w, "peri_checkpoint_writer_put_bytes", -1, bytes));
     return spend(w, put_bytes(w, data, bytes));
 }
 
@@ -456,11 +456,11 @@ peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *w, const peri_ten
     peri_tensor_info d = {.size = sizeof d};
     PERI_NEED(w);
     PERI_NEED(elements);
-    PERI_TRY(usable(w, "peri_checkpoint_writer_put"));
+    PERI_TRY(check_usable(w, "peri_checkpoint_writer_put"));
     peri_tensor_describe(elements, &d);
     if (d.numel == 0) return PERI_OK;
     PERI_TRY(spend(w, pass_empty(w)));
-    PERI_TRY(fits(w, "peri_checkpoint_writer_put", d.dtype, d.numel * peri_dtype_size(d.dtype)));
+    PERI_TRY(check_piece_left(w, "peri_checkpoint_writer_put", d.dtype, d.numel * peri_dtype_size(d.dtype)));
     return spend(w, each_block((peri_tensor *)elements, &d, &w->buffer, write_block, w));
 }
 
@@ -495,17 +495,18 @@ peri_status peri_checkpoint_writer_put_moment(peri_checkpoint_writer *w, peri_mo
     const peri__entry *e;
     peri__region r;
     PERI_NEED(w, moment);
-    PERI_TRY(usable(w, function));
+    PERI_TRY(check_usable(w, function));
     if (rows < 0) return peri__fail(PERI_EINVAL, "%s: %lld rows, allowed: 0 or more", function, (long long)rows);
     if (rows > 0) {
         PERI_TRY(spend(w, pass_empty(w)));
-        PERI_TRY(fits(w, function, -1, 0));
+        PERI_TRY(check_piece_left(w, function, -1, 0));
         (void)bytes_left(w, &e);
         peri__piece_region(&w->m, e, &w->m.pieces[w->piece], &r);
         if (e->ndim == 0 || r.rows)
             return peri__fail(PERI_EINVAL, "%s: '%.200s' is no table whose rows are all written", function,
                               peri__entry_name(&w->m, e));
-        PERI_TRY(fits(w, function, -1, rows * peri__volume(e->ndim - 1, r.size + 1) * peri_dtype_size(e->dtype)));
+        PERI_TRY(check_piece_left(w, function, -1,
+                                  rows * peri__volume(e->ndim - 1, r.size + 1) * peri_dtype_size(e->dtype)));
     }
     for (; rows > 0; row += r.size[0], rows -= r.size[0])
         PERI_TRY(put_rows(w, moment, index, row, rows, e, r.size));
@@ -551,7 +552,7 @@ int64_t peri_checkpoint_writer_room(const peri_checkpoint_writer *w)
 /** All pieces are put: give what is left to the threads. */
 static peri_status end_files(peri_checkpoint_writer *w, const char *function)
 {
-    PERI_TRY(usable(w, function));
+    PERI_TRY(check_usable(w, function));
     PERI_TRY(spend(w, pass_empty(w)));
     if (w->piece < w->m.n_pieces) {
         const peri__entry *e;

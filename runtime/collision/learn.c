@@ -26,7 +26,7 @@ static void lesson_fini(lesson *l)
     peri__free(l->counts);
 }
 
-static peri_status make(lesson *l, int64_t n, peri_tensor **out)
+static peri_status new_words(lesson *l, int64_t n, peri_tensor **out)
 {
     return peri_tensor_new(l->c->device, PERI_I64, 1, &n, out);
 }
@@ -36,10 +36,10 @@ static peri_status group(lesson *l)
 {
     peri_collision *c = l->c;
     int64_t most = l->most, buckets = c->config.n_buckets, blocks = peri__ceil_div(most, PERI_COLLISION_BLOCK);
-    PERI_TRY(make(l, most * RECORD_WORDS, &l->records));
-    PERI_TRY(make(l, buckets, &l->sizes));
-    PERI_TRY(make(l, buckets + 1, &l->starts));
-    PERI_TRY(make(l, buckets, &l->news));
+    PERI_TRY(new_words(l, most * RECORD_WORDS, &l->records));
+    PERI_TRY(new_words(l, buckets, &l->sizes));
+    PERI_TRY(new_words(l, buckets + 1, &l->starts));
+    PERI_TRY(new_words(l, buckets, &l->news));
     PERI_TRY(peri__tensor_zero(l->sizes));
     peri_k_collision_group_args args = {.map = c->map,
                                         .log = c->log ? peri__data(c->log) : NULL,
@@ -66,7 +66,7 @@ static peri_status group(lesson *l)
 
 /* -- scores by the caller ------------------------------------------------------------------------------------------ */
 
-static void add(lesson *l, int64_t count, int64_t last, int64_t at)
+static void add_candidate(lesson *l, int64_t count, int64_t last, int64_t at)
 {
     l->counts[l->n] = count;
     l->last[l->n] = last;
@@ -89,7 +89,7 @@ static peri_status list_rows(lesson *l)
     if (status >= 0) status = read_words(c->counts, &counts);
     if (status >= 0) status = read_words(c->last, &last);
     for (int64_t row = 0; row < c->rows && status >= 0; row++)
-        if (ids[row] != INT64_MAX) add(l, counts[row], last[row], row);
+        if (ids[row] != INT64_MAX) add_candidate(l, counts[row], last[row], row);
     l->rows = l->n;
     peri__free(ids);
     peri__free(counts);
@@ -105,7 +105,7 @@ static peri_status list_news(lesson *l)
     if (status >= 0) status = read_words(l->news, &news);
     for (int32_t b = 0; b < l->c->config.n_buckets && status >= 0; b++)
         for (int64_t i = starts[b]; i < starts[b] + news[b]; i++)
-            add(l, records[i * RECORD_WORDS + 1], records[i * RECORD_WORDS + 2], i);
+            add_candidate(l, records[i * RECORD_WORDS + 1], records[i * RECORD_WORDS + 2], i);
     peri__free(records);
     peri__free(starts);
     peri__free(news);
@@ -214,7 +214,7 @@ static peri_status put_off(lesson *l)
     return PERI_PENDING;
 }
 
-static peri_status evict(lesson *l)
+static peri_status evict_and_insert(lesson *l)
 {
     l->args.row_scores = l->row_scores ? peri__data(l->row_scores) : NULL;
     l->args.new_scores = l->new_scores ? peri__data(l->new_scores) : NULL;
@@ -224,13 +224,13 @@ static peri_status evict(lesson *l)
 static peri_status learn_mch(lesson *l)
 {
     peri_collision *c = l->c;
-    PERI_TRY(make(l, 3 * l->most * RECORD_WORDS, &l->scratch));
+    PERI_TRY(new_words(l, 3 * l->most * RECORD_WORDS, &l->scratch));
     l->args.scratch = peri__data(l->scratch);
     PERI_TRY(PERI_LAUNCH(c->device, mch_coalesce, &l->args, c->config.n_buckets, 1));
     PERI_TRY(peri__collision_set(c, PERI_COLLISION_LOGGED, 0));
     c->logged = 0;
     c->report_logged = -1;
-    return c->config.policy == PERI_FORGET_USER ? put_off(l) : evict(l);
+    return c->config.policy == PERI_FORGET_USER ? put_off(l) : evict_and_insert(l);
 }
 
 peri_status peri__collision_learn(peri_collision *c, int64_t most)
@@ -238,7 +238,7 @@ peri_status peri__collision_learn(peri_collision *c, int64_t most)
     peri_status status;
     if (c->lesson) {
         if (!c->lesson->row_scores) return PERI_PENDING;
-        status = evict(c->lesson);
+        status = evict_and_insert(c->lesson);
         peri__collision_unlearn(c);
         return status;
     }

@@ -135,7 +135,7 @@ static peri_status check_config(peri_collision_config *a)
 
 /* -- making one ---------------------------------------------------------------------------------------------------- */
 
-static void *copy_of(const void *from, size_t bytes)
+static void *memory_copy(const void *from, size_t bytes)
 {
     void *to = peri__alloc(bytes ? bytes : 1);
     if (to && bytes) memcpy(to, from, bytes);
@@ -148,8 +148,8 @@ static peri_status own_config(peri_collision *c, const peri_collision_config *a)
     size_t segments = ((size_t)a->buckets + 1) * sizeof *c->segments;
     c->name = peri__strdup(a->name);
     c->segments = peri__alloc(segments);
-    c->ttl = copy_of(a->ttl, (size_t)a->n_ttl * sizeof *c->ttl);
-    c->read_only = a->read_only ? copy_of(a->read_only, (size_t)a->n_features * sizeof *c->read_only) : NULL;
+    c->ttl = memory_copy(a->ttl, (size_t)a->n_ttl * sizeof *c->ttl);
+    c->read_only = a->read_only ? memory_copy(a->read_only, (size_t)a->n_features * sizeof *c->read_only) : NULL;
     if (!c->name || !c->segments || !c->ttl || (a->read_only && !c->read_only)) return PERI_ENOMEM;
     if (a->segments) memcpy(c->segments, a->segments, segments);
     else peri_collision_segments(a->rows, a->buckets, c->segments);

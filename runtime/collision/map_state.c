@@ -14,7 +14,7 @@ static const char *const names[KINDS] = {
 
 enum { SEGMENT_ROOM = PERI_COLLISION_MOST_BUCKETS + 1 };
 
-static bool has(const peri_collision *c, int32_t kind)
+static bool has_state(const peri_collision *c, int32_t kind)
 {
     bool hash = peri__collision_hash(c);
     switch (kind) {
@@ -33,7 +33,7 @@ static bool by_row(int32_t kind) { return kind < BUCKET; }
 /** Whether a load needs it: TorchRec's hash maps have only those with rows. */
 static bool required(const peri_collision *c, int32_t kind)
 {
-    return has(c, kind) && (by_row(kind) || !peri__collision_hash(c));
+    return has_state(c, kind) && (by_row(kind) || !peri__collision_hash(c));
 }
 
 /** The kind of state @i, KINDS if there is none. */
@@ -41,7 +41,7 @@ static int32_t kind_of(const peri_collision *c, int32_t i)
 {
     int32_t kind = 0;
     for (; kind < KINDS; kind++)
-        if (has(c, kind) && i-- == 0) break;
+        if (has_state(c, kind) && i-- == 0) break;
     return i < -1 ? KINDS : kind;
 }
 
@@ -49,7 +49,7 @@ int32_t peri_collision_states(const peri_collision *c)
 {
     if (!c) return 0;
     int32_t n = 0;
-    for (int32_t kind = 0; kind < KINDS; kind++) n += has(c, kind);
+    for (int32_t kind = 0; kind < KINDS; kind++) n += has_state(c, kind);
     return n;
 }
 
@@ -62,7 +62,8 @@ const char *peri_collision_state_name(const peri_collision *c, int32_t i)
 
 /* -- reading ------------------------------------------------------------------------------------------------------- */
 
-static peri_status words(peri_collision *c, int32_t ndim, const int64_t *shape, const int64_t *from, peri_tensor **out)
+static peri_status new_state_tensor(peri_collision *c, int32_t ndim, const int64_t *shape, const int64_t *from,
+                                    peri_tensor **out)
 {
     peri_tensor *t;
     PERI_TRY(peri_tensor_new(c->device, PERI_I64, ndim, shape, &t));
@@ -83,17 +84,17 @@ static void table_fini(table *t)
     peri_tensor_release(t->scratch);
 }
 
-static void *data_of(const table *t, int32_t kind) { return t->state[kind] ? peri__data(t->state[kind]) : NULL; }
+static void *state_data(const table *t, int32_t kind) { return t->state[kind] ? peri__data(t->state[kind]) : NULL; }
 
 static peri_k_collision_state_args state_args(const peri_collision *c, const table *t)
 {
     bool hash = peri__collision_hash(c);
     return (peri_k_collision_state_args){.map = c->map,
-                                         .sorted = data_of(t, hash ? IDENTITIES : SORTED),
-                                         .mapping = data_of(t, MAPPING),
-                                         .counts = data_of(t, COUNTS),
-                                         .last = data_of(t, LAST),
-                                         .expiries = data_of(t, METADATA),
+                                         .sorted = state_data(t, hash ? IDENTITIES : SORTED),
+                                         .mapping = state_data(t, MAPPING),
+                                         .counts = state_data(t, COUNTS),
+                                         .last = state_data(t, LAST),
+                                         .expiries = state_data(t, METADATA),
                                          .scratch = t->scratch ? peri__data(t->scratch) : NULL,
                                          .first_row = c->first_row};
 }
@@ -107,7 +108,7 @@ static peri_status make_scratch(peri_collision *c, table *t)
 static peri_status read_rows(peri_collision *c, table *t)
 {
     for (int32_t kind = 0; kind < BUCKET; kind++)
-        if (has(c, kind)) {
+        if (has_state(c, kind)) {
             const int64_t shape[] = {c->rows, 1};
             PERI_TRY(peri_tensor_new(c->device, kind == METADATA ? PERI_I32 : PERI_I64, kind < IDENTITIES ? 1 : 2,
                                      shape, &t->state[kind]));
@@ -127,12 +128,12 @@ peri_status peri_collision_state(peri_collision *c, int32_t i, peri_tensor **out
         return peri__fail(PERI_EINVAL, "peri_collision_state: table '%s': state %d, allowed: 0 to %d", c->name, i,
                           peri_collision_states(c) - 1);
     const int64_t one[] = {1, 1}, room = SEGMENT_ROOM, buckets = c->config.buckets;
-    if (kind == BUCKET) return words(c, 2, one, &buckets, out);
-    if (kind == ITERATION) return words(c, 1, one, &c->iteration, out);
+    if (kind == BUCKET) return new_state_tensor(c, 2, one, &buckets, out);
+    if (kind == ITERATION) return new_state_tensor(c, 1, one, &c->iteration, out);
     if (kind == SEGMENTS) {
         int64_t segments[SEGMENT_ROOM];
         for (int32_t b = 0; b < SEGMENT_ROOM; b++) segments[b] = b <= c->config.buckets ? c->segments[b] : -1;
-        return words(c, 1, &room, segments, out);
+        return new_state_tensor(c, 1, &room, segments, out);
     }
     table t = {0};
     peri_status status = read_rows(c, &t);
@@ -157,13 +158,13 @@ typedef struct load {
     int64_t iteration;   /* -1: not said */
 } load;
 
-static int64_t rows_of(const load *l) { return l->c->segments[l->first + l->n] - l->c->segments[l->first]; }
+static int64_t rows_to_load(const load *l) { return l->c->segments[l->first + l->n] - l->c->segments[l->first]; }
 
 static peri_status check_shape(const load *l, int32_t kind, const peri_tensor *t)
 {
     char text[128];
     const peri_collision *c = l->c;
-    int64_t n = by_row(kind) ? rows_of(l) : kind == SEGMENTS ? c->config.buckets + 1 : 1;
+    int64_t n = by_row(kind) ? rows_to_load(l) : kind == SEGMENTS ? c->config.buckets + 1 : 1;
     int32_t dtype = kind == METADATA ? PERI_I32 : PERI_I64;
     bool shaped = t->ndim == 1 || (t->ndim == 2 && t->shape[1] == 1);
     if (t->dtype == dtype && shaped && (kind == SEGMENTS ? t->shape[0] >= n : t->shape[0] == n)) return PERI_OK;
@@ -203,11 +204,11 @@ static peri_status take_word(load *l, int32_t kind, peri_tensor *t)
     return PERI_OK;
 }
 
-static peri_status take(load *l, const char *name, peri_tensor *t)
+static peri_status load_state_tensor(load *l, const char *name, peri_tensor *t)
 {
     const peri_collision *c = l->c;
     int32_t kind = 0;
-    while (kind < KINDS && (!has(c, kind) || strcmp(names[kind], name))) kind++;
+    while (kind < KINDS && (!has_state(c, kind) || strcmp(names[kind], name))) kind++;
     if (kind == KINDS) return peri__fail(PERI_EINVAL, "%s: table '%s' has no state '%s'", f, c->name, name);
     PERI_TRY(check_shape(l, kind, t));
     if (kind == SEGMENTS) return check_segments(l, t);
@@ -234,13 +235,13 @@ peri_status peri_collision_words_check(peri_collision *c, int32_t n, const char 
             return peri__fail(PERI_EINVAL, "%s: table '%s': state %s is missing", f, c->name, names[kind]);
     }
     peri_status status = PERI_OK;
-    for (int32_t i = 0; i < n && status >= 0; i++) status = take(&l, given[i], tensors[i]);
+    for (int32_t i = 0; i < n && status >= 0; i++) status = load_state_tensor(&l, given[i], tensors[i]);
     table_fini(&l.rows);
     *iteration = l.iteration;
     return status;
 }
 
-static peri_status take_all(load *l, int32_t n, const char *const *given, peri_tensor *const *tensors)
+static peri_status load_state_tensors(load *l, int32_t n, const char *const *given, peri_tensor *const *tensors)
 {
     const peri_collision *c = l->c;
     for (int32_t kind = 0; kind < KINDS; kind++) {
@@ -251,7 +252,7 @@ static peri_status take_all(load *l, int32_t n, const char *const *given, peri_t
         if (found > 1)
             return peri__fail(PERI_EINVAL, "%s: table '%s': state %s is given twice", f, c->name, names[kind]);
     }
-    for (int32_t i = 0; i < n; i++) PERI_TRY(take(l, given[i], tensors[i]));
+    for (int32_t i = 0; i < n; i++) PERI_TRY(load_state_tensor(l, given[i], tensors[i]));
     return PERI_OK;
 }
 
@@ -313,7 +314,7 @@ static peri_status check_report(const load *l, peri_tensor *report, bool *hole)
     return status;
 }
 
-static peri_status validate(load *l, const peri_k_collision_state_args *args, bool *hole)
+static peri_status validate_loaded(load *l, const peri_k_collision_state_args *args, bool *hole)
 {
     peri_collision *c = l->c;
     peri_tensor *report;
@@ -328,7 +329,7 @@ static peri_status validate(load *l, const peri_k_collision_state_args *args, bo
     return status;
 }
 
-static peri_status install(load *l)
+static peri_status install_loaded(load *l)
 {
     peri_collision *c = l->c;
     bool hole = false;
@@ -337,7 +338,7 @@ static peri_status install(load *l)
     args.from = l->from;
     args.state_row = c->segments[l->first] - c->first_row;
     args.iteration = l->iteration;
-    PERI_TRY(validate(l, &args, &hole));
+    PERI_TRY(validate_loaded(l, &args, &hole));
     PERI_TRY(peri__collision_reset(c, l->from, l->count, false));
     PERI_TRY(peri__collision_hash(c) ? PERI_LAUNCH(c->device, hash_map_load, &args, l->count, 1)
                                      : PERI_LAUNCH(c->device, mch_load, &args, l->count, 1));
@@ -377,8 +378,8 @@ peri_status peri_collision_load(peri_collision *c, int32_t first_bucket, int32_t
               .from = from - a->first_bucket,
               .count = past - from,
               .iteration = -1};
-    peri_status status = take_all(&l, n, given, tensors);
-    if (status >= 0) status = install(&l);
+    peri_status status = load_state_tensors(&l, n, given, tensors);
+    if (status >= 0) status = install_loaded(&l);
     if (status >= 0) status = peri__collision_loaded(c, l.iteration);
     table_fini(&l.rows);
     return status;

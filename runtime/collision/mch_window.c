@@ -24,7 +24,7 @@ static int by_id(const void *x, const void *y)
     return a->id < b->id ? -1 : a->id > b->id;
 }
 
-static peri_status add(window *w, seen s)
+static peri_status add_seen(window *w, seen s)
 {
     if (w->n == w->room) {
         int64_t room = peri__max(1024, 2 * w->room);
@@ -61,7 +61,7 @@ static peri_status add_log(const peri_collision *c, window *w, const int64_t *wo
 {
     (void)c;
     const peri_k_collision_entry *e = (const peri_k_collision_entry *)words;
-    for (int64_t i = 0; i < n / 3; i++) PERI_TRY(add(w, (seen){e[i].id, e[i].place, e[i].when}));
+    for (int64_t i = 0; i < n / 3; i++) PERI_TRY(add_seen(w, (seen){e[i].id, e[i].place, e[i].when}));
     return PERI_OK;
 }
 
@@ -73,7 +73,7 @@ static peri_status add_slots(const peri_collision *c, window *w, const int64_t *
         if (slot[i].row == UINT32_MAX || !seen_of) continue;
         int64_t times = c->map.counted ? peri_k_window_count(seen_of) : 1,
                 when = c->window + (seen_of >> (c->map.counted ? 16 : 0));
-        PERI_TRY(add(w, (seen){slot[i].id, times, when}));
+        PERI_TRY(add_seen(w, (seen){slot[i].id, times, when}));
     }
     return PERI_OK;
 }

@@ -67,7 +67,7 @@ static peri_k_collision_find_args find_args(const call *k, int32_t feature)
                                         .expiry = peri__min(peri__collision_now(c) + ttl, INT32_MAX)};
 }
 
-static int64_t ids_of(const call *k, int32_t feature) { return k->first[feature + 1] - k->first[feature]; }
+static int64_t id_count(const call *k, int32_t feature) { return k->first[feature + 1] - k->first[feature]; }
 
 /** An id of a bucket that is not this map's is an error. Waits. */
 static peri_status check_ids(const call *k)
@@ -75,7 +75,7 @@ static peri_status check_ids(const call *k)
     peri_collision *c = k->c;
     for (int32_t i = 0; i < k->n; i++) {
         peri_k_collision_find_args args = find_args(k, i);
-        PERI_TRY(PERI_LAUNCH(c->device, collision_check, &args, ids_of(k, i), PERI_COLLISION_GRAIN));
+        PERI_TRY(PERI_LAUNCH(c->device, collision_check, &args, id_count(k, i), PERI_COLLISION_GRAIN));
     }
     PERI_TRY(peri__collision_report(c));
     PERI_TRY(peri__collision_seen(c, true));
@@ -86,18 +86,18 @@ static peri_status check_ids(const call *k)
     return bad_id(k, bad, whole ? "lies outside [0, input_hash_size)" : "belongs to a bucket that is not this map's");
 }
 
-static bool learns(const call *k, int32_t feature) { return !k->c->read_only || !k->c->read_only[feature]; }
+static bool feature_learns(const call *k, int32_t feature) { return !k->c->read_only || !k->c->read_only[feature]; }
 
 /** Look up @feature. The first @learn ids are learned; with @rows false that is all. */
-static peri_status find(const call *k, int32_t feature, int64_t learn, bool rows)
+static peri_status find_rows(const call *k, int32_t feature, int64_t learn, bool rows)
 {
     peri_collision *c = k->c;
     peri_k_collision_find_args args = find_args(k, feature);
     args.learn = learn;
     if (peri__collision_hash(c))
-        return PERI_LAUNCH(c->device, hash_map_find, &args, ids_of(k, feature), PERI_COLLISION_GRAIN);
+        return PERI_LAUNCH(c->device, hash_map_find, &args, id_count(k, feature), PERI_COLLISION_GRAIN);
     if (!rows) args.out = NULL;
-    args.n = ids_of(k, feature);
+    args.n = id_count(k, feature);
     args.parts = peri__max(1, peri__min(peri_threads(), args.n / PERI_COLLISION_GRAIN));
     return PERI_LAUNCH(c->device, mch_find, &args, args.n ? args.parts : 0, 1);
 }
@@ -131,9 +131,9 @@ static void may_log(peri_collision *c, int64_t more)
     if (c->report_logged >= 0) c->report_logged += more;
 }
 
-static peri_status look(const call *k)
+static peri_status find_rows_of_all(const call *k)
 {
-    for (int32_t i = 0; i < k->n; i++) PERI_TRY(find(k, i, 0, true));
+    for (int32_t i = 0; i < k->n; i++) PERI_TRY(find_rows(k, i, 0, true));
     return PERI_OK;
 }
 
@@ -143,8 +143,8 @@ static peri_status note(const call *k, bool due)
     peri_collision *c = k->c;
     for (int32_t i = 0; i < k->n; i++) {
         int64_t free = c->config.history_capacity ? c->config.history_capacity - c->recorded : INT64_MAX;
-        int64_t learn = learns(k, i) ? peri__min(ids_of(k, i), free) : 0;
-        PERI_TRY(find(k, i, learn, !due));
+        int64_t learn = feature_learns(k, i) ? peri__min(id_count(k, i), free) : 0;
+        PERI_TRY(find_rows(k, i, learn, !due));
         c->recorded += learn;
         may_log(c, learn);
     }
@@ -166,7 +166,7 @@ static peri_status train_mch(const call *k)
     c->window = c->iteration; /* whatever happened: what was in the log is no more */
     c->recorded = 0;
     PERI_TRY(status);
-    return look(k);
+    return find_rows_of_all(k);
 }
 
 static peri_status train_hash(const call *k)
@@ -174,9 +174,9 @@ static peri_status train_hash(const call *k)
     peri_collision *c = k->c;
     int64_t most = 0;
     for (int32_t i = 0; i < k->n; i++) {
-        if (!learns(k, i)) continue;
-        PERI_TRY(find(k, i, ids_of(k, i), true));
-        most += ids_of(k, i);
+        if (!feature_learns(k, i)) continue;
+        PERI_TRY(find_rows(k, i, id_count(k, i), true));
+        most += id_count(k, i);
     }
     if (most > 0) {
         peri_k_collision_find_args again = find_args(k, 0);
@@ -186,11 +186,11 @@ static peri_status train_hash(const call *k)
         PERI_TRY(peri__collision_set(c, PERI_COLLISION_LOGGED, 0));
     }
     for (int32_t i = 0; i < k->n; i++) /* after the others: a row that they gave up is not found any more */
-        if (!learns(k, i)) PERI_TRY(find(k, i, 0, true));
+        if (!feature_learns(k, i)) PERI_TRY(find_rows(k, i, 0, true));
     return PERI_OK;
 }
 
-static peri_status train(const call *k)
+static peri_status find_and_learn(const call *k)
 {
     peri_collision *c = k->c;
     if (c->lesson) return train_mch(k);
@@ -246,7 +246,7 @@ peri_status peri_collision_remap(peri_collision *c, peri_tensor *const *ids, int
     call k;
     peri_status status = call_init(&k, c, ids, n);
     if (status >= 0 && !c->any_id) status = check_ids(&k);
-    if (status >= 0) status = training ? train(&k) : look(&k);
+    if (status >= 0) status = training ? find_and_learn(&k) : find_rows_of_all(&k);
     c->may_have_changed = c->may_have_changed || training;
     if (status == PERI_OK) status = peri__collision_report(c);
     if (status == PERI_OK) status = check_misses(&k);

@@ -206,7 +206,7 @@ static peri_status compare_part(peri__announce *a, int32_t part_)
         if (a->other < 0 && hash != own) a->other = r;
     }
     if (same) return PERI_OK;
-    a->differs = part_; /* the same one on all ranks, since they compare_parts the same */
+    a->differs = part_; /* the same one on all ranks, since they compare the same */
     if (!agreement->bytes) return agreement->differ(agreement->ctx, a->other, NULL, NULL);
     PERI_TRY(post_texts(a));
     return PERI_PENDING;

@@ -11,7 +11,7 @@
 
 enum {
     PLACE_LEAST =
-        512, /* bytes of a piece's line that the transport may put in its place_arrivals: shorter ones are copied
+        512, /* bytes of a piece's line that the transport may put in its place: shorter ones are copied
                           faster afterwards */
     PLACE_LINES = 64 /* but so few lines are placed, however short: a copy of its own costs more */
 };
@@ -137,7 +137,7 @@ static peri_status lay_out(const peri__exchange *x, const peri__side *s, peri_te
     if (as_it_travels(s)) return peri__contiguous_of(tensors[0], out);
     if (s->dim < 0) PERI_TRY(view_if_adjacent(s, tensors, &flat));
     if (flat) {
-        *out = peri__give(&flat);
+        *out = peri__hand_over(&flat);
         return PERI_OK;
     }
     PERI_TRY(peri_tensor_new(x->device, x->dtype, 1, &s->total, &flat));
@@ -150,7 +150,7 @@ static peri_status lay_out(const peri__exchange *x, const peri__side *s, peri_te
         PERI_TRY(part_view(&s->shapes[i], flat, &at, &part));
         if (s->counts[i]) PERI_TRY(tensors[i] ? peri_tensor_copy(part, tensors[i]) : peri__tensor_zero(part));
     }
-    *out = peri__give(&flat);
+    *out = peri__hand_over(&flat);
     return PERI_OK;
 }
 
@@ -169,7 +169,7 @@ static peri_status scatter_arrived(const peri__exchange *x, const peri__side *s,
         PERI__HELD peri_tensor *part = NULL, *to = NULL;
         PERI_TRY(part_view(&s->shapes[i], flat, &at, &part));
         if (!tensors[i]) {
-            tensors[i] = peri__give(&part);
+            tensors[i] = peri__hand_over(&part);
         } else { /* a view of the caller's tensor, which may be on the tape by now, is not */
             peri_tensor *t = tensors[i];
             PERI_TRY(peri__tensor_view(t, t->ndim, t->shape, t->stride, t->offset, &to));
@@ -322,7 +322,7 @@ static peri_status place_arrivals(exchange_work *w, const peri_tensor *sent, per
         if (to && to->storage == sent->storage && to->offset < sent->offset + x->sides[0].total &&
             sent->offset < to->offset + s->total)
             return PERI_OK; /* they overlap */
-        a->to = peri__give(&to);
+        a->to = peri__hand_over(&to);
     } else if (as_it_travels(s) || transport_can_place(x, s)) {
         if (!w->given) PERI_TRY(peri_tensor_new(x->device, x->dtype, shape->ndim, shape->size, &w->results[0]));
         peri_tensor_retain(a->to = w->results[0]);
@@ -443,6 +443,6 @@ peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out)
     const int32_t n = w->exchange->sides[1].n;
     if (w->leave) PERI_TRY(peri__trip_arrives(&w->exchange->trip, &w->leave, w->results, n));
     w->used = true;
-    for (int32_t i = 0; i < n; i++) out[i] = peri__give(&w->results[i]);
+    for (int32_t i = 0; i < n; i++) out[i] = peri__hand_over(&w->results[i]);
     return PERI_OK;
 }

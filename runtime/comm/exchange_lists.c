@@ -116,6 +116,6 @@ peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, cons
         peri__side_add_piece(&x->sides[1], row[k], shape[concat] / n);
     }
     PERI_TRY(peri__exchange_post(x, &input, &result, true, out));
-    *output = peri__give(&result);
+    *output = peri__hand_over(&result);
     return PERI_OK;
 }

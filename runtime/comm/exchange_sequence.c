@@ -42,7 +42,7 @@ static peri_status order_backward(peri__node *node, peri_tensor *const *grad_out
     PERI_TRY(peri__contiguous_of(grad_out[0], &flat));
     PERI_TRY(peri__tensor_like(flat, flat->ndim, flat->shape, &grad));
     PERI_TRY(peri__recat_move(&o->recat, flat, grad, o->in, o->result, false));
-    grad_in[0] = peri__give(&grad);
+    grad_in[0] = peri__hand_over(&grad);
     return PERI_OK;
 }
 
@@ -106,7 +106,7 @@ static peri_status reorder_by_rank(const char *f, const peri_group *g, peri_tens
         node->state = o;
         o = NULL;
     }
-    *out = peri__give(&moved);
+    *out = peri__hand_over(&moved);
     return PERI_OK;
 }
 
@@ -175,7 +175,7 @@ static peri_status gather_rows(const peri_tensor *src, const int64_t *index, per
     peri_k_jagged_copy_args args = {.dst = peri__data(picked), .src = peri__data(src), .permute = index, .width = width,
                                     .segments = src->shape[0], .out_step = 1, .in_step = 1, .permute_dtype = PERI_I64};
     PERI_TRY(PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? src->shape[0] : 0, peri__row_grain(width)));
-    *out = peri__give(&picked);
+    *out = peri__hand_over(&picked);
     return PERI_OK;
 }
 
@@ -227,6 +227,6 @@ peri_status peri_exchange_unbucketize(peri_tensor *rows, peri_tensor *permutatio
     PERI_TRY(gather_rows(flat, peri__data(table), &result));
     PERI_TRY(peri__attach(&unbucketize_vtab, &rows, 1, &result, 1, &node));
     if (node) peri__node_save(node, 0, table);
-    *out = peri__give(&result);
+    *out = peri__hand_over(&result);
     return PERI_OK;
 }

@@ -261,7 +261,7 @@ peri_status peri_codec_encode(peri_codec_context *context, peri_tensor *x, peri_
     PERI_TRY(check_message("peri_codec_encode", x, PERI_F32, context->numbers));
     PERI_TRY(peri_tensor_new(peri__device(x), peri_codec_wire_dtype(context->codec), 1, &context->wire, &wire));
     PERI_TRY(code_message(context, "peri_codec_encode", x, wire, true));
-    *out = peri__give(&wire);
+    *out = peri__hand_over(&wire);
     return PERI_OK;
 }
 
@@ -272,6 +272,6 @@ peri_status peri_codec_decode(peri_codec_context *context, peri_tensor *wire, pe
     PERI_TRY(check_message("peri_codec_decode", wire, peri_codec_wire_dtype(context->codec), context->wire));
     PERI_TRY(peri_tensor_new(peri__device(wire), PERI_F32, 1, &context->numbers, &x));
     PERI_TRY(code_message(context, "peri_codec_decode", x, wire, false));
-    *out = peri__give(&x);
+    *out = peri__hand_over(&x);
     return PERI_OK;
 }

@@ -57,10 +57,10 @@ static peri_status sum_parts(peri_tensor *const *parts, int32_t n, peri_tensor *
     PERI__HELD peri_tensor *total = parts[0];
     peri_tensor_retain(total);
     for (int32_t i = 1; i < n; i++) {
-        PERI__HELD peri_tensor *before = peri__give(&total);
+        PERI__HELD peri_tensor *before = peri__hand_over(&total);
         PERI_TRY(peri_op_add(before, parts[i], &total));
     }
-    *out = peri__give(&total);
+    *out = peri__hand_over(&total);
     return PERI_OK;
 }
 

@@ -60,7 +60,7 @@ typedef struct entry {
     int64_t bucket;
     bool ready;               /* its gradient is in the bucket */
     bool given;               /* and this rank had one: else zeros are there */
-    bool unmarked;            /* its mark_gradients is 0 */
+    bool unmarked;            /* its mark is 0 */
     bool lent;                /* a node of the pass writes its gradient to `view`, and has not handed it on yet */
 } entry;
 
@@ -106,7 +106,7 @@ static peri_status make_room(peri_reducer *r, bucket *b)
     PERI_TRY(peri__tensor_view(flat, 1, &b->count, NULL, elements - b->count, &marks));
     peri_tensor_release(b->flat);
     peri_tensor_release(b->marks);
-    b->flat = peri__give(&flat);
+    b->flat = peri__hand_over(&flat);
     b->marks = marks;
     PERI_TRY(peri_tensor_fill(marks, 1));
     for (int64_t i = 0; i < b->count; i++) {

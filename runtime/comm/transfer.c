@@ -113,7 +113,7 @@ static peri_status post_encoded(peri_group *group, peri_tensor *src, const peri_
 /** What arrived, as numbers. */
 static peri_status decode_arrived(peri__transfer *t)
 {
-    PERI__HELD peri_tensor *wire = peri__give(&t->wire), *all = NULL, *view = NULL, *sum = NULL, *flat = NULL;
+    PERI__HELD peri_tensor *wire = peri__hand_over(&t->wire), *all = NULL, *view = NULL, *sum = NULL, *flat = NULL;
     if (t->parts == 1 && t->numbers) return peri__codec_decode_to(t->decoding, wire, t->numbers);
     if (t->parts == 1) return peri_codec_decode(t->decoding, wire, &t->numbers);
     PERI_TRY(peri_codec_decode(t->decoding, wire, &all));
@@ -122,7 +122,7 @@ static peri_status decode_arrived(peri__transfer *t)
     PERI_TRY(peri__reduce(view, 1, 1, &sum));
     PERI_TRY(peri__tensor_view(sum, 1, &shape[1], NULL, sum->offset, &flat));
     if (t->numbers) return peri_tensor_copy(t->numbers, flat);
-    t->numbers = peri__give(&flat);
+    t->numbers = peri__hand_over(&flat);
     return PERI_OK;
 }
 
@@ -200,7 +200,7 @@ peri_status peri__transfer_test(peri__transfer *t)
 
 peri_tensor *peri__transfer_numbers(peri__transfer *t)
 {
-    peri_tensor *numbers = peri__give(&t->numbers);
+    peri_tensor *numbers = peri__hand_over(&t->numbers);
     peri__transfer_fini(t);
     return numbers;
 }

@@ -168,7 +168,7 @@ static bool queued_since(void *ctx, int64_t since_ns)
     if (comm->on_device == 0) return false;
     if (comm->stepping && peri_time_ns() - since_ns > comm->timeout_ns)
         v->abort(comm->device_world,
-                 "operations that are queued_in_world on the device had no end_work within the timeout of the world");
+                 "operations that are queued on the device had no end within the timeout of the world");
     return !v->check || v->check(comm->device_world) == PERI_PENDING;
 }
 

@@ -67,7 +67,7 @@ peri_status peri__tbe_queue_counting(peri_tbe *tbe, int32_t op, const void *args
 {
     pthread_mutex_lock(&tbe->small);
     peri_status status = peri__tbe_wait_event(tbe, tbe->counted);
-    if (status >= 0) status = peri__run(tbe->device, op, args, size);
+    if (status >= 0) status = peri__launch_op(tbe->device, op, args, size);
     if (status >= 0) status = peri__tbe_record_event(tbe, tbe->counted);
     pthread_mutex_unlock(&tbe->small);
     return status;
@@ -81,7 +81,7 @@ void peri__free_after(peri_tensor **tensor, peri_event *last)
     /* Memory is freed in the order of the stream that was current when it was made, which may not be the one that used
      * it last. */
     peri_device *device = peri__device(*tensor);
-    if (last && !peri__captures(device)) /* what could not be captured has used nothing */
+    if (last && !peri__device_is_captured(device)) /* what could not be captured has used nothing */
         (void)device->vtab->stream_wait(device->ctx, (*tensor)->storage->home->ctx, last->ctx);
     peri_tensor_release(*tensor);
     *tensor = NULL;

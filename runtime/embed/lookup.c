@@ -125,9 +125,9 @@ static void note_pass(peri_tbe *tbe)
     pthread_mutex_unlock(&tbe->small);
     if (!tell) return;
     peri__log(PERI_LOG_WARN,
-              "table '%.120s'%s: one backward_checked pass updates it for each of several lookups, so its optimizer "
+              "table '%.120s'%s: one backward pass updates it for each of several lookups, so its optimizer "
               "(%s) takes "
-              "several steps, as FBGEMM's does; one look_up_recorded of all features of a step takes one step",
+              "several steps, as FBGEMM's does; one lookup of all features of a step takes one step",
               tbe->tables[0].name, tbe->n_tables > 1 ? " and those beside it" : "", peri_tbe_optimizer_name(o->kind));
 }
 

@@ -10,7 +10,7 @@
 struct peri_row_marks {
     peri__row_watch watch;
     peri__refs refs;
-    peri_tbe *tbe; /* borrowed, so that marks do not keep its memory; NULL: it is table_batch_gone */
+    peri_tbe *tbe; /* borrowed, so that marks do not keep its memory; NULL: it is gone */
     peri__row_bits bits;
     atomic_bool all; /* bits could not be set: all rows count as changed */
 };
@@ -80,7 +80,7 @@ peri_status peri_row_marks_take(peri_row_marks *m, peri_tensor **out)
     peri_tensor *t;
     PERI_NEED(m);
     PERI_NEED(out);
-    if (!m->tbe) return peri__fail(PERI_ENOTFOUND, "peri_row_marks_take: the table batch is table_batch_gone");
+    if (!m->tbe) return peri__fail(PERI_ENOTFOUND, "peri_row_marks_take: the table batch is gone");
     int64_t words = peri__numel(m->bits.words);
     PERI_TRY(peri_device_get("cpu", &cpu));
     PERI_TRY(peri_tensor_new(cpu, PERI_I64, 1, &words, &t));

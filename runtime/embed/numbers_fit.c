@@ -58,7 +58,7 @@ static peri_status fail_row(const peri__rows_place *place, int64_t i, const floa
     if (at >= 0)
         return peri__fail(
             PERI_ERANGE,
-            "%s: table '%.120s', row %lld: its number %lld is %g, which rows of %s do not hold; allowed_numbers: %s",
+            "%s: table '%.120s', row %lld: its number %lld is %g, which rows of %s do not hold; allowed: %s",
             place->who, place->table, row, (long long)at, isnan(x[at]) ? (double)NAN : (double)x[at],
             peri__data_type_name(place->dtype), allowed_numbers(place->dtype));
     float least = x[0], largest = x[0];
@@ -68,7 +68,7 @@ static peri_status fail_row(const peri__rows_place *place, int64_t i, const floa
     }
     return peri__fail(
         PERI_ERANGE,
-        "%s: table '%.120s', row %lld: its numbers go from %g to %g, which rows of %s do not hold; allowed_numbers: %s",
+        "%s: table '%.120s', row %lld: its numbers go from %g to %g, which rows of %s do not hold; allowed: %s",
         place->who, place->table, row, (double)least, (double)largest, peri__data_type_name(place->dtype),
         allowed_numbers(place->dtype));
 }
@@ -122,7 +122,7 @@ peri_status peri__encode_rows(const peri__rows_place *place, peri_tensor *number
     PERI_TRY(floats ? peri_tensor_to(numbers, place->dtype, NULL, &made)
                     : peri_quantize_rows(numbers, &format, NULL, &made));
     if (scaled) PERI_TRY(peri__check_numbers_fit(place, numbers, made));
-    *out = peri__give(&made);
+    *out = peri__hand_over(&made);
     return PERI_OK;
 }
 

@@ -69,7 +69,7 @@ void peri__batch_recycle(peri_tbe_batch *b)
     peri_tensor_release(b->in.weights);
     peri_tensor_release(b->in.scale);
     /* The list's memory is freed in the order of the stream that made it. */
-    if (!peri__captures(tbe->device))
+    if (!peri__device_is_captured(tbe->device))
         (void)tbe->device->vtab->stream_wait(tbe->device->ctx, b->in.blocks->copy->storage->home->ctx, b->done->ctx);
     peri_tbe_blocks_release(b->in.blocks);
     b->in = (peri_tbe_input){0};
@@ -149,7 +149,7 @@ void peri__batch_redirect_end(peri_tbe_batch *b)
 {
     peri__sorted_recycle(b); /* if the pass failed: other gradients lie elsewhere */
     if (!b->there) return;
-    if (!peri__captures(b->tbe->device))
+    if (!peri__device_is_captured(b->tbe->device))
         (void)peri_stream_wait(b->there->copy->storage->home, b->done); /* in its order the list's memory is freed */
     peri_tbe_blocks_release(b->there);
     b->there = NULL;

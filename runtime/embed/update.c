@@ -281,7 +281,7 @@ peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, pe
     PERI_TRY(peri__tbe_input_check(f, tbe, in));
     PERI_TRY(peri__tbe_gradient_check(f, tbe, in, grad, grad_weights));
     if (!tbe->store->whole)
-        return peri__fail(PERI_EUNSUPPORTED, "%s: cached tables update_sorted with every backward pass", f);
+        return peri__fail(PERI_EUNSUPPORTED, "%s: cached tables update with every backward pass", f);
     PERI_TRY(peri__batch_acquire(tbe, in, &b));
     peri_status status = peri__batch_enter(f, b, true);
     if (status >= 0) status = peri__batch_leave(b, true, peri__tbe_sparse(b, grad, grad_weights, out));

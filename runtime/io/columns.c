@@ -69,7 +69,7 @@ static bool is_whole(int32_t dtype)
            dtype == PERI_BOOL;
 }
 
-static inline double number_at(const peri_rows *r, int64_t i)
+static inline double dense_number_at(const peri_rows *r, int64_t i)
 {
     float f;
     double d;
@@ -199,7 +199,7 @@ static inline peri_status put_id(const peri_columns *c, const part *p, int64_t r
     return PERI_OK;
 }
 
-static peri_status room_for(peri_columns *c, int64_t rows, int64_t ids)
+static peri_status make_room_for_batch(peri_columns *c, int64_t rows, int64_t ids)
 {
     if (ids > c->id_room) {
         int64_t room = peri__max(ids, 2 * c->id_room);
@@ -227,7 +227,7 @@ static peri_status fixed_ids(peri_columns *c, const part *p, int64_t row, int32_
     for (int32_t f = 0; f < c->sparse_features; f++) {
         const peri_rows *r = &p->p.ids[f];
         int64_t from = *n;
-        PERI_TRY(room_for(c, 0, *n + r->count));
+        PERI_TRY(make_room_for_batch(c, 0, *n + r->count));
         for (int32_t k = 0; k < r->count; k++)
             PERI_TRY(put_id(c, p, row, f, whole_at(r, row * r->stride + k), c->ids, n));
         lengths[f] = (int32_t)(*n - from);
@@ -245,7 +245,7 @@ static peri_status ragged_ids(peri_columns *c, const part *p, int64_t row, int32
         return peri__fail(PERI_EFORMAT,
                           "peri_columns: %s: row %lld: its ids are %lld..%lld of %lld: the offsets are damaged",
                           p->p.name, row_of(p, row), (long long)at, (long long)end, (long long)p->p.total);
-    PERI_TRY(room_for(c, 0, *n + (end - at)));
+    PERI_TRY(make_room_for_batch(c, 0, *n + (end - at)));
     for (int32_t f = 0; f < c->sparse_features; f++) {
         int64_t from = *n, length = whole_at(&p->p.lengths, row * p->p.lengths.stride + f);
         if (length < 0 || length > end - at)
@@ -263,13 +263,13 @@ static peri_status ragged_ids(peri_columns *c, const part *p, int64_t row, int32
 /** The label and the dense features of a row. */
 static peri_status numbers(const peri_columns *c, const part *p, int64_t row, peri_batch *b, int64_t to)
 {
-    const double label = p->p.labels.data ? number_at(&p->p.labels, row * p->p.labels.stride) : 0;
+    const double label = p->p.labels.data ? dense_number_at(&p->p.labels, row * p->p.labels.stride) : 0;
     b->labels[to] = (float)label;
     if (!isfinite(b->labels[to]))
         return peri__fail(PERI_EFORMAT, "peri_columns: %s: row %lld: its label is %g, allowed: finite numbers of f32",
                           p->p.labels_name ? p->p.labels_name : p->p.name, row_of(p, row), label);
     for (int32_t d = 0; d < c->dense_features; d++) {
-        const double given = number_at(&p->p.dense, row * p->p.dense.stride + d);
+        const double given = dense_number_at(&p->p.dense, row * p->p.dense.stride + d);
         const float x = peri__dense_of(c->dense, given);
         b->dense[to * c->dense_features + d] = x;
         if (isfinite(given) && isfinite(x)) continue; /* of the logarithms NaN would be 0 */
@@ -303,7 +303,7 @@ peri_status peri_columns_fill(peri_columns *c, int64_t first, int64_t rows, peri
     PERI_TRY(make_order(c));
     PERI_TRY(peri__batch_reserve_rows(b, rows));
     PERI__OWN_FLOATS;
-    PERI_TRY(room_for(c, rows, 0));
+    PERI_TRY(make_room_for_batch(c, rows, 0));
     for (int64_t k = 0; k < rows; k++) {
         int64_t i = sample_at(c, first + k);
         const part *p = part_of(c, i, &near);

@@ -78,7 +78,7 @@ FILE *peri__stream_new(const char *path)
     return stream;
 }
 
-static peri_status append(file *f, const void *data, int64_t bytes)
+static peri_status append_bytes(file *f, const void *data, int64_t bytes)
 {
     return bytes == 0 || fwrite(data, (size_t)bytes, 1, f->stream) == 1 ? PERI_OK : write_error(f->path);
 }
@@ -95,7 +95,7 @@ static peri_status write_header(file *f)
                      shape);
     text[10 + n] = ' '; /* where the text ended */
     if (fseek(f->stream, 0, SEEK_SET) != 0) return write_error(f->path);
-    return append(f, text, HEADER);
+    return append_bytes(f, text, HEADER);
 }
 
 peri_status peri_columns_writer_new(const char *folder, int32_t dense_features, int32_t sparse_features, bool wide,
@@ -127,7 +127,7 @@ peri_status peri_columns_writer_new(const char *folder, int32_t dense_features, 
         f->stream = peri__stream_new(f->path);
         status = !f->stream ? write_error(f->path) : f->descr ? write_header(f) : PERI_OK;
     }
-    if (status >= 0) status = append(&w->files[OFFSETS], &zero, sizeof zero);
+    if (status >= 0) status = append_bytes(&w->files[OFFSETS], &zero, sizeof zero);
     w->files[OFFSETS].rows = 1;
     if (status < 0) peri_columns_writer_release(w);
     else *out = w;
@@ -168,7 +168,7 @@ static peri_status append_lengths(peri_columns_writer *w, const peri_batch *b, i
         lengths[f] = (int16_t)length;
         *n += length;
     }
-    return append(&w->files[LENGTHS], lengths, w->sparse_features * (int64_t)sizeof *lengths);
+    return append_bytes(&w->files[LENGTHS], lengths, w->sparse_features * (int64_t)sizeof *lengths);
 }
 
 /** Append the @n ids of sample @row; cursor[feature]: where its ids are in the batch. */
@@ -189,11 +189,11 @@ static peri_status append_ids(peri_columns_writer *w, const peri_batch *b, int64
     }
     w->ids += n;
     w->files[IDS].rows += n;
-    PERI_TRY(append(&w->files[IDS], w->row, n * (w->wide ? 8 : 4)));
-    return append(&w->files[OFFSETS], &w->ids, sizeof w->ids);
+    PERI_TRY(append_bytes(&w->files[IDS], w->row, n * (w->wide ? 8 : 4)));
+    return append_bytes(&w->files[OFFSETS], &w->ids, sizeof w->ids);
 }
 
-static peri_status add(peri_columns_writer *w, const peri_batch *b)
+static peri_status append_batch(peri_columns_writer *w, const peri_batch *b)
 {
     int64_t at = 0, n;
     PERI_TRY(
@@ -205,8 +205,8 @@ static peri_status add(peri_columns_writer *w, const peri_batch *b)
     if (at != b->ids)
         return peri__fail(PERI_EINVAL, "peri_columns_writer_add: a batch of %lld ids, whose lengths sum to %lld",
                           (long long)b->ids, (long long)at);
-    PERI_TRY(append(&w->files[DENSE], b->dense, b->rows * w->dense_features * (int64_t)sizeof(float)));
-    PERI_TRY(append(&w->files[LABELS], b->labels, b->rows * (int64_t)sizeof(float)));
+    PERI_TRY(append_bytes(&w->files[DENSE], b->dense, b->rows * w->dense_features * (int64_t)sizeof(float)));
+    PERI_TRY(append_bytes(&w->files[LABELS], b->labels, b->rows * (int64_t)sizeof(float)));
     for (int64_t row = 0; row < b->rows; row++) {
         PERI_TRY(append_lengths(w, b, row, &n));
         PERI_TRY(make_room(w, 0, n * 8));
@@ -225,7 +225,7 @@ peri_status peri_columns_writer_add(peri_columns_writer *w, const peri_batch *b)
     if (w->failed)
         return peri__fail(PERI_ECLOSED,
                           "peri_columns_writer_add: an earlier batch could not be written, or all are written");
-    peri_status status = add(w, b);
+    peri_status status = append_batch(w, b);
     w->failed = status < 0;
     return status;
 }
@@ -240,7 +240,7 @@ peri_status peri_columns_writer_finish(peri_columns_writer *w, const char *text)
     w->failed = true;
     for (int i = 0; i < FILES; i++) {
         file *f = &w->files[i];
-        PERI_TRY(f->descr ? write_header(f) : append(f, text, (int64_t)strlen(text)));
+        PERI_TRY(f->descr ? write_header(f) : append_bytes(f, text, (int64_t)strlen(text)));
         if (fflush(f->stream) != 0 || fsync(fileno(f->stream)) != 0) return write_error(f->path);
     }
     return rename(w->part, w->folder) == 0 ? PERI_OK : write_error(w->folder);

@@ -113,7 +113,7 @@ static inline bool parse_hex(const char *p, int64_t n, uint64_t *out)
     return true;
 }
 
-static inline float transform(const criteo *r, int64_t x)
+static inline float transform_dense(const criteo *r, int64_t x)
 {
     if (r->dense == PERI_DENSE_RAW) return (float)x;
     int64_t size = r->dense == PERI_DENSE_SIGNED_LOG && x < 0 ? -x : x;
@@ -160,7 +160,7 @@ static peri_status convert_line(peri__lines *lines, int64_t at, int64_t n, peri_
         int64_t x = 0;
         if (end > start && !parse_integer(p + start, end - start, before + start, &x))
             return bad_field(r, at, f + 1, p + start, end - start, "empty, or a decimal number of at most 18 digits");
-        dense[f] = transform(r, x);
+        dense[f] = transform_dense(r, x);
         start = end + 1;
     }
     for (int32_t f = 0; f < r->lines.sparse_features; f++) {
@@ -206,7 +206,7 @@ static peri_status finish_lines(peri__lines *lines, peri_batch *b)
 
 /* -- opening ------------------------------------------------------------------------------------------------------- */
 
-static void release(peri__lines *lines)
+static void criteo_release(peri__lines *lines)
 {
     criteo *r = (criteo *)lines;
     peri__free(r->rules);
@@ -214,7 +214,7 @@ static void release(peri__lines *lines)
     peri__free(r);
 }
 
-static const peri__line_format format = {start_lines, convert_line, finish_lines, release};
+static const peri__line_format format = {start_lines, convert_line, finish_lines, criteo_release};
 
 static peri_status check_options(const char *f, const peri_criteo_config *o)
 {

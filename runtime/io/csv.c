@@ -242,7 +242,7 @@ static peri_status finish_lines(peri__lines *lines, peri_batch *b)
 
 /* -- opening ------------------------------------------------------------------------------------------------------- */
 
-static void release(peri__lines *lines)
+static void csv_release(peri__lines *lines)
 {
     csv *r = (csv *)lines;
     for (int32_t i = 0; r->columns && i < lines->fields; i++) peri__free(r->columns[i].name);
@@ -257,11 +257,11 @@ static void release(peri__lines *lines)
     peri__free(r);
 }
 
-static const peri__line_format format = {start_lines, convert_line, finish_lines, release};
+static const peri__line_format format = {start_lines, convert_line, finish_lines, csv_release};
 
 static bool is_separator(int32_t c) { return c > 0 && c < 256 && c != '"' && c != '\n' && c != '\r'; }
 
-static int32_t delimiter_of(const peri_csv_config *o) { return o->delimiter ? o->delimiter : ','; }
+static int32_t csv_delimiter(const peri_csv_config *o) { return o->delimiter ? o->delimiter : ','; }
 
 /** Check the description of a column. */
 static peri_status check_column(const peri_csv_column *c, int32_t i, int32_t delimiter)
@@ -297,14 +297,14 @@ static peri_status check_options(const peri_csv_config *o, int32_t *dense, int32
     if (!o->paths || o->n_paths < 1) return peri__fail(PERI_EINVAL, "%s: no paths", f);
     if (!o->columns || o->n_columns < 1 || o->n_columns > 2 * IO_MAX_FEATURES)
         return peri__fail(PERI_EINVAL, "%s: %d columns, allowed: 1..%d", f, o->n_columns, 2 * IO_MAX_FEATURES);
-    if (!is_separator(delimiter_of(o)))
+    if (!is_separator(csv_delimiter(o)))
         return peri__fail(PERI_EINVAL,
                           "%s: delimiter %d, allowed: a character that is no quotation mark and no line end", f,
                           o->delimiter);
     for (int32_t i = 0; i < o->n_columns; i++) {
         const peri_csv_column *given = peri__struct_at(o->columns, i);
         PERI_TAKE(peri_csv_column, given);
-        PERI_TRY(check_column(given, i, delimiter_of(o)));
+        PERI_TRY(check_column(given, i, csv_delimiter(o)));
         labels += given->kind == PERI_COLUMN_LABEL;
         *dense += given->kind == PERI_COLUMN_DENSE;
         *sparse += given->kind == PERI_COLUMN_IDS;
@@ -431,7 +431,7 @@ peri_status peri_csv_open(const peri_csv_config *options, peri_criteo **out)
     peri__object_count(1);
     r->lines.format = &format;
     r->lines.window = (peri_window){.name = "peri_csv", .fd = -1, .current = -1};
-    r->delimiter = (char)delimiter_of(options);
+    r->delimiter = (char)csv_delimiter(options);
     peri_status status = PERI_ENOMEM;
     r->c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     if (!r->c) goto out;

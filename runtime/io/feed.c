@@ -53,7 +53,7 @@ struct peri_feed {
 
 static _Thread_local maker *mine; /* of the thread that runs */
 
-static maker *maker_of(peri_feed *feed) { return mine && mine->feed == feed ? mine : &feed->outside; }
+static maker *maker_of_thread(peri_feed *feed) { return mine && mine->feed == feed ? mine : &feed->outside; }
 
 static void object_release(const peri_feed_object *o)
 {
@@ -182,12 +182,12 @@ static peri_status news(maker *m)
     return feed->stopped ? PERI_ECLOSED : again ? PERI_PENDING : PERI_OK;
 }
 
-static peri_status said(peri_status status, const char *function)
+static peri_status name_closed_error(peri_status status, const char *function)
 {
     return status == PERI_ECLOSED ? peri__fail(PERI_ECLOSED, "%s: nobody wants more", function) : status;
 }
 
-static void *body(void *arg)
+static void *maker_thread(void *arg)
 {
     maker *m = mine = arg;
     peri_feed *feed = m->feed;
@@ -213,7 +213,7 @@ peri_status peri_feed_start(peri_feed *feed, const peri_feed_thread *thread)
     maker_init(m, feed);
     m->thread = *thread;
     pthread_mutex_lock(&feed->lock);
-    int problem = peri__thread_start(&m->id, body, m);
+    int problem = peri__thread_start(&m->id, maker_thread, m);
     if (problem == 0) {
         m->next = feed->makers;
         feed->makers = m;
@@ -231,12 +231,12 @@ peri_status peri_feed_next(peri_feed *feed, int64_t *number)
 {
     PERI_NEED(feed);
     PERI_NEED(number);
-    maker *m = maker_of(feed);
+    maker *m = maker_of_thread(feed);
     pthread_mutex_lock(&feed->lock);
     peri_status status = news(m);
     if (status == PERI_OK) *number = number_of(m);
     pthread_mutex_unlock(&feed->lock);
-    return said(status, "peri_feed_next");
+    return name_closed_error(status, "peri_feed_next");
 }
 
 static peri_status check_parcel(const peri_feed_parcel *parcel)
@@ -264,7 +264,7 @@ peri_status peri_feed_put(peri_feed *feed, const peri_feed_parcel *parcel)
         for (int32_t i = 0; i < parcel->n_objects; i++) object_release(&parcel->objects[i]);
         return status;
     }
-    maker *m = maker_of(feed);
+    maker *m = maker_of_thread(feed);
     pthread_mutex_lock(&feed->lock);
     while ((status = news(m)) == PERI_OK && number_of(m) >= feed->first + feed->ahead)
         pthread_cond_wait(&m->go_on, &feed->lock);
@@ -275,19 +275,19 @@ peri_status peri_feed_put(peri_feed *feed, const peri_feed_parcel *parcel)
     }
     pthread_mutex_unlock(&feed->lock);
     if (status != PERI_OK) parcel_free(&copy, true);
-    return said(status, "peri_feed_put");
+    return name_closed_error(status, "peri_feed_put");
 }
 
 peri_status peri_feed_end(peri_feed *feed)
 {
     PERI_NEED(feed);
-    maker *m = maker_of(feed);
+    maker *m = maker_of_thread(feed);
     pthread_mutex_lock(&feed->lock);
     peri_status status = news(m); /* PERI_PENDING: what has come to its end is not what is wanted */
     if (status == PERI_OK) end_here(m, 0);
     while (status == PERI_OK && (status = news(m)) == PERI_OK) pthread_cond_wait(&m->go_on, &feed->lock);
     pthread_mutex_unlock(&feed->lock);
-    return status == PERI_PENDING ? PERI_OK : said(status, "peri_feed_end");
+    return status == PERI_PENDING ? PERI_OK : name_closed_error(status, "peri_feed_end");
 }
 
 /* -- the taker ----------------------------------------------------------------------------------------------------- */

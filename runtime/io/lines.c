@@ -113,7 +113,7 @@ static peri_status count_chunk(peri__lines *r, int64_t chunk, int64_t *count)
     return status;
 }
 
-static bool claim(peri__lines *r, int64_t chunk)
+static bool claim_chunk(peri__lines *r, int64_t chunk)
 {
     int64_t unknown = UNKNOWN;
     return __atomic_compare_exchange_n(&r->index[INDEX_COUNTS + chunk], &unknown, CLAIMED, false, __ATOMIC_ACQ_REL,
@@ -127,8 +127,8 @@ static peri_status chunk_lines(peri__lines *r, int64_t chunk, int64_t *count)
     for (int64_t round = 0;; round++) {
         *count = __atomic_load_n(&r->index[INDEX_COUNTS + chunk], __ATOMIC_ACQUIRE);
         if (*count >= 0) return PERI_OK;
-        if (*count == UNKNOWN && claim(r, chunk)) return count_chunk(r, chunk, count);
-        while (ahead < last && !claim(r, ahead)) ahead++;
+        if (*count == UNKNOWN && claim_chunk(r, chunk)) return count_chunk(r, chunk, count);
+        while (ahead < last && !claim_chunk(r, ahead)) ahead++;
         if (ahead < last) PERI_TRY(count_chunk(r, ahead, &unused));
         else peri_pause(round);
     }
@@ -251,7 +251,7 @@ static peri_status read_lines(peri__lines *r, int64_t at, int64_t rows, peri_bat
     return PERI_OK;
 }
 
-static peri_status spent(const peri__lines *r)
+static peri_status fail_pipe_was_read(const peri__lines *r)
 {
     return peri__fail(PERI_EINVAL, "%s: %s is a pipe, which is read once; for more passes write it to a file",
                       r->window.name, first_path(r));
@@ -299,7 +299,7 @@ peri_status peri_criteo_skip(peri__lines *r, int64_t *rows)
     PERI_NEED(r);
     PERI_NEED(rows);
     int64_t next = r->at;
-    if (r->spent) return spent(r);
+    if (r->spent) return fail_pipe_was_read(r);
     PERI_TRY(r->index ? index_rows(r, rows) : skip_lines(r, r->at, r->batch_rows, &next, rows));
     r->row += *rows;
     r->at = next;
@@ -311,7 +311,7 @@ peri_status peri_criteo_next(peri__lines *r, peri_batch *b)
     PERI_NEED(r);
     PERI_NEED(b);
     PERI_TRY(peri__batch_check(r->window.name, b, r->dense_features, r->sparse_features));
-    if (r->spent) return spent(r);
+    if (r->spent) return fail_pipe_was_read(r);
     PERI__OWN_FLOATS;
     if (r->index) return next_indexed(r, b);
     /* A whole line has a byte per field: room for more rows than can be there is not made. */

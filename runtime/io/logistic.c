@@ -97,7 +97,7 @@ static peri_status start(const char *function, peri_logistic *m, const peri_batc
     return PERI_OK;
 }
 
-static double logit(const peri_logistic *m, const peri_batch *b, int64_t row)
+static double logit_of_row(const peri_logistic *m, const peri_batch *b, int64_t row)
 {
     const float *x = b->dense + row * m->dense_features;
     const weight *dense = m->weights + m->dense_at;
@@ -111,28 +111,28 @@ static double logit(const peri_logistic *m, const peri_batch *b, int64_t row)
     return z;
 }
 
-static void advance(peri_logistic *m, const peri_batch *b, int64_t row)
+static void advance_cursors(peri_logistic *m, const peri_batch *b, int64_t row)
 {
     for (int32_t f = 0; f < m->sparse_features; f++) m->cursor[f] += b->lengths[f * b->rows + row];
 }
 
-static inline void update(const peri_logistic *m, weight *w, double gradient)
+static inline void adagrad_update(const peri_logistic *m, weight *w, double gradient)
 {
     float g = (float)(gradient + m->l2 * w->w);
     w->s += g * g;
     w->w -= (float)m->learning_rate * g / sqrtf(w->s + 1e-8f);
 }
 
-static void learn(peri_logistic *m, const peri_batch *b, int64_t row, double error)
+static void learn_row(peri_logistic *m, const peri_batch *b, int64_t row, double error)
 {
     const float *x = b->dense + row * m->dense_features;
     weight *dense = m->weights + m->dense_at;
-    update(m, &dense[m->dense_features], error);
-    for (int32_t d = 0; d < m->dense_features; d++) update(m, &dense[d], error * x[d]);
+    adagrad_update(m, &dense[m->dense_features], error);
+    for (int32_t d = 0; d < m->dense_features; d++) adagrad_update(m, &dense[d], error * x[d]);
     for (int32_t f = 0; f < m->sparse_features; f++) {
         const int64_t *ids = b->values + m->cursor[f];
         weight *table = m->weights + m->table_at[f];
-        for (int32_t k = 0; k < b->lengths[f * b->rows + row]; k++) update(m, &table[ids[k]], error);
+        for (int32_t k = 0; k < b->lengths[f * b->rows + row]; k++) adagrad_update(m, &table[ids[k]], error);
     }
 }
 
@@ -145,10 +145,10 @@ peri_status peri_logistic_train(peri_logistic *m, const peri_batch *b, double *l
     PERI_TRY(start("peri_logistic_train", m, b));
     double sum = 0;
     for (int64_t row = 0; row < b->rows; row++) {
-        double z = logit(m, b, row), y = b->labels[row];
+        double z = logit_of_row(m, b, row), y = b->labels[row];
         sum += log1p(exp(-fabs(z))) + (z > 0 ? z : 0) - y * z;
-        learn(m, b, row, 1 / (1 + exp(-z)) - y);
-        advance(m, b, row);
+        learn_row(m, b, row, 1 / (1 + exp(-z)) - y);
+        advance_cursors(m, b, row);
     }
     *loss = b->rows ? sum / (double)b->rows : 0;
     return PERI_OK;
@@ -162,8 +162,8 @@ peri_status peri_logistic_predict(peri_logistic *m, const peri_batch *b, float *
     PERI_NEED(out);
     PERI_TRY(start("peri_logistic_predict", m, b));
     for (int64_t row = 0; row < b->rows; row++) {
-        out[row] = (float)(1 / (1 + exp(-logit(m, b, row))));
-        advance(m, b, row);
+        out[row] = (float)(1 / (1 + exp(-logit_of_row(m, b, row))));
+        advance_cursors(m, b, row);
     }
     return PERI_OK;
 }

@@ -11,7 +11,7 @@
 
 static const double eta = 1e-12; /* predictions are kept this far from 0 and 1 */
 
-static bool inside(double x) { return x >= 0 && x <= 1; }
+static bool is_probability(double x) { return x >= 0 && x <= 1; }
 
 /** Not a number has a sign that nobody wants to read. */
 static double plain(double x) { return isnan(x) ? (double)NAN : x; }
@@ -20,7 +20,7 @@ static double plain(double x) { return isnan(x) ? (double)NAN : x; }
 static const char *wrong_prediction(double p, int32_t needs)
 {
     if (isnan(p)) return "not a number";
-    if ((needs & PERI_METRIC_PROBABILITIES) && !inside(p))
+    if ((needs & PERI_METRIC_PROBABILITIES) && !is_probability(p))
         return "allowed: probabilities, 0..1 (of a logit x it is 1 / (1 + exp(-x)))";
     if ((needs & PERI_METRIC_RATES) && !(p >= 0 && !isinf(p)))
         return "allowed: finite numbers, 0 or more (of a logit x it is 1 / (1 + exp(-x)))";
@@ -32,13 +32,14 @@ static const char *wrong_prediction(double p, int32_t needs)
 static const char *wrong_label(double y, int32_t needs)
 {
     if (isnan(y)) return "not a number";
-    if ((needs & PERI_METRIC_LABELS_OF_CLASSES) && !inside(y)) return "allowed: 0..1 (1: positive, 0: negative)";
+    if ((needs & PERI_METRIC_LABELS_OF_CLASSES) && !is_probability(y))
+        return "allowed: 0..1 (1: positive, 0: negative)";
     if ((needs & PERI_METRIC_LABELS_NOT_NEGATIVE) && !(y >= 0 && !isinf(y)))
         return "allowed: finite numbers, 0 or more";
     return isinf(y) ? "allowed: finite numbers" : NULL;
 }
 
-static peri_status check(const char *function, const peri_metric_samples *s, int32_t needs)
+static peri_status check_samples(const char *function, const peri_metric_samples *s, int32_t needs)
 {
     if (s->n < 0 || s->n > IO_MAX_IDS) return peri__fail(PERI_EINVAL, "%s: %lld samples", function, (long long)s->n);
     if (s->n > 0 && (!s->predictions || !s->labels))
@@ -67,7 +68,7 @@ peri_status peri_metric_check(const peri_metric_samples *s, int32_t needs, const
                   PERI_METRIC_LABELS_NOT_NEGATIVE;
     if (needs & ~all)
         return peri__fail(PERI_EINVAL, "peri_metric_check: needs %d, allowed: flags PERI_METRIC_*", needs);
-    return check(name, s, needs);
+    return check_samples(name, s, needs);
 }
 
 peri_status peri_metric_add(const peri_metric_samples *s, double threshold, peri_metric_sums *t)
@@ -77,11 +78,11 @@ peri_status peri_metric_add(const peri_metric_samples *s, double threshold, peri
     PERI_NEED(t);
     if (isnan(threshold))
         return peri__fail(PERI_EINVAL, "peri_metric_add: threshold %g, allowed: numbers", plain(threshold));
-    PERI_TRY(check("peri_metric_add", s, PERI_METRIC_FINITE));
+    PERI_TRY(check_samples("peri_metric_add", s, PERI_METRIC_FINITE));
     for (int64_t i = 0; i < s->n; i++) {
         double p = s->predictions[i], y = s->labels[i], w = s->weights ? s->weights[i] : 1;
         double kept = p < eta ? eta : p > 1 - eta ? 1 - eta : p;
-        double positive = inside(p) && inside(y) ? -y * log2(kept) : (double)NAN,
+        double positive = is_probability(p) && is_probability(y) ? -y * log2(kept) : (double)NAN,
                entropy = positive - (1 - y) * log2(1 - kept);
         bool high = p >= threshold;
         t->n += 1;
@@ -119,7 +120,7 @@ peri_status peri_metric_merge(const peri_metric_sums *part, peri_metric_sums *su
 
 /* -- functions of sums --------------------------------------------------------------------------------------------- */
 
-static double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
+static double ratio_or_zero(double a, double b) { return b == 0 ? 0 : a / b; }
 
 /** Entropy of the base rate, times the samples: what normalizes an entropy. NaN without samples. */
 static double base_entropy(double positive, double negative, double total)
@@ -142,22 +143,22 @@ static double cali_free_ne(const peri_metric_sums *s)
     return ne(s) / (-s->label * log2(rate) - (s->weight - s->label) * log2(1 - rate));
 }
 static double calibration(const peri_metric_sums *s) { return s->label <= 0 ? 0 : s->prediction / s->label; }
-static double label_average(const peri_metric_sums *s) { return ratio(s->label, s->weight); }
-static double prediction_average(const peri_metric_sums *s) { return ratio(s->prediction, s->weight); }
+static double label_average(const peri_metric_sums *s) { return ratio_or_zero(s->label, s->weight); }
+static double prediction_average(const peri_metric_sums *s) { return ratio_or_zero(s->prediction, s->weight); }
 static double weighted_avg(const peri_metric_sums *s) { return s->prediction / s->weight; }
-static double mse(const peri_metric_sums *s) { return ratio(s->square_error, s->weight); }
+static double mse(const peri_metric_sums *s) { return ratio_or_zero(s->square_error, s->weight); }
 static double rmse(const peri_metric_sums *s) { return sqrt(mse(s)); }
-static double nmse(const peri_metric_sums *s) { return ratio(s->square_error, s->ones_square_error); }
+static double nmse(const peri_metric_sums *s) { return ratio_or_zero(s->square_error, s->ones_square_error); }
 static double nrmse(const peri_metric_sums *s) { return sqrt(nmse(s)); }
-static double mae(const peri_metric_sums *s) { return ratio(s->absolute_error, s->weight); }
-static double accuracy(const peri_metric_sums *s) { return ratio(s->correct, s->weight); }
+static double mae(const peri_metric_sums *s) { return ratio_or_zero(s->absolute_error, s->weight); }
+static double accuracy(const peri_metric_sums *s) { return ratio_or_zero(s->correct, s->weight); }
 static double precision(const peri_metric_sums *s)
 {
-    return ratio(s->true_positive, s->true_positive + s->false_positive);
+    return ratio_or_zero(s->true_positive, s->true_positive + s->false_positive);
 }
 static double recall(const peri_metric_sums *s)
 {
-    return ratio(s->true_positive, s->true_positive + s->false_negative);
+    return ratio_or_zero(s->true_positive, s->true_positive + s->false_negative);
 }
 
 enum {
@@ -253,7 +254,7 @@ static int exponent_of(const peri_metric_samples *s)
  *  scale, so a power of two makes the largest 1/2 to 1. @out new, peri__free. */
 static peri_status sorted(const char *function, const peri_metric_samples *s, int32_t needs, sample **out)
 {
-    PERI_TRY(check(function, s, needs));
+    PERI_TRY(check_samples(function, s, needs));
     sample *list = peri__alloc(sizeof *list * (size_t)peri__max(s->n, 1));
     if (!list) return PERI_ENOMEM;
     int exponent = exponent_of(s);
@@ -391,7 +392,7 @@ peri_status peri_metric_xauc(const peri_metric_samples *s, double *right, double
     PERI_NEED(s);
     PERI_NEED(right);
     PERI_NEED(pairs);
-    PERI_TRY(check("peri_metric_xauc", s, PERI_METRIC_FINITE));
+    PERI_TRY(check_samples("peri_metric_xauc", s, PERI_METRIC_FINITE));
     double good = 0, all = 0;
     int exponent = exponent_of(s); /* products are taken of weights up to 1, as in areas */
     for (int64_t i = 0; i < s->n; i++)

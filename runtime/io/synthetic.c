@@ -28,7 +28,7 @@ typedef struct row_state {
     double head[HIDDEN], last[HIDDEN]; /* vectors of the first feature and of the one before */
 } row_state;
 
-static inline double uniform(uint64_t word) { return (double)(word >> 11) * 0x1p-53; }
+static inline double uniform_of_word(uint64_t word) { return (double)(word >> 11) * 0x1p-53; }
 static inline double byte_number(uint64_t word, int i) { return ((double)(word >> (8 * i) & 255) - 127.5) / 127.5; }
 
 /** What all rows share for one feature: how a uniform number becomes an id. */
@@ -53,7 +53,7 @@ static inline int64_t power_law_id(power_law law, double u, int64_t n)
 static inline int64_t draw_integer(const row_state *s, int32_t d, uint64_t *word)
 {
     *word = peri__hash_mix(s->hash, (uint64_t)(STREAM_DENSE + d));
-    double u = uniform(*word);
+    double u = uniform_of_word(*word);
     return (int64_t)(1 / ((1 - u) * (1 - u) + 1e-9)) - 1;
 }
 
@@ -70,7 +70,7 @@ static inline int64_t draw_length(const row_state *s, int32_t f)
 {
     int32_t least = s->options->bag_min[f], most = s->options->bag_max[f];
     if (least == most) return least;
-    return least + (int64_t)(uniform(peri__hash_mix(s->hash, (uint64_t)f << 32)) * (most - least + 1));
+    return least + (int64_t)(uniform_of_word(peri__hash_mix(s->hash, (uint64_t)f << 32)) * (most - least + 1));
 }
 
 /** Draw the bag of feature @f into @ids and add it to the hidden model. */
@@ -79,7 +79,7 @@ static void draw_bag(row_state *s, int32_t f, power_law law, int64_t length, int
     double weight = 0, vector[HIDDEN] = {0};
     uint64_t feature = peri__hash_mix(s->seed, (uint64_t)(STREAM_MODEL + f));
     for (int64_t k = 0; k < length; k++) {
-        double u = uniform(peri__hash_mix(s->hash, ((uint64_t)f << 32) + (uint64_t)k + 1));
+        double u = uniform_of_word(peri__hash_mix(s->hash, ((uint64_t)f << 32) + (uint64_t)k + 1));
         ids[k] = power_law_id(law, u, s->options->table_rows[f]);
         uint64_t word = peri__hash_mix(feature, (uint64_t)ids[k]);
         weight += byte_number(word, 0);
@@ -104,7 +104,7 @@ static float draw_label(row_state *s)
     int32_t pairs = n > 2 ? n : n - 1;
     double logit = o->bias + o->signal * s->first / sqrt((n + o->dense_features) / 3.0);
     if (pairs > 0) logit += o->interaction * s->second / sqrt(pairs * HIDDEN / 9.0);
-    return uniform(peri__hash_mix(s->hash, STREAM_LABEL)) < 1 / (1 + exp(-logit));
+    return uniform_of_word(peri__hash_mix(s->hash, STREAM_LABEL)) < 1 / (1 + exp(-logit));
 }
 
 static row_state row_start(const peri_synthetic_args *o, int64_t row)

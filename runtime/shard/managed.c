@@ -238,7 +238,7 @@ static peri_status queue_row_resets(peri__managed *m, int64_t batch)
     PERI_TRY(peri_collision_evicted(m->map, &rows));
     if (!rows) return PERI_OK;
     PERI_TRY(peri__grow((void **)&m->waiting, &m->room, m->n_waiting + 1, sizeof *m->waiting));
-    m->waiting[m->n_waiting++] = (waiting){.rows = peri__give(&rows), .batch = batch};
+    m->waiting[m->n_waiting++] = (waiting){.rows = peri__hand_over(&rows), .batch = batch};
     return PERI_OK;
 }
 
@@ -248,7 +248,7 @@ static peri_status upload_numbers(const peri_sharded *e, const int64_t *host, in
     PERI__HELD peri_tensor *t = NULL;
     PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &t));
     PERI_TRY(peri_tensor_write(t, host, n * (int64_t)sizeof *host));
-    *out = peri__give(&t);
+    *out = peri__hand_over(&t);
     return PERI_OK;
 }
 
@@ -286,7 +286,7 @@ static peri_status replace_raw_ids(peri__input_dist *d)
         }
     }
     peri_tensor_release(raw);
-    r->received[PERI__IDS] = peri__give(&fresh);
+    r->received[PERI__IDS] = peri__hand_over(&fresh);
     return PERI_OK;
 }
 

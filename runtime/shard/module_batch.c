@@ -362,7 +362,7 @@ static peri_status join_gradients(const batch *b, peri_tensor *const *grad, peri
         PERI_TRY(view_of_result(b, all, i, &at, &part));
         PERI_TRY(grad[i] ? peri_tensor_copy(part, grad[i]) : peri_tensor_fill(part, 0));
     }
-    *out = peri__give(&all);
+    *out = peri__hand_over(&all);
     return PERI_OK;
 }
 

@@ -18,7 +18,7 @@ enum { NAME = 1000, MOST_BYTES = 256 << 20 }; /* bytes of a name with its 0, of 
 /** What a plan says of one table, or that it has a module. */
 typedef struct entry {
     char *module, *table; /* of one block, which `module` begins */
-    bool head;            /* of a module, whose tables come behind it in the sort_entries list; nothing else is said */
+    bool head;            /* of a module, whose tables come behind it in the sorted list; nothing else is said */
     int32_t type;
     const peri__kernel *kernel;
     peri_cache_config cache;
@@ -153,7 +153,7 @@ static void read_cache(reader *r, entry *e)
 static void check_entry(reader *r, const entry *e, bool typed, bool with_cache)
 {
     char types[120];
-    if (!typed) refuse_entry(r, "sharding_type is fail_missing_entry");
+    if (!typed) refuse_entry(r, "sharding_type is missing");
     if (with_cache && !e->kernel->cached)
         refuse_entry(r, "cache_params, allowed with compute_kernel fused_uvm_caching");
     if (e->hosts && e->ranks) refuse_entry(r, "hosts and ranks; give one of them");
@@ -282,7 +282,7 @@ peri_status peri_plan_parse(const char *name, const char *text, int64_t bytes, p
         } else if (!strcmp(key, "modules") && !modules) modules = true, read_modules(r);
         else peri__json_fail(&r->j, "a key that is neither perilune_plan nor modules, or comes twice");
     }
-    if (!version || !modules) peri__json_fail(&r->j, "perilune_plan or modules is fail_missing_entry: it is no plan");
+    if (!version || !modules) peri__json_fail(&r->j, "perilune_plan or modules is missing: it is no plan");
     peri_status status = r->status < 0 ? r->status : peri__json_close(&r->j);
     if (status >= 0) status = sort_entries(p);
     if (status < 0) peri_plan_release(p);

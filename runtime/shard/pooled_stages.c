@@ -245,7 +245,7 @@ static peri_status bag_gradients(const peri__rows *rows, peri_tensor *grad, peri
                                      .inverse = peri__data(rows->input->inverse),
                                      .n_outputs = h->n_pools};
     PERI_TRY(PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h)));
-    *out = peri__give(&bags);
+    *out = peri__hand_over(&bags);
     return PERI_OK;
 }
 
@@ -261,7 +261,7 @@ peri_status peri__pooled_weights(const peri__rows *rows, peri_tensor *grad, peri
     args.grad = peri__data(bags ? bags : grad);
     args.grad_weights = peri__data(weights);
     PERI_TRY(PERI_LAUNCH(e->device, route_pool_weights, &args, h->most_bags, 64));
-    *out = peri__give(&weights);
+    *out = peri__hand_over(&weights);
     return PERI_OK;
 }
 

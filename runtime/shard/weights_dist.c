@@ -87,7 +87,7 @@ static peri_status collect_gradients(peri__weights_dist *w, peri_tensor **out)
     PERI__HELD peri_tensor *cursor = NULL;
     PERI__OWN_FLOATS;
     if (w->at_home) {
-        *out = peri__give(&w->replicas);
+        *out = peri__hand_over(&w->replicas);
         return PERI_OK;
     }
     if (!w->replicas) PERI_TRY(zero_gradients(w, true, &w->replicas));
@@ -99,7 +99,7 @@ static peri_status collect_gradients(peri__weights_dist *w, peri_tensor **out)
                                      .factor = (float)e->division};
     PERI_TRY(peri__complete_sum(r->wire_lengths, -1, cursor));
     PERI_TRY(PERI_LAUNCH(e->device, route_return, &args, peri__numel(r->offsets_in) - 1, 512));
-    *out = peri__give(&w->replicas);
+    *out = peri__hand_over(&w->replicas);
     return PERI_OK;
 }
 
@@ -135,6 +135,6 @@ peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor **token
     PERI_TRY(peri__record(&weights_vtab, &w->input->routing.weights, 1, &t, 1, &node));
     peri__refs_add(&w->refs);
     node->state = w;
-    *token = peri__give(&t);
+    *token = peri__hand_over(&t);
     return PERI_OK;
 }

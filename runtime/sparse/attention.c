@@ -337,7 +337,7 @@ peri_status peri_sparse_attention(const peri_attention_args *args, peri_tensor *
                           (long long)args->min_full_attn_seq_len);
     peri__operands o;
     peri_tensor *in[3] = {args->q, args->k, args->v};
-    PERI_TRY(peri__widen(&o, PERI__IN_F32, in, 3));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_F32, in, 3));
     return peri__narrow(&o, compute(o.in, args, &o.out), out);
 }
 

@@ -60,14 +60,14 @@ peri_status peri_sparse_nonzero(peri_tensor *x, peri_tensor **out)
     const int64_t shape[2] = {flat->shape[0], x->ndim};
     if (x->ndim == 1) {
         PERI_TRY(peri__shaped(&flat, 2, shape));
-        *out = peri__give(&flat);
+        *out = peri__hand_over(&flat);
         return PERI_OK;
     }
     PERI_TRY(peri__tensor_like(flat, 2, shape, &places));
     peri_k_unravel_args args = {.dst = peri__data(places), .flat = peri__data(flat), .ndim = x->ndim};
     memcpy(args.shape, x->shape, sizeof args.shape);
     if (x->ndim > 0) PERI_TRY(PERI_LAUNCH(peri__device(x), unravel, &args, shape[0], PERI_INT_GRAIN / 8));
-    *out = peri__give(&places);
+    *out = peri__hand_over(&places);
     return PERI_OK;
 }
 
@@ -98,7 +98,7 @@ static peri_status starts_of(const peri_tensor *sorted, peri_tensor **out)
                                   .b_stride = {1}};
     if (n > 0) PERI_TRY(PERI_LAUNCH(device, compare, &first, 1, 1));
     if (n > 1) PERI_TRY(PERI_LAUNCH(device, compare, &others, n - 1, PERI_INT_GRAIN));
-    *out = peri__give(&mask);
+    *out = peri__hand_over(&mask);
     return PERI_OK;
 }
 

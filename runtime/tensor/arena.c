@@ -12,7 +12,7 @@ static _Thread_local peri__arena *dead_arenas; /* that went while this thread wa
 
 peri_status peri__cannot_capture(const peri_device *device, const char *what)
 {
-    if (!peri__captures(device)) return PERI_OK;
+    if (!peri__device_is_captured(device)) return PERI_OK;
     return peri__fail(PERI_EUNSUPPORTED,
                       "peri_graph_begin: %s cannot be captured in a graph of %s; do it before or behind the captured "
                       "function",
@@ -64,7 +64,7 @@ static void arena_delete(peri__arena *a)
 void peri__arena_release(peri__arena *a)
 {
     if (!a || !peri__refs_drop(&a->refs)) return;
-    if (!peri__captures(a->device)) arena_delete(a);
+    if (!peri__device_is_captured(a->device)) arena_delete(a);
     else a->dead = dead_arenas, dead_arenas = a;
 }
 

@@ -198,7 +198,7 @@ static cached *find(peri_autocast *region, const peri_tensor *weight)
     return NULL;
 }
 
-static cached *add(peri_autocast *region)
+static cached *add_cached_weight(peri_autocast *region)
 {
     if (region->n == region->room) {
         const int32_t room = region->room ? 2 * region->room : 16;
@@ -222,7 +222,7 @@ peri_status peri__cast_weight(peri_tensor *t, int32_t dtype, peri_tensor **out)
     if (!c || c->version != peri__version(t) || c->stream != stream) {
         peri_tensor *cast;
         PERI_TRY(peri__cast(t, dtype, &cast));
-        if (!c) c = add(region);
+        if (!c) c = add_cached_weight(region);
         if (!c) {
             peri_tensor_release(cast);
             return PERI_ENOMEM;
@@ -258,7 +258,7 @@ static peri_status promote(peri__operands *o, peri_tensor *const *in, int32_t n)
     return status;
 }
 
-peri_status peri__widen(peri__operands *o, peri__dtype_rule rule, peri_tensor *const *in, int32_t n)
+peri_status peri__widen_operands(peri__operands *o, peri__dtype_rule rule, peri_tensor *const *in, int32_t n)
 {
     *o = (peri__operands){.n = n, .back = -1};
     bool narrow = false, one = true;

@@ -19,7 +19,7 @@ peri_status peri__move_pinned(peri_tensor *t, int32_t dtype, peri_device *device
 peri_status peri__upload_i64(peri_device *device, const int64_t *host, int64_t n, peri_tensor **out)
 {
     peri_tensor *t;
-    if (peri__captures(device)) return peri__capture_constant(host, n, out);
+    if (peri__device_is_captured(device)) return peri__capture_constant(host, n, out);
     PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &n, &t));
     peri_status status = peri__copy(device, peri__data(t), host, n * 8, PERI_COPY_H2D_WORDS);
     if (status < 0) peri_tensor_release(t);
@@ -29,7 +29,8 @@ peri_status peri__upload_i64(peri_device *device, const int64_t *host, int64_t n
 
 /* -- setting up ---------------------------------------------------------------------------------------------------- */
 
-static peri_status check_one(const char *function, const char *what, const peri_tensor *t, const peri_tensor *values)
+static peri_status check_ids_tensor(const char *function, const char *what, const peri_tensor *t,
+                                    const peri_tensor *values)
 {
     char text[128];
     if (t->dtype != PERI_I32 && t->dtype != PERI_I64)
@@ -45,8 +46,8 @@ peri_status peri__bags_init(const char *function, peri__bags *b, peri_tensor *le
                             const peri_tensor *values)
 {
     if (!lengths && !offsets) return peri__fail(PERI_EINVAL, "%s: neither lengths nor offsets are given", function);
-    if (lengths) PERI_TRY(check_one(function, "lengths", lengths, values));
-    if (offsets) PERI_TRY(check_one(function, "offsets", offsets, values));
+    if (lengths) PERI_TRY(check_ids_tensor(function, "lengths", lengths, values));
+    if (offsets) PERI_TRY(check_ids_tensor(function, "offsets", offsets, values));
     if (offsets && offsets->shape[0] < 1)
         return peri__fail(PERI_EINVAL, "%s: offsets are empty; they have one entry more than there are bags", function);
     if (lengths && offsets && offsets->shape[0] != lengths->shape[0] + 1)
@@ -107,7 +108,7 @@ void peri__bags_fini(peri__bags *b)
 
 /* -- deriving ------------------------------------------------------------------------------------------------------ */
 
-static peri_device *device_of(const peri__bags *b) { return peri__device(b->lengths ? b->lengths : b->offsets); }
+static peri_device *device_of_bags(const peri__bags *b) { return peri__device(b->lengths ? b->lengths : b->offsets); }
 
 peri_status peri__complete_sum(const peri_tensor *lengths, int64_t limit, peri_tensor *offsets)
 {
@@ -125,7 +126,7 @@ peri_status peri__complete_sum(const peri_tensor *lengths, int64_t limit, peri_t
 static peri_status offsets_new(const peri__bags *b, peri_tensor **out)
 {
     int64_t n = b->bags + 1;
-    return peri_tensor_new(device_of(b), PERI_I64, 1, &n, out);
+    return peri_tensor_new(device_of_bags(b), PERI_I64, 1, &n, out);
 }
 
 peri_status peri__bags_offsets(peri__bags *b)
@@ -161,7 +162,7 @@ peri_status peri__bags_lengths(peri__bags *b)
                                        .out = peri__data(lengths),
                                        .offsets_dtype = b->offsets->dtype,
                                        .out_dtype = lengths->dtype};
-    peri_status status = PERI_LAUNCH(device_of(b), jagged_lengths, &args, b->bags, GRAIN);
+    peri_status status = PERI_LAUNCH(device_of_bags(b), jagged_lengths, &args, b->bags, GRAIN);
     if (status < 0) peri_tensor_release(lengths);
     else b->lengths = lengths;
     return status;
@@ -190,7 +191,7 @@ static peri_status report_into(peri__bags *b, const peri_tensor *bounds, int64_t
                                 .lengths_dtype = lengths ? lengths->dtype : 0,
                                 .offsets_dtype = offsets->dtype,
                                 .look = look};
-    peri_status status = PERI_RUN(device_of(b), bags_report, &args);
+    peri_status status = PERI_RUN(device_of_bags(b), bags_report, &args);
     if (status >= 0 && made) {
         peri_tensor_release(b->offsets);
         b->offsets = made;
@@ -200,10 +201,10 @@ static peri_status report_into(peri__bags *b, const peri_tensor *bounds, int64_t
     return status;
 }
 
-static peri_status post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds, bool safe)
+static peri_status post_check(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds, bool safe)
 {
     if (b->report) return PERI_OK;
-    peri_device *device = device_of(b);
+    peri_device *device = device_of_bags(b);
     int64_t words = PERI_REPORT_HEADER + n_bounds;
     peri_tensor *found = NULL;
     peri__report *report = NULL;
@@ -223,10 +224,10 @@ out:
 
 peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds)
 {
-    return post(b, bounds, step, n_bounds, false);
+    return post_check(b, bounds, step, n_bounds, false);
 }
 
-peri_status peri__bags_post_safe(peri__bags *b) { return post(b, NULL, 0, 0, b->given_offsets && !b->checked); }
+peri_status peri__bags_post_safe(peri__bags *b) { return post_check(b, NULL, 0, 0, b->given_offsets && !b->checked); }
 
 /** "key 'f2', sample 17 ends at 12": the first bag that lies beyond the values, for lengths with too large a sum. */
 static void overflowing_bag(peri__bags *b, peri__bag_text_fn text, const void *owner, char *out, size_t len)

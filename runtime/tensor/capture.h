@@ -82,7 +82,7 @@ struct peri__capture {
     peri_autocast *region; /* while it captures: a region of autocast of its own, whose casts no other capture gets */
 };
 
-static inline bool peri__captures(const peri_device *device)
+static inline bool peri__device_is_captured(const peri_device *device)
 {
     return peri__capturing && peri__capturing->device == device;
 }

@@ -16,7 +16,7 @@ peri_status peri__columns_init(peri__columns *t, int64_t items, int64_t sources)
 
 void peri__columns_fini(peri__columns *t) { peri__free(t->words); }
 
-static int64_t address(const peri_tensor *t, int64_t column)
+static int64_t column_address(const peri_tensor *t, int64_t column)
 {
     return (int64_t)(intptr_t)((char *)peri__data(t) + column * peri_dtype_size(t->dtype));
 }
@@ -24,7 +24,7 @@ static int64_t address(const peri_tensor *t, int64_t column)
 void peri__columns_item(peri__columns *t, const peri_tensor *dst, int64_t column, int64_t columns)
 {
     int64_t *w = t->words + t->items++ * PERI_ITEM_WORDS;
-    w[PERI_ITEM_DST] = address(dst, column);
+    w[PERI_ITEM_DST] = column_address(dst, column);
     w[PERI_ITEM_STRIDE] = dst->stride[0];
     w[PERI_ITEM_COLUMNS] = columns;
     w[PERI_ITEM_FIRST] = t->sources;
@@ -34,7 +34,7 @@ void peri__columns_item(peri__columns *t, const peri_tensor *dst, int64_t column
 void peri__columns_source(peri__columns *t, const peri_tensor *src, int64_t column)
 {
     int64_t *w = t->words + t->room_items * PERI_ITEM_WORDS + t->sources++ * PERI_SOURCE_WORDS;
-    w[PERI_SOURCE_ADDRESS] = address(src, column);
+    w[PERI_SOURCE_ADDRESS] = column_address(src, column);
     w[PERI_SOURCE_STRIDE] = src->stride[0];
     t->words[(t->items - 1) * PERI_ITEM_WORDS + PERI_ITEM_SOURCES]++;
 }

@@ -441,24 +441,26 @@ peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, 
     if (n <= 0) return PERI_OK;
     const int32_t number = number_of(device, kernel, args);
     if (number < 0) return lacks("launch", device, kernel, true);
-    if (peri__captures(device)) PERI_TRY(peri__capture_work(peri_stream_current(device), kernel, args, args_size));
+    if (peri__device_is_captured(device))
+        PERI_TRY(peri__capture_work(peri_stream_current(device), kernel, args, args_size));
     void *stream = peri_stream_current(device)->ctx;
     PERI__OWN_FLOATS;
     return peri__said(device, "launch",
                       device->vtab->launch(device->ctx, stream, number, args, (int64_t)args_size, n, grain));
 }
 
-peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t args_size)
+peri_status peri__launch_op(peri_device *device, int32_t op, const void *args, size_t args_size)
 {
     const int32_t number = number_of(device, op, args);
     if (number < 0) return lacks("launch", device, op, true);
     void *stream = peri_stream_current(device)->ctx, *scratch = NULL;
     peri__block *block = NULL; /* of a recording */
-    if (peri__captures(device)) PERI_TRY(peri__capture_work(peri_stream_current(device), op, args, args_size));
+    if (peri__device_is_captured(device))
+        PERI_TRY(peri__capture_work(peri_stream_current(device), op, args, args_size));
     PERI__OWN_FLOATS;
     int64_t bytes = device->vtab->scratch(device->ctx, number, args);
     if (bytes < 0) return peri__said(device, "scratch", (peri_status)bytes);
-    if (bytes > 0 && peri__captures(device)) {
+    if (bytes > 0 && peri__device_is_captured(device)) {
         PERI_TRY(peri__said(device, "alloc", peri__arena_take(peri__capturing->arena, bytes, false, &block)));
         scratch = block->data;
     } else if (bytes > 0)
@@ -490,7 +492,7 @@ static peri_status captured_copy(peri_device *device, const void *dst, const voi
 peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind)
 {
     if (bytes <= 0) return PERI_OK;
-    if (peri__captures(device)) PERI_TRY(captured_copy(device, dst, src, kind));
+    if (peri__device_is_captured(device)) PERI_TRY(captured_copy(device, dst, src, kind));
     return peri__said(device, "copy",
                       device->vtab->copy(device->ctx, peri_stream_current(device)->ctx, dst, src, bytes, kind));
 }

@@ -7,7 +7,7 @@
 /** What counts first where dtypes meet. */
 typedef enum category { BOOL, INTEGER, REAL, COMPLEX } category;
 
-static category category_of(int32_t dtype)
+static category dtype_category(int32_t dtype)
 {
     switch (dtype) {
     case PERI_BOOL: return BOOL;
@@ -22,13 +22,13 @@ static category category_of(int32_t dtype)
     }
 }
 
-bool peri__is_integer(int32_t dtype) { return category_of(dtype) <= INTEGER; }
+bool peri__is_integer(int32_t dtype) { return dtype_category(dtype) <= INTEGER; }
 
 /** The dtype that holds what both hold; -1: there is none, or it is none of ours. */
 static int32_t both(int32_t a, int32_t b)
 {
     if (a < 0 || a == b) return b;
-    const category x = category_of(a), y = category_of(b);
+    const category x = dtype_category(a), y = dtype_category(b);
     if (x == COMPLEX || y == COMPLEX) return -1;
     if (x != y) return x > y ? a : b;
     if (x == REAL) return a == PERI_F64 || b == PERI_F64 ? PERI_F64 : PERI_F32; /* f16 and bf16: f32 */
@@ -59,7 +59,7 @@ int32_t peri__common_dtype(peri_tensor *const *in, int32_t n)
     if (!known) return -1;
     if (large < 0 || small < 0) return large < 0 ? small : large;
     /* A tensor without dimensions counts as a number would: it lifts the others to its category, not within theirs. */
-    return category_of(small) > category_of(large) ? both(large, small) : large;
+    return dtype_category(small) > dtype_category(large) ? both(large, small) : large;
 }
 
 void peri__range_of(int32_t dtype, double *least, double *past)

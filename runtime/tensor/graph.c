@@ -131,7 +131,7 @@ int64_t peri_graph_bytes(const peri_graph *g)
 
 /* -- capturing ----------------------------------------------------------------------------------------------------- */
 
-static setting setting_of(const peri_device *device)
+static setting setting_of_thread(const peri_device *device)
 {
     return (setting){.recording = peri_grad_enabled(), .tf32 = peri__tf32(), .ordered = peri_products_ordered(),
                      .autocast = peri__autocast(device)};
@@ -170,8 +170,8 @@ static peri_status make_stand_ins(peri_graph *g, peri__arena *arena, peri_tensor
     return PERI_OK;
 }
 
-static peri_status check_begin(const peri_graph *g, peri_tensor *const *inputs, int32_t n, peri_tensor *const *list,
-                               int32_t n_used)
+static peri_status check_begin_args(const peri_graph *g, peri_tensor *const *inputs, int32_t n,
+                                    peri_tensor *const *list, int32_t n_used)
 {
     PERI_NEED(g);
     PERI_NEED(g->device);
@@ -196,10 +196,10 @@ peri_status peri_graph_begin(peri_graph *g, peri_tensor *const *inputs, int32_t 
                              int32_t n_used, peri_tensor **out)
 {
     PERI_NEED(out);
-    PERI_TRY(check_begin(g, inputs, n, list, n_used));
+    PERI_TRY(check_begin_args(g, inputs, n, list, n_used));
     peri__arena *arena;
     peri_stream_retain(g->stream = peri_stream_current(g->device));
-    g->setting = setting_of(g->device);
+    g->setting = setting_of_thread(g->device);
     PERI_TRY(peri__said(g->device, "stream_new", peri__arena_new(g->stream, &arena)));
     peri_status status = keep_used(g, list, n_used);
     if (status >= 0) status = make_stand_ins(g, arena, inputs, n);
@@ -376,12 +376,15 @@ typedef struct aside {
     int64_t place;
 } aside;
 
-static peri_tensor *target(const peri_graph *g, int32_t i) { return i < g->n_in ? g->in[i] : g->leaves[i - g->n_in]; }
+static peri_tensor *gradient_target(const peri_graph *g, int32_t i)
+{
+    return i < g->n_in ? g->in[i] : g->leaves[i - g->n_in];
+}
 
 static void set_aside(const peri_graph *g, aside *list)
 {
     for (int32_t i = 0; i < g->n_in + g->n_leaves; i++) {
-        peri_tensor *t = target(g, i);
+        peri_tensor *t = gradient_target(g, i);
         list[i] = (aside){
             .grad = t->grad, .ready = t->ready, .offer = t->offer, .ending = t->ending, .place = t->place};
         t->grad = NULL, t->ready = NULL, t->offer = NULL, t->ending = NULL;
@@ -392,7 +395,7 @@ static void set_aside(const peri_graph *g, aside *list)
 static peri_status put_back(peri_graph *g, const aside *list, peri_status status)
 {
     for (int32_t i = 0; i < g->n_in + g->n_leaves; i++) {
-        peri_tensor *t = target(g, i);
+        peri_tensor *t = gradient_target(g, i);
         if (t->grad && status >= 0)
             status = keep_result(g->backward.arena, g->forward.arena, t->grad, &g->grads[i]);
         peri_tensor_release(t->grad);
@@ -470,7 +473,7 @@ static peri_status enter(const peri_graph *g, peri_stream **before)
     return peri_stream_current_set(g->device, g->stream);
 }
 
-static peri_status leave(const peri_graph *g, peri_stream *before, peri_status status)
+static peri_status leave_capture_stream(const peri_graph *g, peri_stream *before, peri_status status)
 {
     if (!before) return status;
     const peri_device_vtab *v = g->device->vtab;
@@ -523,10 +526,10 @@ static peri_status graph_backward(peri__node *node, peri_tensor *const *grad_out
     peri_graph *g = c->graph;
     peri_stream *before;
     for (int32_t i = 0; i < g->n_saved; i++) PERI_TRY(peri__check_version(node, g->saved[i], c->versions[i]));
-    if (peri__captures(g->device))
+    if (peri__device_is_captured(g->device))
         return peri__cannot_capture(g->device, "the backward pass of another graph");
     PERI_TRY(enter(g, &before));
-    return leave(g, before, replay_backward(g, node, grad_out, grad_in));
+    return leave_capture_stream(g, before, replay_backward(g, node, grad_out, grad_in));
 }
 
 static void graph_fini(peri__node *node)
@@ -560,7 +563,7 @@ int32_t peri_graph_fits(const peri_graph *g, peri_tensor *const *inputs, int32_t
             return PERI_GRAPH_STALE;
     }
     if (!peri__capture_fits(&g->forward)) return PERI_GRAPH_STALE;
-    const setting now = setting_of(g->device);
+    const setting now = setting_of_thread(g->device);
     bool same = n == g->n_in && now.recording == g->setting.recording && now.tf32 == g->setting.tf32 &&
                 now.ordered == g->setting.ordered && now.autocast == g->setting.autocast;
     for (int32_t i = 0; i < n && same; i++) same = is_like(g, i, inputs[i]);
@@ -578,7 +581,7 @@ static peri_status fill_inputs(peri_graph *g, peri_tensor *const *inputs)
     return PERI_OK;
 }
 
-static peri_status show(peri_graph *g, peri_tensor **results)
+static peri_status wrap_outputs(peri_graph *g, peri_tensor **results)
 {
     for (int32_t i = 0; i < g->n_out; i++) {
         const result *r = &g->out[i];
@@ -625,14 +628,14 @@ peri_status peri_graph_draw(peri_graph *g, int32_t i, uint64_t seed, uint64_t st
     return PERI_OK;
 }
 
-static peri_status replay(peri_graph *g, peri_tensor *const *inputs, peri_tensor **results)
+static peri_status replay_forward(peri_graph *g, peri_tensor *const *inputs, peri_tensor **results)
 {
     PERI_TRY(peri__capture_ready(&g->forward));
     PERI_TRY(peri__arena_move_out(g->forward.arena));
     PERI_TRY(fill_inputs(g, inputs));
     PERI_TRY(peri__capture_launch(&g->forward));
     g->calls++;
-    PERI_TRY(show(g, results));
+    PERI_TRY(wrap_outputs(g, results));
     return g->n_roots > 0 ? put_on_tape(g, inputs, results) : PERI_OK;
 }
 
@@ -651,7 +654,7 @@ peri_status peri_graph_call(peri_graph *g, peri_tensor *const *inputs, int32_t n
     PERI_TRY(peri__cannot_capture(g->device, "a call of another graph"));
     memset(out, 0, sizeof *out * (size_t)g->n_out);
     PERI_TRY(enter(g, &before));
-    peri_status status = leave(g, before, replay(g, inputs, out));
+    peri_status status = leave_capture_stream(g, before, replay_forward(g, inputs, out));
     for (int32_t i = 0; i < g->n_out && status < 0; i++) {
         peri_tensor_release(out[i]);
         out[i] = NULL;

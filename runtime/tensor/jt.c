@@ -25,7 +25,7 @@ void peri_jt_release(peri_jt *jt)
     peri__free(jt);
 }
 
-static peri_jt *shell(void)
+static peri_jt *empty_jt(void)
 {
     peri_jt *jt = peri__alloc_zero(sizeof *jt);
     if (!jt) return NULL;
@@ -72,7 +72,7 @@ peri_status peri_jt_new(const peri_jt_config *a, peri_jt **out)
                               peri__tensor_text(a->weights, text, sizeof text), (long long)a->values->shape[0]);
         PERI_TRY(peri__check_same_device("peri_jt_new", a->weights, a->values));
     }
-    peri_jt *jt = shell();
+    peri_jt *jt = empty_jt();
     if (!jt) return PERI_ENOMEM;
     peri_status status;
     PERI_TRY_GOTO(peri__bags_init("peri_jt_new", &jt->bags, a->lengths, a->offsets, a->values), out);
@@ -88,7 +88,7 @@ out:
 peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tensor *lengths, peri_tensor *offsets,
                            peri_jt **out)
 {
-    peri_jt *jt = shell();
+    peri_jt *jt = empty_jt();
     if (!jt) return PERI_ENOMEM;
     jt->values = values;
     jt->weights = weights;

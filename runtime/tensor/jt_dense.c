@@ -21,7 +21,7 @@ static peri_k_jagged_padded_args padded_args(const peri_tensor *values, const pe
                                        .offsets_dtype = offsets->dtype};
 }
 
-static int64_t grain(const peri_k_jagged_padded_args *a)
+static int64_t padded_row_grain(const peri_k_jagged_padded_args *a)
 {
     return peri__row_grain(a->max * a->width);
 }
@@ -49,8 +49,8 @@ static peri_status from_padded_backward(peri__node *node, peri_tensor *const *gr
 
 static const peri__node_vtab from_padded_vtab = {.name = "jagged_from_padded", .backward = from_padded_backward};
 
-static peri_status record(const peri__node_vtab *vtab, peri_tensor *in, peri_tensor *out, peri_tensor *offsets,
-                          int64_t number)
+static peri_status record_with_offsets(const peri__node_vtab *vtab, peri_tensor *in, peri_tensor *out,
+                                       peri_tensor *offsets, int64_t number)
 {
     if (!peri__differentiable(in)) return PERI_OK;
     peri__node *node;
@@ -77,8 +77,9 @@ peri_status peri__to_padded(peri_tensor *values, peri_tensor *offsets, int64_t m
         .dst = args.padding, .src = &padding, .dst_dtype = values->dtype, .src_dtype = PERI_F64, .ndim = 0};
     peri_kernels_get()->fn[PERI_K_convert](&element, 0, 1);
     peri_status status = PERI_OK;
-    if (args.width && max) status = PERI_LAUNCH(peri__device(values), jagged_to_padded, &args, bags, grain(&args));
-    if (status >= 0) status = record(&to_padded_vtab, values, padded, offsets, values->shape[0]);
+    if (args.width && max)
+        status = PERI_LAUNCH(peri__device(values), jagged_to_padded, &args, bags, padded_row_grain(&args));
+    if (status >= 0) status = record_with_offsets(&to_padded_vtab, values, padded, offsets, values->shape[0]);
     if (status < 0) peri_tensor_release(padded);
     else *out = padded;
     return status;
@@ -95,8 +96,8 @@ peri_status peri__from_padded(peri_tensor *padded, peri_tensor *offsets, int64_t
     PERI_TRY_GOTO(peri__tensor_like(padded, padded->ndim - 1, shape, &values), out);
     peri_k_jagged_padded_args args = padded_args(values, flat, offsets);
     if (args.width)
-        PERI_TRY_GOTO(PERI_LAUNCH(peri__device(values), jagged_from_padded, &args, bags, grain(&args)), out);
-    PERI_TRY_GOTO(record(&from_padded_vtab, flat, values, offsets, padded->shape[1]), out);
+        PERI_TRY_GOTO(PERI_LAUNCH(peri__device(values), jagged_from_padded, &args, bags, padded_row_grain(&args)), out);
+    PERI_TRY_GOTO(record_with_offsets(&from_padded_vtab, flat, values, offsets, padded->shape[1]), out);
     *out = values;
     values = NULL;
 out:
@@ -231,7 +232,7 @@ out:
     return status;
 }
 
-static peri_status move_to(const char *function, peri_jt *jt, peri_device *device, peri__move_fn move, peri_jt **out)
+static peri_status move_jt(const char *function, peri_jt *jt, peri_device *device, peri__move_fn move, peri_jt **out)
 {
     if (!device) return peri__fail(PERI_EINVAL, "%s: no device", function);
     if (device == peri__device(jt->values)) {
@@ -246,14 +247,14 @@ peri_status peri_jt_to(peri_jt *jt, peri_device *device, peri_jt **out)
 {
     PERI_NEED(jt);
     PERI_NEED(out);
-    return move_to("peri_jt_to", jt, device, peri_tensor_to, out);
+    return move_jt("peri_jt_to", jt, device, peri_tensor_to, out);
 }
 
 peri_status peri_jt_upload(peri_jt *jt, peri_device *device, peri_jt **out)
 {
     PERI_NEED(jt);
     PERI_NEED(out);
-    return move_to("peri_jt_upload", jt, device, peri_tensor_upload, out);
+    return move_jt("peri_jt_upload", jt, device, peri_tensor_upload, out);
 }
 
 peri_status peri_jt_pin(peri_jt *jt, peri_device *device, peri_jt **out)

@@ -59,7 +59,7 @@ void peri_kjt_release(peri_kjt *k)
     peri__free(k);
 }
 
-static peri_kjt *shell(peri_keys *keys)
+static peri_kjt *empty_kjt(peri_keys *keys)
 {
     peri_kjt *k = peri__alloc_zero(sizeof *k);
     if (!k) return NULL;
@@ -206,7 +206,7 @@ peri_status peri_kjt_new(const peri_kjt_config *a, peri_kjt **out)
     if (!a->stride_per_key_per_rank && a->ranks != 0)
         return peri__fail(PERI_EINVAL, "%s: %d ranks without stride_per_key_per_rank", new_name, a->ranks);
     peri_tensor *lengths = NULL;
-    peri_kjt *k = shell(a->keys);
+    peri_kjt *k = empty_kjt(a->keys);
     if (!k) return PERI_ENOMEM;
     peri_status status;
     PERI_TRY_GOTO(flat_lengths(a, &lengths), out);
@@ -231,7 +231,7 @@ out:
 
 peri_status peri__kjt_adopt(const peri__kjt_parts *p, peri_kjt **out)
 {
-    peri_kjt *k = shell(p->keys);
+    peri_kjt *k = empty_kjt(p->keys);
     if (!k) return PERI_ENOMEM;
     k->stride = p->stride;
     k->ranks = p->ranks;

@@ -98,7 +98,7 @@ void peri__recat_fini(peri__recat *b)
     *b = (peri__recat){0};
 }
 
-static int64_t rows_of(const peri_kjt_dist_args *a, int64_t rank, int64_t key)
+static int64_t stride_of_key(const peri_kjt_dist_args *a, int64_t rank, int64_t key)
 {
     return a->strides ? a->strides[rank * a->keys->count + key] : a->stride_per_rank[rank];
 }
@@ -127,7 +127,7 @@ static peri_status check_args(const peri_kjt_dist_args *a)
     }
     for (int64_t r = 0; r < a->ranks; r++)
         for (int64_t k = 0; k < a->keys->count; k++) {
-            int64_t rows = rows_of(a, r, k);
+            int64_t rows = stride_of_key(a, r, k);
             if (rows < 0 || rows > left)
                 return peri__fail(PERI_EINVAL,
                                   "%s: rank %lld sent %lld rows of key '%.200s', %lld lengths are left for it", f,

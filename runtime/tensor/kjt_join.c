@@ -234,7 +234,7 @@ out:
     return status;
 }
 
-static peri_status move_to(const char *function, peri_kjt *k, peri_device *device, peri__move_fn move, peri_kjt **out)
+static peri_status move_kjt(const char *function, peri_kjt *k, peri_device *device, peri__move_fn move, peri_kjt **out)
 {
     if (!device) return peri__fail(PERI_EINVAL, "%s: no device", function);
     if (device == peri__kjt_device(k)) {
@@ -249,14 +249,14 @@ peri_status peri_kjt_to(peri_kjt *k, peri_device *device, peri_kjt **out)
 {
     PERI_NEED(k);
     PERI_NEED(out);
-    return move_to("peri_kjt_to", k, device, peri_tensor_to, out);
+    return move_kjt("peri_kjt_to", k, device, peri_tensor_to, out);
 }
 
 peri_status peri_kjt_upload(peri_kjt *k, peri_device *device, peri_kjt **out)
 {
     PERI_NEED(k);
     PERI_NEED(out);
-    return move_to("peri_kjt_upload", k, device, peri_tensor_upload, out);
+    return move_kjt("peri_kjt_upload", k, device, peri_tensor_upload, out);
 }
 
 peri_status peri_kjt_pin(peri_kjt *k, peri_device *device, peri_kjt **out)

@@ -16,7 +16,7 @@ void peri_kt_release(peri_kt *kt)
     peri__free(kt);
 }
 
-static peri_status check(const peri_keys *keys, const int64_t *lengths, int32_t key_dim, const peri_tensor *values)
+static peri_status check_kt(const peri_keys *keys, const int64_t *lengths, int32_t key_dim, const peri_tensor *values)
 {
     char text[128];
     if (!keys) return peri__fail(PERI_EINVAL, "peri_kt_new: no keys");
@@ -41,7 +41,7 @@ peri_status peri_kt_new(peri_keys *keys, const int64_t *length_per_key, int32_t 
                         peri_kt **out)
 {
     PERI_NEED(length_per_key);
-    PERI_TRY(check(keys, length_per_key, key_dim, values));
+    PERI_TRY(check_kt(keys, length_per_key, key_dim, values));
     peri_kt *kt = peri__alloc_zero(sizeof *kt);
     int64_t n = keys->count, *host = peri__alloc(sizeof *host * (size_t)(2 * n + 1));
     if (!kt || !host) {

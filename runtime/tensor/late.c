@@ -56,7 +56,7 @@ typedef struct wanted {
     bool all_askers;           /* not only this thread's */
 } wanted;
 
-static bool matches(const late *l, const wanted *w)
+static bool report_is_wanted(const late *l, const wanted *w)
 {
     if (!w->all_askers && (l->thread != &working_for || l->owner != working_for)) return false;
     if ((w->of && l->what.of != w->of) || (w->device && l->report->device != w->device)) return false;
@@ -70,7 +70,7 @@ static late *take(const wanted *w)
     if (atomic_load_explicit(&list.n, memory_order_relaxed) == 0) return NULL;
     pthread_mutex_lock(&list.lock);
     for (late **at = &list.first; *at; at = &(*at)->next) {
-        if (!matches(*at, w)) continue;
+        if (!report_is_wanted(*at, w)) continue;
         found = *at;
         *at = found->next;
         if (!found->next) list.last = at;
@@ -81,7 +81,7 @@ static late *take(const wanted *w)
     return found;
 }
 
-static peri_status judge(late *l)
+static peri_status judge_report(late *l)
 {
     peri_status status = peri__report_wait(l->report);
     const peri__late_what *what = &l->what;
@@ -92,10 +92,10 @@ static peri_status judge(late *l)
     return status;
 }
 
-static peri_status judge_all(const wanted *w)
+static peri_status judge_reports(const wanted *w)
 {
     peri_status status = PERI_OK;
-    for (late *l; status >= 0 && (l = take(w));) status = judge(l);
+    for (late *l; status >= 0 && (l = take(w));) status = judge_report(l);
     if (status >= 0) return PERI_OK;
     char text[PERI_MESSAGE_MAX];
     snprintf(text, sizeof text, "%s", peri_error_message());
@@ -104,13 +104,13 @@ static peri_status judge_all(const wanted *w)
 
 peri_status peri__late_of(const peri__unheard *of, int64_t before)
 {
-    return judge_all(&(wanted){.of = of, .before = before});
+    return judge_reports(&(wanted){.of = of, .before = before});
 }
 
 peri_status peri__late_on(const peri_device *device)
 {
-    if (peri__captures(device)) return PERI_OK; /* asking the device is no part of a recording */
-    return judge_all(&(wanted){.device = device, .before = INT64_MIN});
+    if (peri__device_is_captured(device)) return PERI_OK; /* asking the device is no part of a recording */
+    return judge_reports(&(wanted){.device = device, .before = INT64_MIN});
 }
 
 void peri__late_drop(const peri__unheard *of)
@@ -119,7 +119,7 @@ void peri__late_drop(const peri__unheard *of)
     for (late *l; (l = take(&w));) {
         peri__error kept;
         peri__error_keep(&kept);
-        if (judge(l) < 0)
+        if (judge_report(l) < 0)
             peri__log(PERI_LOG_WARN, "%s (of the last lookup in these tables, which nobody asked about again)",
                       peri_error_message());
         peri__error_restore(&kept);

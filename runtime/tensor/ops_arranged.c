@@ -39,7 +39,7 @@ static peri_status padded(peri_tensor *x, const int64_t *pads, peri_tensor *valu
     PERI_TRY(common_window(x, pads, true, &from));
     PERI_TRY(common_window(y, pads, false, &to));
     if (peri__numel(to) > 0) PERI_TRY(peri_tensor_copy(to, from));
-    *out = peri__give(&y);
+    *out = peri__hand_over(&y);
     return PERI_OK;
 }
 
@@ -106,7 +106,7 @@ peri_status peri_op_pad(peri_tensor *x, const int64_t *pads, int32_t n, peri_ten
         memcpy(node->state, all, bytes);
         node->shape[0] = peri__shape_of(x);
     }
-    *out = peri__give(&y);
+    *out = peri__hand_over(&y);
     return PERI_OK;
 }
 
@@ -126,7 +126,7 @@ static peri_status triangle(const peri_tensor *x, int64_t k, bool upper, const v
     if (peri__numel(y) > 0)
         PERI_TRY(PERI_LAUNCH(peri__device(x), triangle, &args, peri__numel(y) / cols,
                              peri__ceil_div(PERI_ELEMENT_GRAIN, cols)));
-    *out = peri__give(&y);
+    *out = peri__hand_over(&y);
     return PERI_OK;
 }
 
@@ -150,7 +150,7 @@ static peri_status record_triangle(peri_tensor *x, int64_t k, bool upper, const 
     PERI_TRY(triangle(flat, k, upper, fill, &y));
     PERI_TRY(peri__attach(&triangle_vtab, &x, 1, &y, 1, &node));
     if (node) node->kept[KEPT_K] = k, node->kept[KEPT_UPPER] = upper;
-    *out = peri__give(&y);
+    *out = peri__hand_over(&y);
     return PERI_OK;
 }
 

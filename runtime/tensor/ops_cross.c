@@ -29,8 +29,8 @@ static int32_t place_of(const layers *s, int32_t kind, int32_t l)
     if (kind == KEPT_V) return 1 + l;
     return 1 + l + (s->low_rank + (kind == KEPT_BIAS)) * s->n;
 }
-static int32_t inputs_of(const layers *s) { return 1 + s->n * (1 + s->low_rank + s->biased); }
-static peri_tensor **kept(layers *s, int32_t l, int32_t kind) { return &s->kept[l * KEPT + kind]; }
+static int32_t input_count(const layers *s) { return 1 + s->n * (1 + s->low_rank + s->biased); }
+static peri_tensor **saved_of_layer(layers *s, int32_t l, int32_t kind) { return &s->kept[l * KEPT + kind]; }
 
 static void layers_free(layers *s)
 {
@@ -103,10 +103,11 @@ static peri_status matrix_back(const peri__node *node, const layers *s, int32_t 
 /** The products of layer @l backwards: gradients of its matrices, and *dx += what comes through them. */
 static peri_status products_back(peri__node *node, layers *s, int32_t l, peri_tensor *dx, peri_tensor **grad_in)
 {
-    peri_tensor *w = *kept(s, l, KEPT_W), *v = *kept(s, l, KEPT_V), *x = *kept(s, l, KEPT_FACTOR);
-    peri_tensor *t = s->low_rank ? *kept(s, l, KEPT_T) : x, *du = NULL, *dt = NULL;
+    peri_tensor *w = *saved_of_layer(s, l, KEPT_W), *v = *saved_of_layer(s, l, KEPT_V),
+                *x = *saved_of_layer(s, l, KEPT_FACTOR);
+    peri_tensor *t = s->low_rank ? *saved_of_layer(s, l, KEPT_T) : x, *du = NULL, *dt = NULL;
     peri_status status;
-    PERI_TRY(peri__cast(*kept(s, l, KEPT_U), s->dtype, &du));
+    PERI_TRY(peri__cast(*saved_of_layer(s, l, KEPT_U), s->dtype, &du));
     PERI_TRY_GOTO(matrix_back(node, s, KEPT_W, l, du, t, grad_in), out);
     if (!s->low_rank) {
         status = peri__product(dx, du, false, w, false, true);
@@ -131,17 +132,17 @@ static peri_status layer_back(peri__node *node, layers *s, int32_t l, peri_tenso
     const int32_t wide = dy->dtype == PERI_F64 ? PERI_F64 : PERI_F32;
     const int32_t bias_input = place_of(s, KEPT_BIAS, l);
     const peri_tensor *to = want_bias ? node->saved[bias_input] : NULL;
-    peri_tensor *partial = NULL, *bias = *kept(s, l, KEPT_BIAS);
+    peri_tensor *partial = NULL, *bias = *saved_of_layer(s, l, KEPT_BIAS);
     peri_status status;
     if (!add) PERI_TRY(peri__tensor_like(dy, 2, (int64_t[]){s->rows, s->cols}, dx0));
     if (want_bias)
         PERI_TRY(peri__grad_partial(node, bias_input, wide, blocks, to->dtype, to->ndim, to->shape, &partial));
-    peri_k_cross_grad_args args = {.du = peri__data(*kept(s, l, KEPT_U)),
+    peri_k_cross_grad_args args = {.du = peri__data(*saved_of_layer(s, l, KEPT_U)),
                                    .dx0 = peri__data(*dx0),
                                    .partial = partial ? peri__data(partial) : NULL,
                                    .dy = peri__data(dy),
-                                   .x0 = peri__data(*kept(s, 0, KEPT_X)),
-                                   .u = peri__data(*kept(s, l, KEPT_U)),
+                                   .x0 = peri__data(*saved_of_layer(s, 0, KEPT_X)),
+                                   .u = peri__data(*saved_of_layer(s, l, KEPT_U)),
                                    .bias = bias ? peri__data(bias) : NULL,
                                    .dtype = dy->dtype,
                                    .add = add,
@@ -179,7 +180,7 @@ static peri_status cross_backward(peri__node *node, peri_tensor *const *grad_out
     if (status >= 0 && peri__needs(node, 0)) status = hand_on(node, grad_in, KEPT_X, 0, dx0);
     else peri_tensor_release(dx0);
     peri_tensor_release(dy);
-    for (int32_t i = 0; status < 0 && i < inputs_of(s); i++) {
+    for (int32_t i = 0; status < 0 && i < input_count(s); i++) {
         peri_tensor_release(grad_in[i]);
         grad_in[i] = NULL;
     }
@@ -217,7 +218,7 @@ static peri_status check_shape(const char *what, int32_t l, const peri_tensor *t
                       peri__tensor_text(t, text, sizeof text), (long long)rows, (long long)cols);
 }
 
-static peri_status check(const layers *s, const peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w,
+static peri_status check_layers(const layers *s, const peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w,
                          peri_tensor *const *bias)
 {
     char text[128];
@@ -245,29 +246,30 @@ static peri_status prepare(layers *s, int32_t l, const peri_tensor *x0, peri_ten
                            peri_tensor *const *bias)
 {
     const int32_t wide = x0->dtype == PERI_F64 ? PERI_F64 : PERI_F32;
-    PERI_TRY(as(w[l], s->dtype, 2, w[l]->shape, kept(s, l, KEPT_W)));
-    if (v) PERI_TRY(as(v[l], s->dtype, 2, v[l]->shape, kept(s, l, KEPT_V)));
-    if (bias) PERI_TRY(as(bias[l], wide, 1, &s->cols, kept(s, l, KEPT_BIAS)));
+    PERI_TRY(as(w[l], s->dtype, 2, w[l]->shape, saved_of_layer(s, l, KEPT_W)));
+    if (v) PERI_TRY(as(v[l], s->dtype, 2, v[l]->shape, saved_of_layer(s, l, KEPT_V)));
+    if (bias) PERI_TRY(as(bias[l], wide, 1, &s->cols, saved_of_layer(s, l, KEPT_BIAS)));
     return PERI_OK;
 }
 
 /** The output of layer @l, as a new matrix. @recorded: keep t and u; else the output takes u's memory. */
 static peri_status layer(layers *s, int32_t l, bool recorded, peri_tensor **out)
 {
-    peri_tensor *x = *kept(s, l, KEPT_X), *w = *kept(s, l, KEPT_W), *bias = *kept(s, l, KEPT_BIAS), *t, *u, *y;
-    PERI_TRY(peri__cast(x, s->dtype, kept(s, l, KEPT_FACTOR)));
-    t = *kept(s, l, KEPT_FACTOR);
+    peri_tensor *x = *saved_of_layer(s, l, KEPT_X), *w = *saved_of_layer(s, l, KEPT_W),
+                *bias = *saved_of_layer(s, l, KEPT_BIAS), *t, *u, *y;
+    PERI_TRY(peri__cast(x, s->dtype, saved_of_layer(s, l, KEPT_FACTOR)));
+    t = *saved_of_layer(s, l, KEPT_FACTOR);
     if (s->low_rank) {
-        peri_tensor *v = *kept(s, l, KEPT_V);
-        PERI_TRY(product_new(x, s->dtype, s->rows, v->shape[0], t, false, v, true, kept(s, l, KEPT_T)));
-        t = *kept(s, l, KEPT_T);
+        peri_tensor *v = *saved_of_layer(s, l, KEPT_V);
+        PERI_TRY(product_new(x, s->dtype, s->rows, v->shape[0], t, false, v, true, saved_of_layer(s, l, KEPT_T)));
+        t = *saved_of_layer(s, l, KEPT_T);
     }
-    PERI_TRY(product_new(x, x->dtype, s->rows, s->cols, t, false, w, true, kept(s, l, KEPT_U)));
-    y = u = *kept(s, l, KEPT_U);
+    PERI_TRY(product_new(x, x->dtype, s->rows, s->cols, t, false, w, true, saved_of_layer(s, l, KEPT_U)));
+    y = u = *saved_of_layer(s, l, KEPT_U);
     if (recorded) PERI_TRY(peri__tensor_like(x, 2, x->shape, &y));
     else peri_tensor_retain(y);
     peri_k_cross_args args = {.y = peri__data(y),
-                              .x0 = peri__data(*kept(s, 0, KEPT_X)),
+                              .x0 = peri__data(*saved_of_layer(s, 0, KEPT_X)),
                               .u = peri__data(u),
                               .bias = bias ? peri__data(bias) : NULL,
                               .x = peri__data(x),
@@ -276,8 +278,8 @@ static peri_status layer(layers *s, int32_t l, bool recorded, peri_tensor **out)
     peri_status status =
         PERI_LAUNCH(peri__device(x), cross, &args, s->rows, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(s->cols, 1)));
     for (int32_t i = KEPT_FACTOR; i <= KEPT_U && !recorded; i++) {
-        peri_tensor_release(*kept(s, l, i));
-        *kept(s, l, i) = NULL;
+        peri_tensor_release(*saved_of_layer(s, l, i));
+        *saved_of_layer(s, l, i) = NULL;
     }
     if (status < 0) peri_tensor_release(y);
     else *out = y;
@@ -288,7 +290,7 @@ static peri_status layer(layers *s, int32_t l, bool recorded, peri_tensor **out)
 static peri_status record(layers *s, peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w,
                           peri_tensor *const *bias, peri_tensor *y)
 {
-    const int32_t n = inputs_of(s);
+    const int32_t n = input_count(s);
     peri__node *node;
     peri_tensor **in = peri__alloc(sizeof *in * (size_t)n);
     if (!in) return PERI_ENOMEM;
@@ -305,7 +307,7 @@ static peri_status record(layers *s, peri_tensor *x0, peri_tensor *const *v, per
     return status;
 }
 
-static bool recording(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias,
+static bool any_recorded(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias,
                       int32_t n)
 {
     return peri__recording(&x0, 1) || (v && peri__recording(v, n)) || peri__recording(w, n) ||
@@ -334,19 +336,19 @@ peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tenso
     s->cols = x0->shape[x0->ndim - 1];
     s->rows = 1;
     for (int32_t d = 0; d < x0->ndim - 1; d++) s->rows *= x0->shape[d];
-    const bool recorded = recording(x0, v, w, bias, n);
+    const bool recorded = any_recorded(x0, v, w, bias, n);
     peri_tensor *x = NULL, *y = NULL;
     peri_status status;
-    PERI_TRY_GOTO(check(s, x0, v, w, bias), out);
+    PERI_TRY_GOTO(check_layers(s, x0, v, w, bias), out);
     PERI_TRY_GOTO(as(x0, x0->dtype, 2, (int64_t[]){s->rows, s->cols}, &x), out);
     for (int32_t l = 0; l < n; l++) {
-        *kept(s, l, KEPT_X) = x;
+        *saved_of_layer(s, l, KEPT_X) = x;
         x = NULL;
         PERI_TRY_GOTO(prepare(s, l, x0, v, w, bias), out);
         PERI_TRY_GOTO(layer(s, l, recorded, &x), out);
         if (l > 0 && !recorded) {
-            peri_tensor_release(*kept(s, l, KEPT_X));
-            *kept(s, l, KEPT_X) = NULL;
+            peri_tensor_release(*saved_of_layer(s, l, KEPT_X));
+            *saved_of_layer(s, l, KEPT_X) = NULL;
         }
     }
     PERI_TRY_GOTO(peri__tensor_view(x, x0->ndim, x0->shape, NULL, 0, &y), out);

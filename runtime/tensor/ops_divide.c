@@ -43,7 +43,7 @@ static peri_status check_bool(const division *d, const peri_tensor *a, const per
                       d->function, peri__pair_text(a, b, text, sizeof text));
 }
 
-static peri_status divide(const division *d, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+static peri_status divide_whole(const division *d, peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
     peri__operands o;
     peri_tensor *in[2] = {a, b};
@@ -54,7 +54,7 @@ static peri_status divide(const division *d, peri_tensor *a, peri_tensor *b, per
     const int32_t common = peri__common_dtype(in, 2);
     PERI_TRY(check_bool(d, a, b, common));
     if (!peri__is_integer(common)) return peri__float_binary(d->function, d->real, a, b, out);
-    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_OWN, in, 2));
     peri_status status = peri__numel(a) > 0 ? check_divisors(d->function, o.in[1]) : PERI_OK; /* else none divides */
     if (status >= 0) status = peri__integer(d->function, d->integer, o.in[0], o.in[1], &o.out);
     return peri__narrow(&o, status, out);
@@ -62,13 +62,16 @@ static peri_status divide(const division *d, peri_tensor *a, peri_tensor *b, per
 
 peri_status peri_op_floor_divide(peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
-    return divide(&floor_divide, a, b, out);
+    return divide_whole(&floor_divide, a, b, out);
 }
 peri_status peri_op_remainder(peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
-    return divide(&remainder_of, a, b, out);
+    return divide_whole(&remainder_of, a, b, out);
 }
-peri_status peri_op_fmod(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return divide(&fmod_of, a, b, out); }
+peri_status peri_op_fmod(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    return divide_whole(&fmod_of, a, b, out);
+}
 
 /* -- by a number --------------------------------------------------------------------------------------------------- */
 
@@ -89,7 +92,7 @@ static peri_status divide_by(const division *d, peri_tensor *x, double divisor, 
     }
     if (divisor == 0 && peri__numel(x) > 0) return peri__fail(PERI_ERANGE, "%s: the divisor is 0", d->function);
     PERI_TRY(peri__cast(x, x->dtype == PERI_BOOL ? PERI_I64 : x->dtype, &wide));
-    peri_status status = peri__integer_by(d->function, d->integer, wide, divisor, out);
+    peri_status status = peri__integer_with_number(d->function, d->integer, wide, divisor, out);
     peri_tensor_release(wide);
     return status;
 }

@@ -103,7 +103,7 @@ peri_status peri_op_compare(peri_tensor *a, int32_t op, peri_tensor *b, double n
     PERI_TRY(check_order(function, "b", b));
     peri_tensor *in[2] = {a, b};
     peri__operands o;
-    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_OWN, in, 2));
     o.back = -1; /* a bool is not cast */
     peri_status status = check_alike(function, o.in[0], o.in[1]);
     if (status >= 0) status = peri__compare(function, op, o.in[0], o.in[1], 0, 0, &o.out);
@@ -179,7 +179,7 @@ peri_status peri_op_where(peri_tensor *condition, peri_tensor *a, peri_tensor *b
     PERI_TRY(peri__check_same_device(function, condition, a));
     peri_tensor *in[2] = {a, b};
     peri__operands o;
-    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_OWN, in, 2));
     return peri__narrow(&o, where_alike(function, condition, o.in[0], o.in[1], &o.out), out);
 }
 
@@ -301,7 +301,8 @@ static peri_status taken(peri_tensor *x, int32_t dim, peri_tensor *places, peri_
     return status;
 }
 
-static peri_status gather(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor **out)
+static peri_status gather_along(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index,
+                                peri_tensor **out)
 {
     peri_tensor *places, *y = NULL;
     peri_status status;
@@ -324,7 +325,7 @@ peri_status peri_op_gather(peri_tensor *x, int32_t dim, peri_tensor *index, peri
     PERI_TRY(peri__check_tensor(function, "index", index, -1, -1));
     PERI_TRY(peri__along(function, x, dim, &d));
     PERI_TRY(check_gather(function, x, d, index));
-    return gather(function, x, d, index, out);
+    return gather_along(function, x, d, index, out);
 }
 
 /* -- scattering ---------------------------------------------------------------------------------------------------- */
@@ -371,8 +372,8 @@ static int32_t summed_in(int32_t dtype)
     return peri__is_16(dtype) ? PERI_F32 : peri__is_float(dtype) ? dtype : PERI_I64;
 }
 
-static peri_status scatter(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor *src,
-                           bool add, peri_tensor **out)
+static peri_status scatter_along(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index,
+                                 peri_tensor *src, bool add, peri_tensor **out)
 {
     peri_tensor *places = NULL, *sum = NULL, *from = NULL, *y = NULL, *in[2] = {x, src};
     peri__node *node;
@@ -415,7 +416,7 @@ peri_status peri_op_scatter(peri_tensor *x, int32_t dim, peri_tensor *index, per
     if (!alike)
         return peri__fail(PERI_EINVAL, "%s: src and the index are %s, wanted one shape", function,
                           peri__pair_text(src, index, text, sizeof text));
-    return scatter(function, x, d, index, src, add, out);
+    return scatter_along(function, x, d, index, src, add, out);
 }
 
 peri_status peri_op_one_hot(peri_tensor *ids, int64_t classes, peri_tensor **out)
@@ -446,13 +447,14 @@ peri_status peri_op_one_hot(peri_tensor *ids, int64_t classes, peri_tensor **out
     memcpy(flat.shape, wide, sizeof wide);
     flat.stride[0] = classes, flat.stride[1] = 1;
     PERI_TRY(take_add(&flat, rows, column, 1, true));
-    *out = peri__give(&y);
+    *out = peri__hand_over(&y);
     return PERI_OK;
 }
 
 /* -- searching ----------------------------------------------------------------------------------------------------- */
 
-static peri_status searched(const char *function, peri_tensor *sorted, peri_tensor *x, bool right, peri_tensor **out)
+static peri_status search_sorted(const char *function, peri_tensor *sorted, peri_tensor *x, bool right,
+                                 peri_tensor **out)
 {
     char text[300];
     bool alike = sorted->ndim == 1 || sorted->ndim == x->ndim;
@@ -489,10 +491,10 @@ peri_status peri_op_searchsorted(peri_tensor *sorted, peri_tensor *x, bool right
                           peri__tensor_text(sorted, text, sizeof text));
     peri_tensor *in[2] = {sorted, x};
     peri__operands o;
-    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_OWN, in, 2));
     o.back = -1; /* places are not cast */
     peri_status status = check_alike(function, o.in[0], o.in[1]);
-    if (status >= 0) status = searched(function, o.in[0], o.in[1], right, &o.out);
+    if (status >= 0) status = search_sorted(function, o.in[0], o.in[1], right, &o.out);
     return peri__narrow(&o, status, out);
 }
 
@@ -507,7 +509,7 @@ static peri_status is_in(peri_tensor *x, peri_tensor *tests, peri_tensor **out)
     peri_k_member_args k = {.dst = peri__data(y), .sorted = peri__data(sorted), .x = peri__data(flat),
                             .dtype = x->dtype, .n = sorted->shape[0]};
     PERI_TRY(PERI_LAUNCH(peri__device(x), member, &k, peri__numel(y), PERI_ELEMENT_GRAIN / 4));
-    *out = peri__give(&y);
+    *out = peri__hand_over(&y);
     return PERI_OK;
 }
 
@@ -521,7 +523,7 @@ peri_status peri_op_isin(peri_tensor *x, peri_tensor *tests, peri_tensor **out)
     PERI_TRY(check_order(function, "tests", tests));
     PERI_TRY(peri__detached(x, &own));
     PERI_TRY(peri__detached(tests, &others));
-    PERI_TRY(peri__widen(&o, PERI__IN_OWN, (peri_tensor *[]){own, others}, 2));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_OWN, (peri_tensor *[]){own, others}, 2));
     o.back = -1;
     peri_status status = check_alike(function, o.in[0], o.in[1]);
     if (status >= 0) status = is_in(o.in[0], o.in[1], &o.out);
@@ -594,8 +596,8 @@ static peri_status mode_lines(const char *function, peri_tensor *x, peri_tensor 
                              .places = peri__data(places), .dtype = x->dtype, .n = n};
     PERI_TRY(PERI_LAUNCH(peri__device(x), mode_line, &args, peri__numel(value), peri__ceil_div(PERI_ELEMENT_GRAIN, n)));
     PERI_TRY(peri__attach_places(&sort_vtab, x, d, index, value));
-    *values = peri__give(&value);
-    *indices = peri__give(&index);
+    *values = peri__hand_over(&value);
+    *indices = peri__hand_over(&index);
     return PERI_OK;
 }
 
@@ -605,7 +607,7 @@ static peri_status to_end(peri_tensor *x, int32_t d, bool single, peri_tensor **
 {
     return single ? peri_tensor_reshape(x, 1, (int64_t[]){-1}, out) : peri__exchange_last(x, d, out);
 }
-static peri_status from_end(peri_tensor *x, int32_t d, bool single, peri_tensor **out)
+static peri_status dim_moved_back(peri_tensor *x, int32_t d, bool single, peri_tensor **out)
 {
     return single ? peri_tensor_reshape(x, 0, NULL, out) : peri__exchange_last(x, d, out);
 }
@@ -620,8 +622,8 @@ static peri_status sort_along(const char *function, peri_tensor *x, int32_t d, r
     PERI_TRY_GOTO(to_end(x, d, single, &last), out);
     if (wanted.mode) PERI_TRY_GOTO(mode_lines(function, last, &value, &index), out);
     else PERI_TRY_GOTO(sort_lines(function, last, wanted, &value, &index), out);
-    if (indices) PERI_TRY_GOTO(from_end(index, d, single, &places), out);
-    status = from_end(value, d, single, values);
+    if (indices) PERI_TRY_GOTO(dim_moved_back(index, d, single, &places), out);
+    status = dim_moved_back(value, d, single, values);
 out:
     peri_tensor_release(last);
     peri_tensor_release(value);

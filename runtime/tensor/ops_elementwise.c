@@ -95,7 +95,7 @@ static peri_status unary(const char *function, int32_t op, peri_tensor *x, doubl
         peri_tensor_release(x);
         return status;
     }
-    PERI_TRY(peri__widen(&o, in_f32(op) ? PERI__IN_F32 : PERI__IN_OWN, &x, 1));
+    PERI_TRY(peri__widen_operands(&o, in_f32(op) ? PERI__IN_F32 : PERI__IN_OWN, &x, 1));
     return peri__narrow(&o, unary_wide(function, op, o.in[0], a, b, out ? &o.out : NULL), out);
 }
 
@@ -211,12 +211,13 @@ static peri_status binary_backward(peri__node *node, peri_tensor *const *grad_ou
         } else if (i == 0) {
             status = peri__binary(function, PERI_BINARY_DIV, g, node->saved[1], &full);
         } else { /* -g y / b */
-            peri_tensor *product = NULL, *quotient = NULL;
+            peri_tensor *product = NULL, *integer_quotient = NULL;
             status = peri__binary(function, PERI_BINARY_MUL, g, node->saved[2], &product);
-            if (status >= 0) status = peri__binary(function, PERI_BINARY_DIV, product, node->saved[1], &quotient);
-            if (status >= 0) status = peri__unary(quotient, PERI_UNARY_AFFINE, -1, 0, &full);
+            if (status >= 0)
+                status = peri__binary(function, PERI_BINARY_DIV, product, node->saved[1], &integer_quotient);
+            if (status >= 0) status = peri__unary(integer_quotient, PERI_UNARY_AFFINE, -1, 0, &full);
             peri_tensor_release(product);
-            peri_tensor_release(quotient);
+            peri_tensor_release(integer_quotient);
         }
         if (status >= 0) status = peri__sum_to(full, node->shape[i].ndim, node->shape[i].size, &part);
         peri_tensor_release(full);
@@ -256,7 +257,7 @@ static peri_status binary_wide(const char *function, int32_t op, peri_tensor *a,
 }
 
 /** Of integers, which is f32. */
-static peri_status quotient(const char *function, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+static peri_status integer_quotient(const char *function, peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
     peri_tensor *x, *y = NULL;
     PERI_TRY(peri__cast(a, PERI_F32, &x));
@@ -271,7 +272,7 @@ peri_status peri__float_binary(const char *function, int32_t op, peri_tensor *a,
 {
     peri__operands o;
     peri_tensor *in[2] = {a, b};
-    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_OWN, in, 2));
     return peri__narrow(&o, binary_wide(function, op, o.in[0], o.in[1], out ? &o.out : NULL), out);
 }
 
@@ -280,9 +281,9 @@ static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri
     peri__operands o;
     peri_tensor *in[2] = {a, b};
     const bool integer = a && b && peri__is_integer(a->dtype) && peri__is_integer(b->dtype);
-    if (integer && op == PERI_BINARY_DIV) return quotient(function, a, b, out);
+    if (integer && op == PERI_BINARY_DIV) return integer_quotient(function, a, b, out);
     if (!integer || !out) return peri__float_binary(function, op, a, b, out);
-    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_OWN, in, 2));
     return peri__narrow(&o, peri__integer_binary(function, op, o.in[0], o.in[1], &o.out), out);
 }
 
@@ -309,7 +310,7 @@ peri_status peri_op_power(peri_tensor *a, peri_tensor *b, peri_tensor **out)
     if (!a || !b || !out || peri__autocast(peri__device(a)) < 0) return binary(function, PERI_BINARY_POW, a, b, out);
     peri__operands o;
     peri_tensor *in[2] = {a, b};
-    PERI_TRY(peri__widen(&o, PERI__IN_F32, in, 2));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_F32, in, 2));
     return peri__narrow(&o, binary(function, PERI_BINARY_POW, o.in[0], o.in[1], &o.out), out);
 }
 
@@ -377,7 +378,7 @@ peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_
     peri_tensor *in[3] = {a, b, c};
     static const char *const names[] = {"a", "b", "c"};
     for (int32_t i = 0; i < 3; i++) PERI_TRY(peri__check_real("peri_op_muladd", names[i], in[i]));
-    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 3));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_OWN, in, 3));
     return peri__narrow(&o, muladd(o.in[0], o.in[1], o.in[2], &o.out), out);
 }
 

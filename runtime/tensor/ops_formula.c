@@ -129,7 +129,7 @@ static peri_status pass(peri_k_formula_args *k, const peri_tensor *like, int32_t
     for (int32_t d = 0; d < ndim; d++) n *= shape[d];
     const int64_t grain = peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(k->n_steps, 1)); /* a gradient may have none */
     /* No kernel reads the steps behind the last one; a recording looks for addresses in all bytes. */
-    if (peri__captures(peri__device(like)))
+    if (peri__device_is_captured(peri__device(like)))
         memset(k->step + k->n_steps, 0, sizeof *k->step * (size_t)(PERI_FORMULA_STEPS - k->n_steps));
     if (status >= 0) status = PERI_LAUNCH(peri__device(like), formula, k, n, grain);
     for (int32_t i = 0; i < k->n_results && status < 0; i++) peri_tensor_release(out[i]);
@@ -164,7 +164,7 @@ typedef struct writer {
     int32_t zero;             /* a register that is 0, or -1 */
 } writer;
 
-static int32_t write_step(writer *w, int32_t kind, int32_t op, int32_t a, int32_t b, int32_t c, double x, double y)
+static int32_t append_step(writer *w, int32_t kind, int32_t op, int32_t a, int32_t b, int32_t c, double x, double y)
 {
     if (w->n == 3 * PERI_FORMULA_STEPS) {
         w->full = true;
@@ -177,12 +177,12 @@ static int32_t write_step(writer *w, int32_t kind, int32_t op, int32_t a, int32_
 
 static int32_t write_binary(writer *w, int32_t op, int32_t a, int32_t b)
 {
-    return write_step(w, PERI_FORMULA_BINARY, op, a, b, 0, 0, 0);
+    return append_step(w, PERI_FORMULA_BINARY, op, a, b, 0, 0, 0);
 }
 
 static int32_t write_zero(writer *w)
 {
-    if (w->zero < 0) w->zero = write_step(w, PERI_FORMULA_NUMBER, 0, 0, 0, 0, 0, 0);
+    if (w->zero < 0) w->zero = append_step(w, PERI_FORMULA_NUMBER, 0, 0, 0, 0, 0, 0);
     return w->zero;
 }
 
@@ -192,9 +192,9 @@ static void add_grad(writer *w, int32_t r, int32_t g)
     w->grad[r] = w->grad[r] < 0 ? g : write_binary(w, PERI_BINARY_ADD, w->grad[r], g);
 }
 
-static int32_t negative(writer *w, int32_t g)
+static int32_t append_negative(writer *w, int32_t g)
 {
-    return write_step(w, PERI_FORMULA_UNARY, PERI_UNARY_AFFINE, g, 0, 0, -1, 0);
+    return append_step(w, PERI_FORMULA_UNARY, PERI_UNARY_AFFINE, g, 0, 0, -1, 0);
 }
 
 /** The part of gradient @g of @a op @b, which is register @y, that @a (@first) or @b gets. */
@@ -203,19 +203,19 @@ static int32_t binary_grad(writer *w, int32_t op, int32_t a, int32_t b, int32_t 
     const int32_t own = first ? a : b, other = first ? b : a;
     switch (op) {
     case PERI_BINARY_ADD: return g;
-    case PERI_BINARY_SUB: return first ? g : negative(w, g);
+    case PERI_BINARY_SUB: return first ? g : append_negative(w, g);
     case PERI_BINARY_MUL: return write_binary(w, PERI_BINARY_MUL, g, other);
     case PERI_BINARY_DIV:
         if (first) return write_binary(w, PERI_BINARY_DIV, g, b);
-        return negative(w, write_binary(w, PERI_BINARY_DIV, write_binary(w, PERI_BINARY_MUL, g, y), b));
+        return append_negative(w, write_binary(w, PERI_BINARY_DIV, write_binary(w, PERI_BINARY_MUL, g, y), b));
     default: break; /* of extremes nothing where the other one is it, half where both are */
     }
     const int32_t loses = op == PERI_BINARY_MAX ? PERI_COMPARE_LT : PERI_COMPARE_GT;
-    const int32_t lost = write_step(w, PERI_FORMULA_COMPARE, loses, own, other, 0, 0, 0);
-    const int32_t equal = write_step(w, PERI_FORMULA_COMPARE, PERI_COMPARE_EQ, a, b, 0, 0, 0);
-    const int32_t half = write_step(w, PERI_FORMULA_UNARY, PERI_UNARY_AFFINE, g, 0, 0, 0.5, 0);
-    const int32_t won = write_step(w, PERI_FORMULA_WHERE, 0, lost, write_zero(w), g, 0, 0);
-    return write_step(w, PERI_FORMULA_WHERE, 0, equal, half, won, 0, 0);
+    const int32_t lost = append_step(w, PERI_FORMULA_COMPARE, loses, own, other, 0, 0, 0);
+    const int32_t equal = append_step(w, PERI_FORMULA_COMPARE, PERI_COMPARE_EQ, a, b, 0, 0, 0);
+    const int32_t half = append_step(w, PERI_FORMULA_UNARY, PERI_UNARY_AFFINE, g, 0, 0, 0.5, 0);
+    const int32_t won = append_step(w, PERI_FORMULA_WHERE, 0, lost, write_zero(w), g, 0, 0);
+    return append_step(w, PERI_FORMULA_WHERE, 0, equal, half, won, 0, 0);
 }
 
 /** What forward step @s, which wrote register @y, adds to the gradients of its operands. */
@@ -224,13 +224,13 @@ static void write_grads(writer *w, const peri_k_formula_step *s, int32_t y)
     const int32_t g = w->grad[y];
     if (s->kind == PERI_FORMULA_UNARY && w->wanted[s->a]) {
         const int32_t saved = s->op <= PERI_UNARY_FROM_OUTPUT ? y : s->a;
-        add_grad(w, s->a, write_step(w, PERI_FORMULA_CHAIN, s->op, g, saved, 0, s->x, s->y));
+        add_grad(w, s->a, append_step(w, PERI_FORMULA_CHAIN, s->op, g, saved, 0, s->x, s->y));
     } else if (s->kind == PERI_FORMULA_BINARY) {
         if (w->wanted[s->a]) add_grad(w, s->a, binary_grad(w, s->op, s->a, s->b, y, g, true));
         if (w->wanted[s->b]) add_grad(w, s->b, binary_grad(w, s->op, s->a, s->b, y, g, false));
     } else if (s->kind == PERI_FORMULA_WHERE) {
-        if (w->wanted[s->b]) add_grad(w, s->b, write_step(w, PERI_FORMULA_WHERE, 0, s->a, g, write_zero(w), 0, 0));
-        if (w->wanted[s->c]) add_grad(w, s->c, write_step(w, PERI_FORMULA_WHERE, 0, s->a, write_zero(w), g, 0, 0));
+        if (w->wanted[s->b]) add_grad(w, s->b, append_step(w, PERI_FORMULA_WHERE, 0, s->a, g, write_zero(w), 0, 0));
+        if (w->wanted[s->c]) add_grad(w, s->c, append_step(w, PERI_FORMULA_WHERE, 0, s->a, write_zero(w), g, 0, 0));
     }
 }
 
@@ -245,14 +245,14 @@ static void write_backward(writer *w, const peri__node *node, const kept *s)
         peri_k_formula_step t = s->step[k];
         t.a = (uint8_t)(t.a + (t.a >= s->n_in)), t.b = (uint8_t)(t.b + (t.b >= s->n_in));
         t.c = (uint8_t)(t.c + (t.c >= s->n_in));
-        const int32_t y = write_step(w, t.kind, t.op, t.a, t.b, t.c, t.x, t.y);
+        const int32_t y = append_step(w, t.kind, t.op, t.a, t.b, t.c, t.x, t.y);
         w->wanted[y] = (t.kind == PERI_FORMULA_UNARY && w->wanted[t.a]) ||
             (t.kind == PERI_FORMULA_BINARY && (w->wanted[t.a] || w->wanted[t.b])) ||
             (t.kind == PERI_FORMULA_WHERE && (w->wanted[t.b] || w->wanted[t.c]));
     }
     const int32_t last = s->n_in + s->n_steps; /* the register of the result */
     w->grad[last] = s->scale == 1 ? s->n_in
-                                  : write_step(w, PERI_FORMULA_UNARY, PERI_UNARY_AFFINE, s->n_in, 0, 0, s->scale, 0);
+                                  : append_step(w, PERI_FORMULA_UNARY, PERI_UNARY_AFFINE, s->n_in, 0, 0, s->scale, 0);
     for (int32_t k = s->n_steps - 1; k >= 0; k--)
         if (w->grad[s->n_in + 1 + k] >= 0) {
             const peri_k_formula_step t = w->step[k];
@@ -338,8 +338,8 @@ static peri_status formula_backward(peri__node *node, peri_tensor *const *grad_o
 
 static const peri__node_vtab formula_vtab = {.name = "formula", .backward = formula_backward, .fini = kept_free};
 
-static peri_status record(const char *function, const peri_k_formula_args *k, peri_tensor *const *in, const kept *how,
-                          const int64_t *shape, peri_tensor *y)
+static peri_status record_formula(const char *function, const peri_k_formula_args *k, peri_tensor *const *in,
+                                  const kept *how, const int64_t *shape, peri_tensor *y)
 {
     peri__node *node;
     PERI_TRY(peri__attach(&formula_vtab, in, k->n_in, &y, 1, &node));
@@ -405,7 +405,7 @@ static peri_status compute(const char *function, const peri_formula *f, peri_ten
     PERI_TRY(put_inputs(function, &k, in, f->n_in, all.ndim, all.shape));
     PERI_TRY(pass(&k, in[0], all.ndim, all.shape, &y));
     peri_status status = how.reduced ? reduce(&y, &how, f->keepdim) : PERI_OK;
-    if (status >= 0) status = record(function, &k, in, &how, all.shape, y);
+    if (status >= 0) status = record_formula(function, &k, in, &how, all.shape, y);
     if (status < 0) peri_tensor_release(y);
     else *out = y;
     return status;

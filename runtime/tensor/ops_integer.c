@@ -68,7 +68,7 @@ static peri_status number_of(const char *function, const peri_tensor *x, double 
     return peri_tensor_full(peri__device(x), x->dtype, 0, NULL, value, out);
 }
 
-peri_status peri__integer_by(const char *function, int32_t op, peri_tensor *x, double value, peri_tensor **out)
+peri_status peri__integer_with_number(const char *function, int32_t op, peri_tensor *x, double value, peri_tensor **out)
 {
     peri_tensor *number;
     PERI_TRY(number_of(function, x, value, &number));
@@ -81,21 +81,21 @@ peri_status peri__integer_by(const char *function, int32_t op, peri_tensor *x, d
 static peri_status affine(const char *function, peri_tensor *x, double scale, double shift, peri_tensor **out)
 {
     peri_tensor *scaled;
-    if (scale == 1 && shift != 0) return peri__integer_by(function, PERI_INTEGER_ADD, x, shift, out);
-    PERI_TRY(peri__integer_by(function, PERI_INTEGER_MUL, x, scale, &scaled));
+    if (scale == 1 && shift != 0) return peri__integer_with_number(function, PERI_INTEGER_ADD, x, shift, out);
+    PERI_TRY(peri__integer_with_number(function, PERI_INTEGER_MUL, x, scale, &scaled));
     if (shift == 0) {
         *out = scaled;
         return PERI_OK;
     }
-    peri_status status = peri__integer_by(function, PERI_INTEGER_ADD, scaled, shift, out);
+    peri_status status = peri__integer_with_number(function, PERI_INTEGER_ADD, scaled, shift, out);
     peri_tensor_release(scaled);
     return status;
 }
 
-static peri_status magnitude(const char *function, peri_tensor *x, peri_tensor **out)
+static peri_status absolute_value(const char *function, peri_tensor *x, peri_tensor **out)
 {
     peri_tensor *negative;
-    PERI_TRY(peri__integer_by(function, PERI_INTEGER_MUL, x, x->dtype == PERI_U8 ? 1 : -1, &negative));
+    PERI_TRY(peri__integer_with_number(function, PERI_INTEGER_MUL, x, x->dtype == PERI_U8 ? 1 : -1, &negative));
     peri_status status = peri__integer(function, PERI_INTEGER_MAX, x, negative, out);
     peri_tensor_release(negative);
     return status;
@@ -111,11 +111,11 @@ static peri_status clamp(const char *function, peri_tensor *x, double low, doubl
                           peri_dtype_name(x->dtype));
     peri__range_of(x->dtype, &least, &past);
     const bool raise = low > least, lower = high < past - 1;
-    if (!raise && !lower) return peri__integer_by(function, PERI_INTEGER_MUL, x, 1, out);
-    if (!lower) return peri__integer_by(function, PERI_INTEGER_MAX, x, low, out);
-    if (!raise) return peri__integer_by(function, PERI_INTEGER_MIN, x, high, out);
-    PERI_TRY(peri__integer_by(function, PERI_INTEGER_MAX, x, low, &raised));
-    peri_status status = peri__integer_by(function, PERI_INTEGER_MIN, raised, high, out);
+    if (!raise && !lower) return peri__integer_with_number(function, PERI_INTEGER_MUL, x, 1, out);
+    if (!lower) return peri__integer_with_number(function, PERI_INTEGER_MAX, x, low, out);
+    if (!raise) return peri__integer_with_number(function, PERI_INTEGER_MIN, x, high, out);
+    PERI_TRY(peri__integer_with_number(function, PERI_INTEGER_MAX, x, low, &raised));
+    peri_status status = peri__integer_with_number(function, PERI_INTEGER_MIN, raised, high, out);
     peri_tensor_release(raised);
     return status;
 }
@@ -163,14 +163,14 @@ static peri_status one_operand(const char *function, int32_t op, peri_tensor *x,
     }
     PERI_TRY(refuse_bool(function, x));
     switch (op) {
-    case PERI_UNARY_ABS: return magnitude(function, x, out);
-    case PERI_UNARY_RELU: return peri__integer_by(function, PERI_INTEGER_MAX, x, 0, out);
+    case PERI_UNARY_ABS: return absolute_value(function, x, out);
+    case PERI_UNARY_RELU: return peri__integer_with_number(function, PERI_INTEGER_MAX, x, 0, out);
     case PERI_UNARY_CLAMP: return clamp(function, x, a, b, out);
     case PERI_UNARY_SIGN: return clamp(function, x, -1, 1, out);
     case PERI_UNARY_FLOOR:
     case PERI_UNARY_CEIL:
     case PERI_UNARY_ROUND:
-    case PERI_UNARY_TRUNC: return peri__integer_by(function, PERI_INTEGER_MUL, x, 1, out);
+    case PERI_UNARY_TRUNC: return peri__integer_with_number(function, PERI_INTEGER_MUL, x, 1, out);
     default: return peri__check_real(function, "x", x); /* which it is not */
     }
 }

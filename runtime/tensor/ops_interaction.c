@@ -99,7 +99,7 @@ peri_status peri_op_interaction(peri_tensor *dense, peri_tensor *sparse, peri_te
         if (low >= 0 && in[i] && in[i]->dtype != PERI_F64) status = peri_tensor_to(in[i], low, NULL, &cast[i]);
         else if (in[i]) peri_tensor_retain(cast[i] = in[i]);
     }
-    if (status >= 0) status = peri__widen(&o, PERI__IN_ANY, cast, 2);
+    if (status >= 0) status = peri__widen_operands(&o, PERI__IN_ANY, cast, 2);
     for (int32_t i = 0; i < 2; i++) peri_tensor_release(cast[i]);
     PERI_TRY(status);
     return peri__narrow(&o, interaction(o.in[0], o.in[1], out ? &o.out : NULL), out);

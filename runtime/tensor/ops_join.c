@@ -60,7 +60,7 @@ static peri_status check_cat(const char *function, peri_tensor *const *tensors, 
 }
 
 /** Copy the tensors into one another's neighbourhood along @dim of a new tensor. */
-static peri_status join(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out)
+static peri_status cat_copied(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out)
 {
     int64_t shape[PERI_MAX_DIMS], start = 0;
     memcpy(shape, tensors[0]->shape, sizeof shape);
@@ -83,11 +83,12 @@ static peri_status join(peri_tensor *const *tensors, int32_t n, int32_t dim, per
     return PERI_OK;
 }
 
-static peri_status cat(const char *function, peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out)
+static peri_status cat_recorded(const char *function, peri_tensor *const *tensors, int32_t n, int32_t dim,
+                                peri_tensor **out)
 {
     PERI_TRY(check_cat(function, tensors, n, dim));
     peri_tensor *y;
-    PERI_TRY(join(tensors, n, dim, &y));
+    PERI_TRY(cat_copied(tensors, n, dim, &y));
     peri__node *node = NULL;
     int64_t *sizes = NULL;
     peri_status status = PERI_OK;
@@ -117,7 +118,7 @@ peri_status peri_op_cat(peri_tensor *const *tensors, int32_t n, int32_t dim, per
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_op_cat: %d tensors, at least one is needed", n);
     PERI_TRY(peri__check_list("peri_op_cat", "the tensors", tensors, n));
     PERI_TRY(peri__dim("peri_op_cat", tensors[0], dim, &d));
-    return cat("peri_op_cat", tensors, n, d, out);
+    return cat_recorded("peri_op_cat", tensors, n, d, out);
 }
 
 peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out)
@@ -141,7 +142,7 @@ peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, p
     if (!wide) return PERI_ENOMEM;
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < n && status >= 0; i++) status = peri_tensor_reshape(tensors[i], ndim, shape, &wide[i]);
-    if (status >= 0) status = cat("peri_op_stack", wide, n, d, out);
+    if (status >= 0) status = cat_recorded("peri_op_stack", wide, n, d, out);
     for (int32_t i = 0; i < n; i++) peri_tensor_release(wide[i]);
     peri__free(wide);
     return status;

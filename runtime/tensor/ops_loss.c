@@ -182,7 +182,7 @@ static peri_status element_loss(const char *function, int32_t kind, peri_tensor 
 {
     peri__operands o;
     peri_tensor *in[4] = {x, target, weight, pos_weight};
-    PERI_TRY(peri__widen(&o, PERI__IN_F32, in, 4));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_F32, in, 4));
     return peri__narrow(
         &o, loss_wide(function, kind, o.in[0], o.in[1], o.in[2], o.in[3], reduction, out ? &o.out : NULL), out);
 }
@@ -209,7 +209,7 @@ peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t reduction, 
 enum { X, LABELS, LSE, WEIGHT, COUNT, SAVED };                 /* what a cross entropy saves */
 enum { KEPT_IGNORES = KEPT_REDUCTION + 1, KEPT_IGNORED };
 
-static peri_k_class_shares shares_of(const peri__node *node)
+static peri_k_class_shares class_shares(const peri__node *node)
 {
     return (peri_k_class_shares){.weight = node->saved[WEIGHT] ? peri__data(node->saved[WEIGHT]) : NULL,
                                  .smoothing = node->number[0],
@@ -237,7 +237,7 @@ static peri_status cross_entropy_backward(peri__node *node, peri_tensor *const *
         .classes = x->shape[1],
         .g_stride = reduction == PERI_LOSS_NONE,
         .scale = node->saved[COUNT] ? 1 : gradient_scale(reduction, x->shape[0]),
-        .of = shares_of(node)};
+        .of = class_shares(node)};
     status = PERI_LAUNCH(peri__device(x), cross_entropy_grad, &args, x->shape[0],
                          peri__ceil_div(4096, peri__max(x->shape[1], 1)));
 out:
@@ -385,7 +385,7 @@ peri_status peri_op_cross_entropy_with(peri_tensor *x, peri_tensor *labels, cons
     peri__operands o;
     PERI__NOT_AT_BORDER;
     PERI_TAKE(peri_cross_entropy_config, config);
-    PERI_TRY(peri__widen(&o, PERI__IN_F32, &x, 1));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_F32, &x, 1));
     return peri__narrow(&o, cross_entropy(o.in[0], labels, config, false, reduction, out ? &o.out : NULL), out);
 }
 
@@ -413,7 +413,7 @@ static peri_status in_batch(const peri_tensor *x, const peri_tensor *ids, const 
                                         .scale = scale,
                                         .fill = fill};
     PERI_TRY(PERI_LAUNCH(peri__device(x), in_batch_logits, &args, n, peri__ceil_div(1 << 14, peri__max(n, 1))));
-    *out = peri__give(&y);
+    *out = peri__hand_over(&y);
     return PERI_OK;
 }
 
@@ -467,7 +467,7 @@ static peri_status in_batch_logits(const char *function, peri_tensor *x, peri_te
         if (names) peri__node_save(node, 0, names);
         node->number[0] = scale;
     }
-    *out = peri__give(&y);
+    *out = peri__hand_over(&y);
     return PERI_OK;
 }
 
@@ -498,7 +498,7 @@ peri_status peri_op_in_batch_softmax(peri_tensor *queries, peri_tensor *items, p
                           function, peri__pair_text(queries, items, text, sizeof text));
     PERI_TRY(peri_tensor_transpose(items, 0, 1, &columns));
     PERI_TRY(peri_op_matmul(queries, columns, &products));
-    PERI_TRY(peri__widen(&o, PERI__IN_F32, (peri_tensor *[]){products, log_q}, 2));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_F32, (peri_tensor *[]){products, log_q}, 2));
     peri_status status = PERI_OK;
     if (log_q && o.in[1]->dtype != o.in[0]->dtype) status = peri_tensor_to(o.in[1], o.in[0]->dtype, NULL, &wide);
     if (status >= 0)

@@ -45,7 +45,7 @@ fits:
     return true;
 }
 
-static peri_status matrices_of(peri_tensor *t, matrices *m)
+static peri_status matrices_or_copy(peri_tensor *t, matrices *m)
 {
     m->tensor = NULL; /* nothing to release after an error */
     if (describe(t, m)) {
@@ -102,7 +102,7 @@ static bool has_gemm(const peri_device *device, const peri_op_gemm *g)
 static peri_status product_wide(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb, bool add);
 
 /** c[batch] = op(a) op(b), or, @add, c += that, c contiguous. */
-static peri_status product_of(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb, bool add)
+static peri_status multiply_into(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb, bool add)
 {
     peri_op_gemm g = gemm_of(c, a, ta, b, tb);
     g.beta = add;
@@ -144,7 +144,7 @@ static peri_status product_wide(peri_tensor *c, const matrices *a, bool ta, cons
     if (c->dtype == PERI_F32) peri_tensor_retain(z = c);
     else PERI_TRY_GOTO(peri_tensor_new(peri__device(c), PERI_F32, c->ndim, c->shape, &z), out);
     if (z != c && add) PERI_TRY_GOTO(peri_tensor_copy(z, c), out);
-    PERI_TRY_GOTO(product_of(z, &x, ta, &y, tb, add), out);
+    PERI_TRY_GOTO(multiply_into(z, &x, ta, &y, tb, add), out);
     if (z != c) status = peri_tensor_copy(c, z);
 out:
     peri_tensor_release(x.tensor);
@@ -153,9 +153,9 @@ out:
     return status;
 }
 
-static peri_status product(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
+static peri_status multiply_matrices(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
 {
-    return product_of(c, a, ta, b, tb, false);
+    return multiply_into(c, a, ta, b, tb, false);
 }
 
 peri_status peri__product(peri_tensor *c, peri_tensor *a, bool ta, peri_tensor *b, bool tb, bool add)
@@ -163,7 +163,7 @@ peri_status peri__product(peri_tensor *c, peri_tensor *a, bool ta, peri_tensor *
     matrices x = {.tensor = a}, y = {.tensor = b};
     describe(a, &x);
     describe(b, &y);
-    return product_of(c, &x, ta, &y, tb, add);
+    return multiply_into(c, &x, ta, &y, tb, add);
 }
 
 /* -- linear -------------------------------------------------------------------------------------------------------- */
@@ -244,18 +244,18 @@ static peri_status linear_backward(peri__node *node, peri_tensor *const *grad_ou
     peri_status status;
     PERI_TRY_GOTO(as_rows(grad_out[0], &g), out);
     PERI_TRY_GOTO(linear_dz(node, g, own, node->saved[2], act, dtypes[2], &dz, &grad_in[2]), out);
-    PERI_TRY_GOTO(matrices_of(dz, &mz), out);
+    PERI_TRY_GOTO(matrices_or_copy(dz, &mz), out);
     if (peri__needs(node, 1)) {
         PERI_TRY_GOTO(as_rows(node->saved[0], &x), out);
-        PERI_TRY_GOTO(matrices_of(x, &mx), out);
+        PERI_TRY_GOTO(matrices_or_copy(x, &mx), out);
         PERI_TRY_GOTO(peri__grad_new(node, 1, dtypes[1], 2, (int64_t[]){mz.cols, mx.cols}, &grad_in[1]), out);
-        PERI_TRY_GOTO(product(grad_in[1], &mz, true, &mx, false), out);
+        PERI_TRY_GOTO(multiply_matrices(grad_in[1], &mz, true, &mx, false), out);
     }
     if (peri__needs(node, 0)) {
-        PERI_TRY_GOTO(matrices_of(node->saved[1], &mw), out);
+        PERI_TRY_GOTO(matrices_or_copy(node->saved[1], &mw), out);
         PERI_TRY_GOTO(
             peri_tensor_new(peri__device(dz), dtypes[0], node->shape[0].ndim, node->shape[0].size, &grad_in[0]), out);
-        status = product(grad_in[0], &mz, false, &mw, false);
+        status = multiply_matrices(grad_in[0], &mz, false, &mw, false);
     }
 out:
     peri_tensor_release(mz.tensor);
@@ -341,7 +341,7 @@ static peri_status biased(const matrices *x, const matrices *weight, peri_tensor
     if (dtype == y->dtype) peri_tensor_retain(wide = y);
     else PERI_TRY(peri_tensor_new(device, dtype, y->ndim, y->shape, &wide));
     PERI_TRY_GOTO(peri__cast(bias, dtype, &b), out);
-    PERI_TRY_GOTO(product(wide, x, false, weight, true), out);
+    PERI_TRY_GOTO(multiply_matrices(wide, x, false, weight, true), out);
     PERI_TRY_GOTO(bias_act(wide, b, PERI_UNARY_IDENTITY, x->rows), out);
     if (wide != y) status = peri_tensor_copy(y, wide);
 out:
@@ -355,13 +355,13 @@ out:
 static peri_status linear_forward(const matrices *x, const matrices *weight, peri_tensor *bias, int32_t act,
                                   peri_tensor *y)
 {
-    if (act == PERI_UNARY_IDENTITY && !bias) return product(y, x, false, weight, true);
+    if (act == PERI_UNARY_IDENTITY && !bias) return multiply_matrices(y, x, false, weight, true);
     if (act == PERI_UNARY_IDENTITY) return biased(x, weight, bias, y);
     if (bias && peri__is_16(y->dtype)) {
         PERI_TRY(biased(x, weight, bias, y));
         return bias_act(y, NULL, act, x->rows);
     }
-    PERI_TRY(product(y, x, false, weight, true));
+    PERI_TRY(multiply_matrices(y, x, false, weight, true));
     return bias_act(y, bias, act, x->rows);
 }
 
@@ -379,8 +379,8 @@ peri_status peri_op_linear(peri_tensor *x, peri_tensor *weight, peri_tensor *bia
     peri_status status;
     PERI_TRY_GOTO(linear_inputs(in, cast), out);
     PERI_TRY_GOTO(as_rows(cast[0], &rows), out);
-    PERI_TRY_GOTO(matrices_of(rows, &mx), out);
-    PERI_TRY_GOTO(matrices_of(cast[1], &mw), out);
+    PERI_TRY_GOTO(matrices_or_copy(rows, &mx), out);
+    PERI_TRY_GOTO(matrices_or_copy(cast[1], &mw), out);
     if (bias) PERI_TRY_GOTO(peri__contiguous_of(cast[2], &flat), out);
     PERI_TRY_GOTO(peri__tensor_like(cast[0], x->ndim, shape, &y), out);
     PERI_TRY_GOTO(linear_forward(&mx, &mw, flat, act, y), out);
@@ -425,8 +425,8 @@ static peri_status multiply(peri_tensor *a, bool ta, peri_tensor *b, bool tb, in
     peri_status status;
     PERI_TRY_GOTO(repeat_batch(a, n, batch, &wide_a), out);
     PERI_TRY_GOTO(repeat_batch(b, n, batch, &wide_b), out);
-    PERI_TRY_GOTO(matrices_of(wide_a, &ma), out);
-    PERI_TRY_GOTO(matrices_of(wide_b, &mb), out);
+    PERI_TRY_GOTO(matrices_or_copy(wide_a, &ma), out);
+    PERI_TRY_GOTO(matrices_or_copy(wide_b, &mb), out);
     memcpy(shape, batch, sizeof *shape * (size_t)n);
     shape[n] = ta ? ma.cols : ma.rows;
     shape[n + 1] = tb ? mb.rows : mb.cols;
@@ -435,7 +435,7 @@ static peri_status multiply(peri_tensor *a, bool ta, peri_tensor *b, bool tb, in
         ma.rows *= ma.batch; /* one b for all: one tall product */
         ma.batch = mb.batch = 1;
     }
-    status = product(c, &ma, ta, &mb, tb);
+    status = multiply_matrices(c, &ma, ta, &mb, tb);
 out:
     peri_tensor_release(wide_a);
     peri_tensor_release(wide_b);
@@ -493,10 +493,10 @@ static peri_status rows_product(peri_tensor *a, peri_tensor *g, peri_tensor **ou
     peri_status status;
     PERI_TRY_GOTO(as_rows(a, &x), out);
     PERI_TRY_GOTO(as_rows(g, &z), out);
-    PERI_TRY_GOTO(matrices_of(x, &mx), out);
-    PERI_TRY_GOTO(matrices_of(z, &mz), out);
+    PERI_TRY_GOTO(matrices_or_copy(x, &mx), out);
+    PERI_TRY_GOTO(matrices_or_copy(z, &mz), out);
     PERI_TRY_GOTO(peri__tensor_like(a, 2, (int64_t[]){mx.cols, mz.cols}, &c), out);
-    status = product(c, &mx, true, &mz, false);
+    status = multiply_matrices(c, &mx, true, &mz, false);
 out:
     peri_tensor_release(x);
     peri_tensor_release(z);

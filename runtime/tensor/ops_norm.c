@@ -70,7 +70,7 @@ out:
 static peri_status softmax(const char *function, peri_tensor *x, int32_t dim, bool log, bool zeros, peri_tensor **out)
 {
     peri__operands o;
-    PERI_TRY(peri__widen(&o, PERI__IN_F32, &x, 1));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_F32, &x, 1));
     return peri__narrow(&o, softmax_wide(function, o.in[0], dim, log, zeros, out ? &o.out : NULL), out);
 }
 
@@ -204,7 +204,7 @@ peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight
     PERI_NEED(out);
     peri__operands o;
     peri_tensor *in[3] = {x, weight, bias};
-    PERI_TRY(peri__widen(&o, PERI__IN_F32, in, 3));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_F32, in, 3));
     return peri__narrow(&o, layer_norm(o.in[0], dims, o.in[1], o.in[2], eps, &o.out), out);
 }
 
@@ -254,7 +254,7 @@ static peri_status dropout(peri_tensor *x, double p, uint64_t seed, uint64_t str
                                 .offset = offset,
                                 .scale = 1 / (1 - p)};
     peri_tensor *y;
-    if (peri__captures(peri__device(x))) PERI_TRY(peri__capture_draw(seed, stream, offset, &mask.drawn));
+    if (peri__device_is_captured(peri__device(x))) PERI_TRY(peri__capture_draw(seed, stream, offset, &mask.drawn));
     PERI_TRY(dropped(x, &mask, &y));
     peri_k_dropout_args *kept = NULL;
     peri__node *node = NULL;
@@ -281,6 +281,6 @@ peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, uint64_t st
 {
     PERI_NEED(out);
     peri__operands o;
-    PERI_TRY(peri__widen(&o, PERI__IN_ANY, &x, 1));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_ANY, &x, 1));
     return peri__narrow(&o, dropout(o.in[0], p, seed, stream, offset, &o.out), out);
 }

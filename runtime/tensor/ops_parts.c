@@ -211,7 +211,7 @@ peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tenso
     return status;
 }
 
-static int64_t product_of(int32_t ndim, const int64_t *shape)
+static int64_t element_count(int32_t ndim, const int64_t *shape)
 {
     int64_t n = 1;
     for (int32_t d = 0; d < ndim; d++) n *= shape[d];
@@ -222,13 +222,14 @@ peri_status peri__grad_partial(const peri__node *node, int32_t i, int32_t dtype,
                                int32_t ndim, const int64_t *shape, peri_tensor **out)
 {
     if (rows == 1 && dtype == own) return peri__grad_new(node, i, dtype, ndim, shape, out);
-    return peri_tensor_new(peri__device(node->grad_out[0]), dtype, 2, (int64_t[]){rows, product_of(ndim, shape)}, out);
+    return peri_tensor_new(peri__device(node->grad_out[0]), dtype, 2, (int64_t[]){rows, element_count(ndim, shape)},
+                           out);
 }
 
 peri_status peri__grad_sums(const peri__node *node, int32_t i, peri_tensor *partial, int32_t own, int32_t ndim,
                             const int64_t *shape, peri_tensor **out)
 {
-    const int64_t rows = partial->shape[0], cols = product_of(ndim, shape),
+    const int64_t rows = partial->shape[0], cols = element_count(ndim, shape),
                   block = cols == 1 ? BLOCK_ELEMENTS : BLOCK_ROWS;
     const bool whole = partial->ndim == ndim && !memcmp(partial->shape, shape, sizeof *shape * (size_t)ndim);
     peri_tensor *total = NULL, *grad = NULL;

@@ -29,8 +29,8 @@ static peri_status cosine_backward(peri__node *node, peri_tensor *const *grad_ou
                                     .cols = cols};
     PERI_TRY(PERI_LAUNCH(peri__device(a), cosine_grad, &args, peri__numel(g),
                          peri__ceil_div(PERI_ELEMENT_GRAIN, 2 * peri__max(cols, 1))));
-    grad_in[A] = peri__give(&da);
-    grad_in[B] = peri__give(&db);
+    grad_in[A] = peri__hand_over(&da);
+    grad_in[B] = peri__hand_over(&db);
     return PERI_OK;
 }
 
@@ -59,7 +59,7 @@ static peri_status cosine_rows(peri_tensor *const *in, double eps, double added,
         peri_tensor *const saved[] = {[A] = x, [B] = z, [SIZES] = sizes, [COSINE] = y};
         for (int32_t i = 0; i < 4; i++) PERI_TRY(peri__node_save_output(node, i, saved[i]));
     }
-    *out = peri__give(&y);
+    *out = peri__hand_over(&y);
     return PERI_OK;
 }
 
@@ -89,7 +89,7 @@ static peri_status cosine_along(const char *function, peri_tensor *a, peri_tenso
     PERI_TRY(rows_along(b, ndim, sizes, d, &z));
     PERI_TRY(cosine_rows((peri_tensor *[]){x, z}, eps, added, &rows));
     if (d >= ndim - 1) { /* the last one, or there was none */
-        *out = peri__give(&rows);
+        *out = peri__hand_over(&rows);
         return PERI_OK;
     }
     PERI_TRY(peri_tensor_unsqueeze(rows, -1, &y));
@@ -117,6 +117,6 @@ peri_status peri_op_cosine_similarity(peri_tensor *a, peri_tensor *b, int32_t di
                           peri__pair_text(a, b, text, sizeof text));
     PERI_TRY(peri_tensor_to(a, dtype, NULL, &x));
     PERI_TRY(peri_tensor_to(b, dtype, NULL, &z));
-    PERI_TRY(peri__widen(&o, PERI__IN_F32, (peri_tensor *[]){x, z}, 2));
+    PERI_TRY(peri__widen_operands(&o, PERI__IN_F32, (peri_tensor *[]){x, z}, 2));
     return peri__narrow(&o, cosine_along(function, o.in[0], o.in[1], dim, eps, added, &o.out), out);
 }

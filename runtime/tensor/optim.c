@@ -270,7 +270,7 @@ typedef struct entry {
     peri_coll_facts facts;
 } entry;
 
-static void describe(const peri_optim_config *a, int64_t step, entry *out)
+static void describe_step(const peri_optim_config *a, int64_t step, entry *out)
 {
     bool adam = a->kind == PERI_OPTIM_ADAM || a->kind == PERI_OPTIM_ADAMW;
     bool sum = a->kind == PERI_OPTIM_ADAGRAD || a->kind == PERI_OPTIM_ROWWISE_ADAGRAD;
@@ -294,7 +294,7 @@ static peri_status note(peri_optim *o, int32_t i, int64_t step, entry *last)
 {
     peri__trained *t = o->params[i]->trained;
     if (!t) return PERI_OK;
-    if (last->step != step) describe(&o->args, step, last);
+    if (last->step != step) describe_step(&o->args, step, last);
     uint64_t h = peri__hash_mix(t->history, last->hash);
     if (o->restored[i]) PERI_TRY(mix_states(o, i, &h));
     o->restored[i] = false;
@@ -579,7 +579,7 @@ static int32_t list_gradients(peri_tensor *const *params, int32_t n, int32_t at,
     return list->n > 0 ? at : -1;
 }
 
-static int64_t range_of(const peri_optim_list *list) { return list->part[list->n - 1].end; }
+static int64_t last_range_end(const peri_optim_list *list) { return list->part[list->n - 1].end; }
 
 peri_status peri_grad_norm_power(peri_tensor *const *params, int32_t n, double p, peri_tensor **out)
 {
@@ -603,8 +603,9 @@ peri_status peri_grad_norm_power(peri_tensor *const *params, int32_t n, double p
     for (int32_t at = 0; (at = list_gradients(params, n, at, PERI_NORM_BLOCK, &args.list, &args.dtype)) >= 0;) {
         args.partial = (double *)peri__data(partial) + done;
         PERI_TRY_GOTO(
-            PERI_LAUNCH(device, norm_partial, &args, range_of(&args.list), PERI_ELEMENT_GRAIN / PERI_NORM_BLOCK), out);
-        done += range_of(&args.list);
+            PERI_LAUNCH(device, norm_partial, &args, last_range_end(&args.list), PERI_ELEMENT_GRAIN / PERI_NORM_BLOCK),
+            out);
+        done += last_range_end(&args.list);
     }
     peri_k_norm_finish_args last = {.out = peri__data(sum), .partial = peri__data(partial), .count = blocks, .p = p};
     status = PERI_RUN(device, norm_finish, &last);
@@ -642,7 +643,7 @@ peri_status peri_grad_clip_norm(peri_tensor *const *params, int32_t n, peri_tens
                           peri__device(norm)->name);
     peri_k_clip_norm_args args = {.norm = peri__data(norm), .limit = limit};
     for (int32_t at = 0; (at = list_gradients(params, n, at, 1, &args.list, &args.dtype)) >= 0;)
-        PERI_TRY(PERI_LAUNCH(device, clip_norm, &args, range_of(&args.list), PERI_ELEMENT_GRAIN));
+        PERI_TRY(PERI_LAUNCH(device, clip_norm, &args, last_range_end(&args.list), PERI_ELEMENT_GRAIN));
     return PERI_OK;
 }
 
@@ -655,6 +656,6 @@ peri_status peri_grad_clip_value(peri_tensor *const *params, int32_t n, double l
     PERI_TRY(gradients("peri_grad_clip_value", params, n, &device));
     peri_k_clip_value_args args = {.limit = limit};
     for (int32_t at = 0; (at = list_gradients(params, n, at, 1, &args.list, &args.dtype)) >= 0;)
-        PERI_TRY(PERI_LAUNCH(device, clip_value, &args, range_of(&args.list), PERI_ELEMENT_GRAIN));
+        PERI_TRY(PERI_LAUNCH(device, clip_value, &args, last_range_end(&args.list), PERI_ELEMENT_GRAIN));
     return PERI_OK;
 }

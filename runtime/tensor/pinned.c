@@ -106,14 +106,14 @@ static void block_give(void *data)
     pthread_mutex_unlock(&pool.lock);
 }
 
-static block *block_of(const peri_tensor *t)
+static block *pinned_block_of(const peri_tensor *t)
 {
     return t->storage->give_back == block_give ? (block *)(t->storage->data - HEAD) : NULL;
 }
 
 /* -- tensors ------------------------------------------------------------------------------------------------------- */
 
-bool peri_tensor_is_pinned(const peri_tensor *t) { return t && block_of(t) != NULL; }
+bool peri_tensor_is_pinned(const peri_tensor *t) { return t && pinned_block_of(t) != NULL; }
 
 peri_status peri_tensor_new_pinned(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
                                    peri_tensor **out)
@@ -166,7 +166,7 @@ peri_status peri_tensor_pin(const peri_tensor *t, peri_device *device, peri_tens
 
 peri_status peri__pinned_copy(const peri_tensor *dst, const peri_tensor *src, bool *done)
 {
-    block *b = block_of(src);
+    block *b = pinned_block_of(src);
     peri_device *device = peri__device(dst);
     *done = b && b->device == device;
     if (!*done) return PERI_OK;

@@ -77,7 +77,7 @@ static peri_status list_uses(peri_regroup *p)
     return PERI_OK;
 }
 
-static peri_status fill(peri_regroup *p, peri_kt *const *kts, peri_keys *const *groups)
+static peri_status plan_columns(peri_regroup *p, peri_kt *const *kts, peri_keys *const *groups)
 {
     for (int32_t i = 0; i < p->n_kts; i++) {
         if (kts[i]->key_dim != 1) return peri__fail(PERI_EINVAL, "peri_regroup_new: kt %d has key_dim 0, wanted 1", i);
@@ -126,7 +126,7 @@ peri_status peri_regroup_new(peri_kt *const *kts, int32_t n_kts, peri_keys *cons
     p->columns = peri__alloc_zero(sizeof *p->columns * (size_t)n_groups);
     p->blocks = peri__alloc_zero(sizeof *p->blocks * (size_t)peri__max(blocks, 1));
     bool room = p->keys && p->lengths && p->first && p->columns && p->blocks;
-    peri_status status = room ? fill(p, kts, groups) : PERI_ENOMEM;
+    peri_status status = room ? plan_columns(p, kts, groups) : PERI_ENOMEM;
     if (status < 0) peri_regroup_release(p);
     else *out = p;
     return status;
@@ -134,7 +134,7 @@ peri_status peri_regroup_new(peri_kt *const *kts, int32_t n_kts, peri_keys *cons
 
 /* -- running ------------------------------------------------------------------------------------------------------- */
 
-static void release_all(peri_tensor **t, int64_t n)
+static void release_tensors(peri_tensor **t, int64_t n)
 {
     for (int64_t i = 0; t && i < n; i++) peri_tensor_release(t[i]);
     peri__free(t);
@@ -187,8 +187,8 @@ static peri_status regroup_backward(peri__node *node, peri_tensor *const *grad_o
         grad[k] = NULL;
     }
     peri__columns_fini(&t);
-    release_all(flat, p->n_groups);
-    release_all(grad, p->n_kts);
+    release_tensors(flat, p->n_groups);
+    release_tensors(grad, p->n_kts);
     return status;
 }
 
@@ -265,7 +265,7 @@ peri_status peri_regroup_run(peri_regroup *p, peri_kt *const *kts, int32_t n, pe
         out[g] = made[g];
         made[g] = NULL;
     }
-    release_all(in, n);
-    release_all(made, p->n_groups);
+    release_tensors(in, n);
+    release_tensors(made, p->n_groups);
     return status;
 }

@@ -84,7 +84,7 @@ peri_status peri__report_take(peri_device *device, int64_t words, peri__report *
     return PERI_OK;
 }
 
-static peri_status post(peri__report *r, const void *src, int64_t bytes)
+static peri_status post_copy(peri__report *r, const void *src, int64_t bytes)
 {
     PERI_TRY(peri__copy(r->device, r->words, src, bytes, PERI_COPY_D2H));
     r->posted = true;
@@ -94,7 +94,10 @@ static peri_status post(peri__report *r, const void *src, int64_t bytes)
     return r->device->vtab->event_record(r->device->ctx, r->event, peri_stream_current(r->device)->ctx);
 }
 
-peri_status peri__report_post(peri__report *r, const int64_t *src, int64_t words) { return post(r, src, words * 8); }
+peri_status peri__report_post(peri__report *r, const int64_t *src, int64_t words)
+{
+    return post_copy(r, src, words * 8);
+}
 
 peri_status peri__report_test(peri__report *r)
 {
@@ -142,11 +145,12 @@ peri_status peri__item_ahead(peri_tensor *root)
     peri__storage *s = root->storage;
     if (peri__immediate(s->device) || peri__numel(root) != 1 || s->home != peri_stream_current(s->device))
         return PERI_OK;
-    if (s->ahead || peri__captures(s->device)) return PERI_OK; /* of an earlier pass; not a part of a recording */
+    if (s->ahead || peri__device_is_captured(s->device))
+        return PERI_OK; /* of an earlier pass; not a part of a recording */
     peri__report *r;
     PERI_TRY(peri__report_take(s->device, 2, &r));
     r->version = atomic_load_explicit(&s->version, memory_order_relaxed);
-    peri_status status = post(r, peri__data(root), peri_dtype_size(root->dtype));
+    peri_status status = post_copy(r, peri__data(root), peri_dtype_size(root->dtype));
     if (status < 0) peri__report_return(r);
     else s->ahead = r;
     return status;

@@ -14,7 +14,7 @@ static struct {
 } living = {.lock = PTHREAD_MUTEX_INITIALIZER};
 PERI_FORK_LOCK(living.lock, PERI__FORK_STORAGES)
 
-static void born(peri__storage *s)
+static void list_storage(peri__storage *s)
 {
     if (!s->device->vtab->capture_begin) return;
     pthread_mutex_lock(&living.lock);
@@ -24,7 +24,7 @@ static void born(peri__storage *s)
     pthread_mutex_unlock(&living.lock);
 }
 
-static void gone(peri__storage *s)
+static void unlist_storage(peri__storage *s)
 {
     if (!s->device->vtab->capture_begin) return;
     pthread_mutex_lock(&living.lock);
@@ -75,7 +75,7 @@ static void storage_own(peri__storage *s, void *data)
     s->data = data;
     peri_stream_retain(s->home);
     peri__mem_count(s->bytes);
-    born(s);
+    list_storage(s);
 }
 
 static void block_back(void *ctx, void *data)
@@ -113,7 +113,7 @@ peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, p
     mapped = mapped && !peri_device_host_access(device);
     PERI_ASSERT(!mapped || v->mapped_alloc);
     if (mapped) PERI_TRY(peri__cannot_capture(device, "memory of the host for a tensor"));
-    else if (peri__captures(device)) return storage_captured(device, bytes, out);
+    else if (peri__device_is_captured(device)) return storage_captured(device, bytes, out);
     peri__storage *s = storage_shell(device, bytes);
     if (!s) return PERI_ENOMEM;
     s->mapped = mapped;
@@ -173,7 +173,7 @@ static void free_after_use(const peri_stream *home)
 void peri__storage_release(peri__storage *s)
 {
     if (!s || !peri__refs_drop(&s->refs)) return;
-    gone(s);
+    unlist_storage(s);
     peri__report_return(s->ahead);
     if (atomic_load_explicit(&s->unheard.passes, memory_order_relaxed) > 0) peri__late_drop(&s->unheard);
     peri__note *note = atomic_load(&s->note);

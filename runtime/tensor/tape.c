@@ -68,7 +68,7 @@ static uint64_t made_of(const peri_tensor *out, peri_tensor *const *in, int32_t 
     return peri__version(out);
 }
 
-static peri_status check_made(const peri__node_vtab *vtab, const peri_tensor *t)
+static peri_status check_not_changed_since(const peri__node_vtab *vtab, const peri_tensor *t)
 {
     char text[128];
     if (!t->node || t->made == PERI__ANY_VERSION || t->made == peri__version(t)) return PERI_OK;
@@ -78,7 +78,7 @@ static peri_status check_made(const peri__node_vtab *vtab, const peri_tensor *t)
                       vtab->name, peri__tensor_text(t, text, sizeof text), t->node->name);
 }
 
-static void attach(peri__node *node, peri_tensor *const *out, int32_t n_out)
+static void attach_outputs(peri__node *node, peri_tensor *const *out, int32_t n_out)
 {
     for (int32_t i = 0; i < n_out; i++) {
         out[i]->requires_grad = true;
@@ -91,7 +91,7 @@ peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, in
                          int32_t n_out, peri__node **result)
 {
     for (int32_t i = 0; i < n_in; i++)
-        if (in[i]) PERI_TRY(check_made(vtab, in[i]));
+        if (in[i]) PERI_TRY(check_not_changed_since(vtab, in[i]));
     peri__node *node = node_new(vtab, n_in, n_out);
     if (!node) return PERI_ENOMEM;
     for (int32_t i = 0; out && i < n_out; i++) out[i]->made = made_of(out[i], in, n_in);
@@ -107,7 +107,7 @@ peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, in
             peri_tensor_retain(e->leaf);
         }
     }
-    if (out) attach(node, out, n_out);
+    if (out) attach_outputs(node, out, n_out);
     *result = node;
     return PERI_OK;
 }
@@ -119,7 +119,7 @@ peri_status peri__record_after(const peri__node_vtab *vtab, peri__node *before, 
     if (!node) return PERI_ENOMEM;
     node->in[0].node = before;
     for (int32_t i = 0; i < n_out; i++) out[i]->made = made_of(out[i], NULL, 0);
-    attach(node, out, n_out);
+    attach_outputs(node, out, n_out);
     *result = node;
     return PERI_OK;
 }

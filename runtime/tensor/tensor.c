@@ -152,7 +152,7 @@ static void set_shape(peri_tensor *t, int32_t ndim, const int64_t *shape)
     }
 }
 
-static peri_tensor *shell(int32_t dtype, int32_t ndim, const int64_t *shape)
+static peri_tensor *empty_tensor(int32_t dtype, int32_t ndim, const int64_t *shape)
 {
     peri_tensor *t = peri__alloc_zero(sizeof *t);
     if (!t) return NULL;
@@ -169,7 +169,7 @@ peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim
     int64_t bytes = 0;
     if (!device) return peri__fail(PERI_EINVAL, "peri_tensor_new: no device");
     PERI_TRY(peri__shape_bytes("peri_tensor_new", dtype, ndim, shape, &bytes));
-    peri_tensor *t = shell(dtype, ndim, shape);
+    peri_tensor *t = empty_tensor(dtype, ndim, shape);
     if (!t) return PERI_ENOMEM;
     peri_status status = peri__storage_new(device, bytes, mapped, &t->storage);
     if (status < 0) {
@@ -183,7 +183,7 @@ peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim
 peri_status peri__tensor_lent(peri_device *device, int32_t dtype, int64_t n, void *data, void (*give_back)(void *data),
                               peri_tensor **out)
 {
-    peri_tensor *t = shell(dtype, 1, &n);
+    peri_tensor *t = empty_tensor(dtype, 1, &n);
     if (!t) return PERI_ENOMEM;
     peri_status status = peri__storage_lent(device, n * peri_dtype_size(dtype), data, give_back, &t->storage);
     if (status < 0) peri_tensor_release(t);
@@ -191,7 +191,7 @@ peri_status peri__tensor_lent(peri_device *device, int32_t dtype, int64_t n, voi
     return status;
 }
 
-static void nobody(void *ctx, void *data) { (void)ctx, (void)data; }
+static void release_nothing(void *ctx, void *data) { (void)ctx, (void)data; }
 
 peri_status peri__tensor_host(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, void *data,
                               void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out)
@@ -211,14 +211,14 @@ peri_status peri__tensor_host(peri_device *device, int32_t dtype, int32_t ndim, 
     if ((uintptr_t)data % (uintptr_t)unit)
         return peri__fail(PERI_EINVAL, "%s: data is at %p, wanted an address that %lld divides, as elements of %s have",
                           function, data, (long long)unit, peri_dtype_name(dtype));
-    peri_tensor *t = shell(dtype, ndim, shape);
+    peri_tensor *t = empty_tensor(dtype, ndim, shape);
     if (!t) return PERI_ENOMEM;
     peri_status status = peri__storage_lent(device, bytes, data, NULL, &t->storage);
     if (status < 0) {
         peri_tensor_release(t);
         return status;
     }
-    t->storage->release = release ? release : nobody;
+    t->storage->release = release ? release : release_nothing;
     atomic_store(&t->storage->exposed, true);
     t->storage->ctx = ctx;
     *out = t;
@@ -239,7 +239,7 @@ peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64
 peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride,
                               int64_t offset, peri_tensor **out)
 {
-    peri_tensor *t = shell(base->dtype, ndim, shape);
+    peri_tensor *t = empty_tensor(base->dtype, ndim, shape);
     if (!t) return PERI_ENOMEM;
     if (stride) memcpy(t->stride, stride, sizeof *stride * (size_t)ndim);
     t->offset = offset;
@@ -264,7 +264,7 @@ peri_status peri__shaped(peri_tensor **t, int32_t ndim, const int64_t *shape)
 
 peri_status peri__tensor_in(peri__storage *s, const peri_tensor *like, peri_tensor **out)
 {
-    peri_tensor *t = shell(like->dtype, like->ndim, like->shape);
+    peri_tensor *t = empty_tensor(like->dtype, like->ndim, like->shape);
     if (!t) {
         peri__storage_release(s);
         return PERI_ENOMEM;

@@ -67,9 +67,9 @@ peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, 
     peri__launch((device), PERI_K_##name, 1 ? (args) : (const peri_k_args_of_##name *)NULL, sizeof *(args), (n),       \
                  (grain))
 /** Queue operation @op (PERI_OP_*) on the current stream, with the scratch that the device wants for it. */
-peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t args_size);
+peri_status peri__launch_op(peri_device *device, int32_t op, const void *args, size_t args_size);
 #define PERI_RUN(device, name, args) \
-    peri__run((device), PERI_OP_##name, 1 ? (args) : (const peri_op_args_of_##name *)NULL, sizeof *(args))
+    peri__launch_op((device), PERI_OP_##name, 1 ? (args) : (const peri_op_args_of_##name *)NULL, sizeof *(args))
 /** PERI_EUNSUPPORTED, naming device and what is missing, unless the device has all of @work (PERI_K_*, PERI_OP_*; n
  *  numbers): asked by functions that change something by several launches. Single launches ask for themselves. */
 peri_status peri__need_work(const char *function, peri_device *device, const int32_t *work, int32_t n);
@@ -261,12 +261,12 @@ static inline void peri__changed(const peri_tensor *t)
 }
 
 /** Of a variable: the tensor that it holds then, if any, is released where its scope ends. Who gives the reference away
- *  takes it with peri__give. What a call has failed to make must leave the variable NULL.
+ *  takes it with peri__hand_over. What a call has failed to make must leave the variable NULL.
  *
  *      PERI__HELD peri_tensor *flat = NULL; */
 #define PERI__HELD __attribute__((cleanup(peri__held_end)))
 static inline void peri__held_end(peri_tensor **held) { peri_tensor_release(*held); }
-static inline peri_tensor *peri__give(peri_tensor **held)
+static inline peri_tensor *peri__hand_over(peri_tensor **held)
 {
     peri_tensor *t = *held;
     *held = NULL;
@@ -495,14 +495,14 @@ typedef enum peri__dtype_rule {
 } peri__dtype_rule;
 
 /** The inputs of an operation by such a rule, and its result:
- *    PERI_TRY(peri__widen(&o, rule, inputs, n));
+ *    PERI_TRY(peri__widen_operands(&o, rule, inputs, n));
  *    return peri__narrow(&o, compute(o.in[0], ..., &o.out), out); */
 typedef struct peri__operands {
     peri_tensor *in[4]; /* retained: the inputs, cast where the rule says so (recorded); NULL where they were */
     peri_tensor *out;
     int32_t n, back; /* back: the dtype that the result is cast to (recorded), -1: it stays as it is */
 } peri__operands;
-peri_status peri__widen(peri__operands *o, peri__dtype_rule rule, peri_tensor *const *in, int32_t n);
+peri_status peri__widen_operands(peri__operands *o, peri__dtype_rule rule, peri_tensor *const *in, int32_t n);
 /** Release the inputs; @status is that of the operation. @out: the result, unless it failed. */
 peri_status peri__narrow(peri__operands *o, peri_status status, peri_tensor **out);
 
@@ -523,7 +523,8 @@ peri_status peri__float_binary(const char *function, int32_t op, peri_tensor *a,
 /** out = a op b (PERI_INTEGER_* of kernels/elements.h), both of one dtype of integers or bool; of x and a number, which
  *  fits its dtype. */
 peri_status peri__integer(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
-peri_status peri__integer_by(const char *function, int32_t op, peri_tensor *x, double value, peri_tensor **out);
+peri_status peri__integer_with_number(const char *function, int32_t op, peri_tensor *x, double value,
+                                      peri_tensor **out);
 /** out = a op b (ADD to MIN without DIV, and POW), both of one dtype of integers or bool. */
 peri_status peri__integer_binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
 /** Whether the function of one number (PERI_UNARY_*) has f32 for integers. */

@@ -76,7 +76,7 @@ static void run(peri__way_transfer *j)
         }
         if (!pending) return;
     }
-    fail_msg("the transfers do not end");
+    fail_msg("the numbers do not come");
 }
 
 /** The numbers of rank @i over both hops: for the node sums by place in the node, then across by node. */

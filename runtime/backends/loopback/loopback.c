@@ -25,7 +25,7 @@ static bool starts_ranks(const char *name)
     return false;
 }
 
-__attribute__((constructor)) static void look(void)
+__attribute__((constructor)) static void see_whether_active(void)
 {
     const char *list = secure_getenv("LD_PRELOAD"), *rest = list ? strchr(list, ':') : NULL;
     active = starts_ranks(program_invocation_short_name);

@@ -56,7 +56,7 @@ static struct {
     kept *first, **last;
 } control;
 
-static void text_of(const peri_coll_op *op, const mpi_group *g, char *text, size_t len)
+static void operation_text(const peri_coll_op *op, const mpi_group *g, char *text, size_t len)
 {
     peri_coll_op_text(op, g->size, text, len);
 }
@@ -87,7 +87,7 @@ void peri__mpi_poison(const mpi_group *g, peri_status status, const char *messag
         if (i != g->rank && peri__mpi.peers[g->ranks[i]].left < peri__mpi.epoch) note_send(g->ranks[i], &n);
 }
 
-static mpi_group *group_of(uint64_t tag)
+static mpi_group *group_with_tag(uint64_t tag)
 {
     mpi_group *g = peri__mpi.groups;
     while (g && (g->tag != tag)) g = g->next;
@@ -103,13 +103,13 @@ static void describe_self(const mpi_group *g, char *text, size_t len)
         used += (size_t)snprintf(text + used, len - used, "; it makes a group of %d ranks", peri__mpi.making->size);
     for (const mpi_group *other = peri__mpi.groups; other && used < len; other = other->next) {
         if (!other->active) continue;
-        text_of(&other->active->op, other, what, sizeof what);
+        operation_text(&other->active->op, other, what, sizeof what);
         snprintf(text + used, len - used, "; it waits in %s%s", what, other == g ? "" : " of another group");
         return;
     }
 }
 
-static const mpi_request *active_of(const mpi_group *g, uint64_t sequence)
+static const mpi_request *active_request(const mpi_group *g, uint64_t sequence)
 {
     const mpi_request *r = g->active;
     while (r && r->op.sequence != sequence) r = r->next;
@@ -159,7 +159,7 @@ static void handle_crossed(const note *n)
     enum { SURE = 3 };
     peer *p = &peri__mpi.peers[n->from];
     const mpi_request *own = n->instead ? only_wait() : NULL;
-    mpi_group *other = group_of(n->instead_group);
+    mpi_group *other = group_with_tag(n->instead_group);
     bool crossed =
         own && own->op.sequence == n->sequence && own->group->tag == n->group && n->instead_group != n->group && other;
     crossed = crossed && !has_posted(other, n->instead);
@@ -169,7 +169,7 @@ static void handle_crossed(const note *n)
     mpi_group *g = own->group;
     int32_t from = 0;
     while (from < g->size && g->ranks[from] != n->from) from++;
-    text_of(&own->op, g, what, sizeof what);
+    operation_text(&own->op, g, what, sizeof what);
     snprintf(text, sizeof text,
              "the ranks disagree: rank %d waits for rank %d in %.140s, and rank %d for it in another group (%.140s)",
              g->rank, from, what, from, n->text);
@@ -204,7 +204,7 @@ static void handle_unmade(const note *n)
     const mpi_group *making = peri__mpi.making;
     if (!making || making->tag != n->signature || !n->instead) return;
     char text[PERI_MESSAGE_MAX];
-    mpi_group *failed[] = {making->parent, n->instead == MAKING ? NULL : group_of(n->instead_group)};
+    mpi_group *failed[] = {making->parent, n->instead == MAKING ? NULL : group_with_tag(n->instead_group)};
     if (failed[1] && has_posted(failed[1], n->instead)) return;
     snprintf(text, sizeof text,
              "the ranks disagree: rank %d of the world makes a group of %d ranks, and rank %d, one of them, waits for "
@@ -225,7 +225,7 @@ void peri__mpi_ask_to_make(const mpi_group *g, int32_t rank)
 
 static void handle_query(const note *n)
 {
-    mpi_group *g = group_of(n->group);
+    mpi_group *g = group_with_tag(n->group);
     note reply = {.kind = NOTE_ANSWER};
     if (!g || g->failed != PERI_OK) {
         if (g) peri__mpi_poison(g, g->failed, g->message); /* the asker has missed it */
@@ -255,9 +255,9 @@ static void handle_query(const note *n)
         note_send(n->from, &reply);
         return;
     }
-    const mpi_request *r = active_of(g, n->sequence);
+    const mpi_request *r = active_request(g, n->sequence);
     const peri_coll_op *op = r ? &r->op : mine;
-    text_of(op, g, what, sizeof what);
+    operation_text(op, g, what, sizeof what);
     if (mine->signature != n->signature)
         snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.160s, rank %d posted %.160s", asker, n->text,
                  g->rank, what);
@@ -273,7 +273,7 @@ static void handle_query(const note *n)
     note_send(n->from, &reply);
 }
 
-static void keep(const note *n)
+static void keep_note(const note *n)
 {
     if (n->status < 1 || n->status > PERI_COLL_NOTE) return;
     kept *k = peri__mpi_host->alloc(sizeof *k + (size_t)n->status);
@@ -351,7 +351,7 @@ peri_status peri__mpi_check(void *group)
     return bad ? FAIL(bad->failed, "%s", bad->message) : PERI_OK;
 }
 
-static void handle(const note *n)
+static void handle_note(const note *n)
 {
     if (n->epoch != peri__mpi.epoch || n->from < 0 || n->from >= peri__mpi.size) return; /* of a world that is over */
     peer *p = &peri__mpi.peers[n->from];
@@ -369,10 +369,10 @@ static void handle(const note *n)
         else handle_crossed(n);
     }
     if (n->kind == NOTE_POISON) {
-        mpi_group *g = group_of(n->group);
+        mpi_group *g = group_with_tag(n->group);
         if (g) peri__mpi_group_fail(g, n->status, n->text);
     }
-    if (n->kind == NOTE_OTHER) keep(n);
+    if (n->kind == NOTE_OTHER) keep_note(n);
 }
 
 void peri__mpi_control_open(void)
@@ -408,7 +408,7 @@ void peri__mpi_control_poll(void)
         peri__mpi_control_open();
         if (count <= (int)offsetof(note, text)) continue;
         n.text[sizeof n.text - 1] = 0;
-        handle(&n);
+        handle_note(&n);
     }
     for (outgoing **o = &control.out; *o;) {
         int flag = 0;
@@ -494,7 +494,7 @@ peri_status peri__mpi_ask(mpi_request *r)
               .channel = r->op.channel,
               .send = -1,
               .recv = -1};
-    text_of(&r->op, g, n.text, 160);
+    operation_text(&r->op, g, n.text, 160);
     waited_for(r, members);
     for (int32_t i = 0; i < g->size && status == PERI_PENDING; i++) {
         if (!members[i] || (status = lost(g, i)) != PERI_PENDING) continue;

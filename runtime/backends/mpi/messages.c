@@ -18,14 +18,14 @@ enum {
 
 /* -- messages of a request ----------------------------------------------------------------------------------------- */
 
-static int tag_of(const mpi_request *r)
+static int message_tag(const mpi_request *r)
 {
     uint64_t hash = r->op.signature ^ (r->op.signature >> 32);
     uint64_t sequence = r->op.sequence & ((1u << SEQUENCE_BITS) - 1);
     return (int)((sequence << peri__mpi.hash_bits) | (hash & ((1u << peri__mpi.hash_bits) - 1)));
 }
 
-static peri_status grow(mpi_request *r)
+static peri_status grow_request(mpi_request *r)
 {
     int32_t room = r->room ? r->room * 2 : 2 * r->group->size + 2;
     char *block = peri__mpi_host->alloc((sizeof(MPI_Request) + sizeof(MPI_Status) + sizeof(slot)) * (size_t)room);
@@ -69,13 +69,13 @@ peri_status peri__mpi_message(mpi_request *r, bool receive, int other, const voi
     int64_t piece = piece_of(g, other, bytes);
     do {
         if (r->n == r->room) {
-            peri_status status = grow(r);
+            peri_status status = grow_request(r);
             if (status < 0) return status;
         }
         int64_t now = bytes < piece ? bytes : piece;
         MPI_Request *request = &r->requests[r->n];
-        int code = receive ? MPI_Irecv(p, (int)now, MPI_BYTE, other, tag_of(r), g->comm, request)
-                           : peri__mpi_send(p, (int)now, other, tag_of(r), g->comm, request);
+        int code = receive ? MPI_Irecv(p, (int)now, MPI_BYTE, other, message_tag(r), g->comm, request)
+                           : peri__mpi_send(p, (int)now, other, message_tag(r), g->comm, request);
         if (code != MPI_SUCCESS) return peri__mpi_fail(receive ? "MPI_Irecv" : "MPI_Isend", code);
         r->slots[r->n++] = (slot){other, (int)now, receive, false};
         p += now;

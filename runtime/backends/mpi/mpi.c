@@ -28,7 +28,7 @@
 #include <sched.h>
 #include <string.h>
 
-static void unlist(mpi_request *r)
+static void unlist_request(mpi_request *r)
 {
     if (r->previous) r->previous->next = r->next;
     else if (r->group->active == r) r->group->active = r->next;
@@ -42,7 +42,7 @@ static peri_status end(mpi_request *r, peri_status status)
     mpi_group *g = r->group;
     char what[128], text[PERI_MESSAGE_MAX];
     r->status = status;
-    unlist(r);
+    unlist_request(r);
     if (status >= 0) {
         peri__mpi_near_give(r);
         return status;
@@ -206,7 +206,7 @@ static peri_status mpi_drop(void *request)
     }
     r->cancelled = true;
     if (r->status == PERI_PENDING) {
-        unlist(r);
+        unlist_request(r);
         r->status = PERI_EABORTED;
     }
     if (r->near && !near_over(r)) left++;

@@ -316,7 +316,7 @@ void peri__mpi_near_together(mpi_request *r);
 /** Mark the ranks on which unfinished jobs depend. */
 void peri__mpi_near_waited_for(const mpi_request *r, bool *members);
 
-static inline bool copying(const mpi_request *r) { return r->near && r->near->n > 0; }
+static inline bool has_copies_left(const mpi_request *r) { return r->near && r->near->n > 0; }
 
 /* -- near.c -------------------------------------------------------------------------------------------------------- */
 

@@ -193,7 +193,7 @@ static peri_status look_at_program(const MPI_Comm *communicator)
     return PERI_OK;
 }
 
-/** What Open MPI is told by variables, which start() takes back when it has been read. */
+/** What Open MPI is told by variables, which start_mpi() takes back when it has been read. */
 static void set_variables(void)
 {
     /* Copies between processes need a system call that containers may forbid; without it Open MPI complains and then
@@ -221,7 +221,7 @@ static peri_status connect_within(int64_t timeout_ns)
     return status;
 }
 
-static peri_status start(int64_t timeout_ns)
+static peri_status start_mpi(int64_t timeout_ns)
 {
     if (!peri__mpi.started) {
         survive_broken_connections();
@@ -337,7 +337,7 @@ peri_status peri__mpi_open(peri_coll_open *boot, void **group)
     int64_t until = peri__mpi_host->time_ns() + boot->timeout_ns;
     int *bound = NULL, found = 0;
     TRY(look_at_program(boot->communicator));
-    TRY(start(boot->timeout_ns));
+    TRY(start_mpi(boot->timeout_ns));
     MPI_Comm_set_errhandler(peri__mpi.control, MPI_ERRORS_RETURN);
     MPI_Comm_rank(peri__mpi.world, &peri__mpi.rank);
     MPI_Comm_size(peri__mpi.world, &peri__mpi.size);

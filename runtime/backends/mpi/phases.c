@@ -117,7 +117,7 @@ static int64_t set_aside(const mpi_request *r, layout *parts)
     return all;
 }
 
-static bool scattered(const peri_coll_op *op) { return op->recv_runs || op->take; }
+static bool received_in_pieces(const peri_coll_op *op) { return op->recv_runs || op->take; }
 
 /** The part of rank @from is at @src: to where it belongs. */
 static void accept_part(const mpi_request *r, int32_t from, const void *src)
@@ -163,12 +163,12 @@ static peri_status set_out(mpi_request *r, layout *in, layout *out)
     if (op->fill) {
         TRY(peri__mpi_take_scratch(r, set_aside(r, out)));
         fill_parts(r, out, own_in);
-    } else if (scattered(op)) {
+    } else if (received_in_pieces(op)) {
         TRY(peri__mpi_take_scratch(r, set_aside(r, in)));
     }
-    TRY(exchange(r, scattered(op) ? r->scratch : op->recv, in->at, in->bytes, op->fill ? r->scratch : op->send, out->at,
-                 out->bytes));
-    if (scattered(op)) accept_part(r, rank, own_out);
+    TRY(exchange(r, received_in_pieces(op) ? r->scratch : op->recv, in->at, in->bytes, op->fill ? r->scratch : op->send,
+                 out->at, out->bytes));
+    if (received_in_pieces(op)) accept_part(r, rank, own_out);
     else if (!op->fill) peri__mpi_place_own(r, own_in, own_out, in->bytes[rank]);
     return PERI_OK;
 }
@@ -179,7 +179,7 @@ static peri_status all_to_all_phase(mpi_request *r)
     int32_t size = r->group->size, rank = r->group->rank;
     layout in, out;
     if (r->phase > 0) {
-        if (scattered(op)) TRY(accept_messages(r));
+        if (received_in_pieces(op)) TRY(accept_messages(r));
         return r->near ? peri__mpi_near_pairs(r) : PERI_OK;
     }
     if (op->send_counts[rank] != op->recv_counts[rank])

@@ -149,14 +149,14 @@ static void unlink_from(nccl_request **first, nccl_request ***last, const nccl_r
     while (**last) *last = &(**last)->next;
 }
 
-static void append(nccl_request ***last, nccl_request *r)
+static void append_request(nccl_request ***last, nccl_request *r)
 {
     r->next = NULL;
     **last = r;
     *last = &r->next;
 }
 
-static peri_status end(nccl_request *r, peri_status status)
+static peri_status end_request(nccl_request *r, peri_status status)
 {
     if (r->state == REQUEST_ENDED) return r->status;
     nccl_group *g = r->group;
@@ -204,7 +204,7 @@ static peri_status launch(nccl_group *g)
         if (status == PERI_OK) status = peri__nccl_start(r);
         if (status != PERI_OK) return status;
         unlink_from(&g->posted, &g->last_posted, r);
-        append(&lane->last, r);
+        append_request(&lane->last, r);
         g->world->running++;
         peri__nccl_ordered(g);
     }
@@ -224,7 +224,7 @@ static peri_status look(nccl_group *g)
             peri_status well = lane->comm ? peri__nccl_well(lane) : PERI_OK;
             if (status < 0 || well < 0) return status < 0 ? status : well;
             if (status == PERI_PENDING) break;
-            (void)end(lane->first, PERI_OK);
+            (void)end_request(lane->first, PERI_OK);
         }
     }
     return PERI_OK;
@@ -280,7 +280,7 @@ static peri_status nccl_post(void *group, const peri_coll_op *op, void **request
         return status;
     }
     r->began_ns = peri__nccl_host->time_ns();
-    append(&g->last_posted, r);
+    append_request(&g->last_posted, r);
     peri__nccl_posted(g, &r->op);
     progress(w, false);
     *request = r;
@@ -307,10 +307,13 @@ static void see_to(nccl_request *r)
     progress(g->world, false);
     if (r->state != REQUEST_ENDED && !peri__nccl_broken(g)) watch(r);
     const nccl_group *bad = peri__nccl_broken(g);
-    if (r->state != REQUEST_ENDED && bad) (void)end(r, FAIL(bad->failed, "%s", bad->message));
+    if (r->state != REQUEST_ENDED && bad) (void)end_request(r, FAIL(bad->failed, "%s", bad->message));
 }
 
-static peri_status failure(const nccl_request *r) { return FAIL(r->status, "%s", r->message ? r->message : ""); }
+static peri_status fail_as_request(const nccl_request *r)
+{
+    return FAIL(r->status, "%s", r->message ? r->message : "");
+}
 
 static peri_status nccl_test(void *request)
 {
@@ -320,7 +323,7 @@ static peri_status nccl_test(void *request)
     const bool seen = r->state == REQUEST_RUNS && peri__nccl_host->time_ns() - w->moved_ns < LOOK_NS;
     if (!seen || peri__nccl_broken(r->group)) see_to(r);
     if (r->state != REQUEST_ENDED) return PERI_PENDING;
-    return r->status >= 0 ? PERI_OK : failure(r);
+    return r->status >= 0 ? PERI_OK : fail_as_request(r);
 }
 
 static peri_status nccl_join(void *request)
@@ -328,7 +331,7 @@ static peri_status nccl_join(void *request)
     nccl_request *r = request;
     nccl_world *w = r->group->world;
     see_to(r);
-    if (r->state == REQUEST_ENDED) return r->status >= 0 ? PERI_OK : failure(r);
+    if (r->state == REQUEST_ENDED) return r->status >= 0 ? PERI_OK : fail_as_request(r);
     if (r->state != REQUEST_RUNS || w->running > AHEAD) return PERI_PENDING;
     if (!r->joined) TRY(w->vtab->stream_wait(w->device, r->op.stream, r->done));
     r->joined = true;
@@ -342,7 +345,7 @@ static peri_status nccl_drop(void *request)
     nccl_world *w = g->world;
     void *stream = peri__nccl_lane(g, r->op.channel)->stream;
     bool started = r->scratch || r->phase != 0 || r->state == REQUEST_RUNS;
-    if (r->state != REQUEST_ENDED) (void)end(r, FAIL(PERI_EABORTED, "given up"));
+    if (r->state != REQUEST_ENDED) (void)end_request(r, FAIL(PERI_EABORTED, "given up"));
     if (r->status < 0 && started) {
         /* NCCL may still use the buffers until its streams have seen the end. */
         if (stream && w->vtab->event_record(w->device, r->done, stream) >= 0 &&

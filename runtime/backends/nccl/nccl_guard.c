@@ -33,7 +33,7 @@ static peri_status hopeless(const nccl_group *g, bool late, char *text, size_t l
     return PERI_ETIMEOUT;
 }
 
-static void look(nccl_world *w)
+static void end_hopeless_groups(nccl_world *w)
 {
     const int64_t away = peri__nccl_host->time_ns() - atomic_load(&w->seen_ns);
     if (atomic_load(&w->running) == 0 || away < PATIENCE_NS || pthread_mutex_trylock(&w->lock) != 0) return;
@@ -48,7 +48,7 @@ static void look(nccl_world *w)
     pthread_mutex_unlock(&w->lock);
 }
 
-static void *guard(void *ctx)
+static void *guard_thread(void *ctx)
 {
     nccl_world *w = ctx;
     pthread_mutex_lock(&w->guard_lock);
@@ -60,7 +60,7 @@ static void *guard(void *ctx)
         pthread_cond_timedwait(&w->guard_wake, &w->guard_lock, &until);
         if (w->guard_ends) break;
         pthread_mutex_unlock(&w->guard_lock);
-        look(w);
+        end_hopeless_groups(w);
         pthread_mutex_lock(&w->guard_lock);
     }
     pthread_mutex_unlock(&w->guard_lock);
@@ -81,7 +81,7 @@ peri_status peri__nccl_guard_init(nccl_world *w)
     pthread_cond_init(&w->guard_wake, &steady);
     pthread_condattr_destroy(&steady);
     if (w->size == 1) return PERI_OK;
-    if (peri__nccl_host->thread_start(&w->guard, guard, w) != 0)
+    if (peri__nccl_host->thread_start(&w->guard, guard_thread, w) != 0)
         return FAIL(PERI_ENOMEM, "nccl: no thread to watch the device");
     w->has_guard = true;
     return PERI_OK;

@@ -64,7 +64,7 @@ void peri__nccl_group_fail(nccl_group *g, peri_status status, const char *messag
     }
 }
 
-static void text_of(const nccl_group *g, const peri_coll_op *op, char *text, size_t len)
+static void operation_text(const nccl_group *g, const peri_coll_op *op, char *text, size_t len)
 {
     peri_coll_op_text(op, g->size, text, len);
 }
@@ -84,13 +84,13 @@ void peri__nccl_lost(nccl_group *g, peri_status status, const char *message)
     peri__nccl_group_fail(g, status, text, true);
 }
 
-static const peri_coll_op *known(const nccl_group *g, uint64_t sequence)
+static const peri_coll_op *recorded_operation(const nccl_group *g, uint64_t sequence)
 {
     const peri_coll_op *op = g->history ? &g->history[sequence % HISTORY] : NULL;
     return op && op->sequence == sequence ? op : NULL;
 }
 
-static nccl_request *active(nccl_group *g, uint64_t sequence)
+static nccl_request *active_request(nccl_group *g, uint64_t sequence)
 {
     for (int32_t c = -1; c < LANES; c++)
         for (nccl_request *r = c < 0 ? g->posted : g->lanes[c].first; r; r = r->next)
@@ -108,7 +108,7 @@ static bool agree(nccl_group *g, int32_t from, const note *n, const peri_coll_op
     if (own->signature == n->signature && counts) return true;
     peri_coll_op shown = *own;
     if (!own->recv_counts) shown.send_counts = NULL; /* the block of an older operation */
-    text_of(g, &shown, mine, sizeof mine);
+    operation_text(g, &shown, mine, sizeof mine);
     name_of(g, from, other, sizeof other);
     snprintf(text, sizeof text, "the ranks disagree: %s posted %.160s, rank %d posted %.160s", other, n->text, g->rank,
              mine);
@@ -139,17 +139,17 @@ static void pass_on(nccl_group *g, const note *n)
 /** The first member launches @n next. */
 static void ordered(nccl_group *g, int32_t world_rank, const note *n)
 {
-    const peri_coll_op *own = known(g, n->sequence);
+    const peri_coll_op *own = recorded_operation(g, n->sequence);
     pass_on(g, n);
     if (own && !agree(g, 0, n, own)) return;
     if (!keep(&g->last_order, world_rank, n)) peri__nccl_lost(g, PERI_ENOMEM, "no memory for a note of another rank");
 }
 
-static void answer(nccl_group *g, int32_t from, const note *n)
+static void answer_query(nccl_group *g, int32_t from, const note *n)
 {
     note reply = {.kind = NOTE_ANSWER, .sequence = n->sequence, .status = 0};
     const nccl_group *bad = peri__nccl_broken(g);
-    const peri_coll_op *own = known(g, n->sequence);
+    const peri_coll_op *own = recorded_operation(g, n->sequence);
     if (bad) {
         reply.kind = NOTE_POISON;
         reply.status = bad->failed;
@@ -158,7 +158,7 @@ static void answer(nccl_group *g, int32_t from, const note *n)
         if (!agree(g, from, n, own)) return;
         reply.status = 1;
         snprintf(reply.text, sizeof reply.text, "it has posted it and is %s",
-                 active(g, n->sequence) ? "waiting too" : "done with it");
+                 active_request(g, n->sequence) ? "waiting too" : "done with it");
     } else {
         char what[160], text[PERI_MESSAGE_MAX];
         if (peri_coll_numbers_differ(g->numbers, g->rank, n->sequence, n->channel, what, sizeof what)) {
@@ -171,7 +171,7 @@ static void answer(nccl_group *g, int32_t from, const note *n)
     peri__nccl_tell(g, from, &reply);
 }
 
-static void handle(nccl_group *g, int32_t world_rank, const note *n)
+static void handle_note(nccl_group *g, int32_t world_rank, const note *n)
 {
     int32_t from = 0;
     while (from < g->size && g->ranks[from] != world_rank) from++;
@@ -182,7 +182,7 @@ static void handle(nccl_group *g, int32_t world_rank, const note *n)
         g->has_id = true;
         break;
     case NOTE_ORDER: ordered(g, world_rank, n); break;
-    case NOTE_QUERY: answer(g, from, n); break;
+    case NOTE_QUERY: answer_query(g, from, n); break;
     case NOTE_ANSWER: {
         member *m = &g->members[from];
         m->answered_ns = now();
@@ -207,7 +207,7 @@ void peri__nccl_hear(nccl_world *w)
         if (n.kind != NOTE_ID) n.text[sizeof n.text - 1] = 0;
         nccl_group *g = w->groups;
         while (g && g->tag != n.group) g = g->next;
-        if (g) handle(g, from, &n);
+        if (g) handle_note(g, from, &n);
         else {
             early **last = &w->unknown;
             while (*last) last = &(*last)->next;
@@ -225,7 +225,7 @@ void peri__nccl_hear_early(nccl_group *g)
             continue;
         }
         *p = e->next;
-        handle(g, e->from, &e->note);
+        handle_note(g, e->from, &e->note);
         peri__nccl_host->free(e);
     }
 }
@@ -261,7 +261,7 @@ void peri__nccl_posted(nccl_group *g, const peri_coll_op *op)
                   .signature = op->signature,
                   .send = -1,
                   .recv = -1};
-        text_of(g, op, n.text, 160);
+        operation_text(g, op, n.text, 160);
         pass_on(g, &n);
         return;
     }
@@ -302,7 +302,7 @@ void peri__nccl_ask(nccl_request *r)
                   .send = -1,
                   .recv = -1};
         if (r->op.kind == PERI_COLL_ALL_TO_ALL) n.send = r->op.send_counts[i], n.recv = r->op.recv_counts[i];
-        text_of(g, &r->op, what, sizeof what);
+        operation_text(g, &r->op, what, sizeof what);
         snprintf(n.text, sizeof n.text, "%s", what);
         peri__nccl_tell(g, i, &n);
     }

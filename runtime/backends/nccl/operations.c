@@ -30,7 +30,7 @@ static peri_status outcome(ncclComm_t comm, const char *what, ncclResult_t resul
 
 peri_status peri__nccl_well(const communicator *x) { return outcome(x->comm, "CommGetAsyncError", ncclInProgress); }
 
-static ncclConfig_t config(void)
+static ncclConfig_t nonblocking_config(void)
 {
     ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
     c.blocking = 0;
@@ -60,7 +60,7 @@ peri_status peri__nccl_base(nccl_group *g, bool wanted)
     }
     if (!g->has_id) return PERI_PENDING;
     if (b->state == COMM_NONE) {
-        ncclConfig_t c = config();
+        ncclConfig_t c = nonblocking_config();
         if (w->vtab->trim) TRY(w->vtab->trim(w->device)); /* NCCL allocates for itself */
         TRY(w->vtab->stream_new(w->device, &b->stream)); /* also makes the device the current one of this thread, which
                                                             NCCL takes */
@@ -77,7 +77,7 @@ peri_status peri__nccl_split(nccl_group *g, communicator *lane)
     peri_status status = peri__nccl_base(g, true);
     if (status != PERI_OK || lane->state == COMM_READY) return status;
     if (lane->state == COMM_NONE) {
-        ncclConfig_t c = config();
+        ncclConfig_t c = nonblocking_config();
         if (w->vtab->trim) TRY(w->vtab->trim(w->device));
         TRY(w->vtab->stream_new(w->device, &lane->stream));
         lane->state = COMM_MADE;
@@ -107,7 +107,7 @@ static bool native(const peri_coll_op *op, ncclDataType_t *type, ncclRedOp_t *re
     }
 }
 
-static bool equal(const int64_t *counts, int32_t n)
+static bool counts_are_equal(const int64_t *counts, int32_t n)
 {
     for (int32_t i = 1; i < n; i++)
         if (counts[i] != counts[0]) return false;
@@ -220,12 +220,13 @@ static peri_status call(nccl_request *r, communicator *x, ncclResult_t *result, 
         *result = peri__nccl.AllReduce(op->send, op->recv, (size_t)op->count, type, reduce, x->comm, x->stream);
         return PERI_OK;
     case PERI_COLL_REDUCE_SCATTER:
-        if (!native(op, &type, &reduce) || !equal(op->send_counts, g->size)) return reduce_here(r, x, result, more);
+        if (!native(op, &type, &reduce) || !counts_are_equal(op->send_counts, g->size))
+            return reduce_here(r, x, result, more);
         *result =
             peri__nccl.ReduceScatter(op->send, op->recv, (size_t)op->send_counts[0], type, reduce, x->comm, x->stream);
         return PERI_OK;
     case PERI_COLL_ALL_GATHER:
-        if (equal(op->recv_counts, g->size))
+        if (counts_are_equal(op->recv_counts, g->size))
             *result = peri__nccl.AllGather(op->send, op->recv, (size_t)(op->recv_counts[0] * element), ncclUint8,
                                            x->comm, x->stream);
         else

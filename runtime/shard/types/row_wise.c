@@ -53,7 +53,7 @@ peri_status peri__cut_rows(const peri_sharding *s, const int32_t *ranks, const i
         at += rows;
     }
     if (at != s->rows)
-        return peri__fail(PERI_EINVAL, "table '%s': %s row_wise_shards have %lld rows together, the table has %lld",
+        return peri__fail(PERI_EINVAL, "table '%s': %s shards have %lld rows together, the table has %lld",
                           s->table, type, (long long)at, (long long)s->rows);
     return PERI_OK;
 }
