@@ -244,7 +244,7 @@ end
 
 local SECONDARY = { EABORTED = true, EPEER = true }
 
-local function linger(seconds)
+local function sleep_for(seconds)
   local C = require("perilune.ffi").C
   local stop = C.peri_time_ns() + seconds * 1000000000LL
   while C.peri_time_ns() < stop do C.peri_pause(100000) end
@@ -254,7 +254,7 @@ end
 local function tell(world, message, details)
   if world and world.launched then
     io.stderr:write(reports.note(world.rank, message, details))
-    return linger(reports.MOMENT)
+    return sleep_for(reports.MOMENT)
   end
   say((world and world.size > 1 and ("[rank %d] "):format(world.rank) or "perilune: ") .. message)
   if details ~= "" then say(details) end
@@ -264,7 +264,7 @@ local function report(err, world)
   local message, name, trace, where = errors.describe(err)
   -- Another rank failed first and is telling why; its message comes before ours, and mostly its end is ours too.
   -- Nobody ends it under srun, where each rank has a moment to end by itself.
-  if world and world.size > 1 and SECONDARY[name] then linger(world.launcher == "srun" and reports.MOMENT or 3) end
+  if world and world.size > 1 and SECONDARY[name] then sleep_for(world.launcher == "srun" and reports.MOMENT or 3) end
   local in_c = errors.tracing and where ~= "" and ("%s in %s\n"):format(name, where) or ""
   tell(world, message, in_c .. (trace or ""))
   return message

@@ -92,7 +92,7 @@ local function tokens(text)
 end
 
 --- Comments and blank lines go; words of a macro's text are words, too.
-local function bare(list)
+local function without_space(list)
   local out = {}
   for _, t in ipairs(list) do
     if t.kind ~= "space" then out[#out + 1] = t end
@@ -199,7 +199,7 @@ end
 
 --- The names that a source has at file scope and keeps to itself, in `names`; macros in `macros`.
 local function own_names(list, names, macros)
-  local t, at = bare(list), { depth = 0, round = 0, stack = {}, statement = {} }
+  local t, at = without_space(list), { depth = 0, round = 0, stack = {}, statement = {} }
   for i, x in ipairs(t) do
     if x.kind == "line" then directive(x.text, at, macros)
     else
@@ -271,7 +271,7 @@ local function is_shared(path) return contract[path] or path:match "^runtime/.*%
 
 --- The list of names that come after '.' or '->' in the text, or are members of its structures.
 local function member_names(list, into)
-  local t = bare(list)
+  local t = without_space(list)
   for i = 2, #t do
     if t[i].kind == "word" and (t[i - 1].text == "." or t[i - 1].text == "->") then into[t[i].text] = true end
     if t[i].kind == "line" then

@@ -27,7 +27,7 @@ local out = ffi.new "peri_columns_writer *[1]"
 
 -- -- writing ----------------------------------------------------------------------------------------------------------
 
-local function describe(func, loader)
+local function describe_source(func, loader)
   local text = { FIRST }
   for _, name in ipairs(loader.dense) do text[#text + 1] = ("dense\t%s"):format(name) end
   for i, key in ipairs(loader.keys) do
@@ -58,7 +58,7 @@ function M.write(args)
   if loader.world_size > 1 then
     P.fail(("%s: the loader is one of %d ranks; make it with rank = 0, world_size = 1"):format(func, loader.world_size))
   end
-  local text, wide, rows = describe(func, loader), false, 0
+  local text, wide, rows = describe_source(func, loader), false, 0
   for i, r in ipairs(loader.rows) do wide = wide or r > 2 ^ 31 or loader.raw[i] or false end
   check(C.peri_columns_writer_new(a.path, #loader.dense, #loader.keys, wide, out))
   local writer = P.lasting(wrap, out[0])

@@ -77,7 +77,7 @@ local function put_list(list, who, rows, values, lengths, at, most)
   return at
 end
 
-local function put_one(of, who, rows, values, lengths, at)
+local function write_bags_of_one(of, who, rows, values, lengths, at)
   for i = 0, rows - 1 do
     values[at + i] = of[who[i]]
     lengths[i] = 1
@@ -193,8 +193,8 @@ function Features:assemble(host, rows, s, c, p)
     local kind, list, lengths = feature[4], feature[5], b.lengths + (f - 1) * rows
     if kind == "s_list" then at = put_list(list, s, rows, values, lengths, at, feature[6] or 2 ^ 30)
     elseif kind == "c_list" then at = put_list(list, c, rows, values, lengths, at, feature[6] or 2 ^ 30)
-    elseif kind == "s_one" then at = put_one(list, s, rows, values, lengths, at)
-    elseif kind == "c_one" then at = put_one(list, c, rows, values, lengths, at)
+    elseif kind == "s_one" then at = write_bags_of_one(list, s, rows, values, lengths, at)
+    elseif kind == "c_one" then at = write_bags_of_one(list, c, rows, values, lengths, at)
     elseif kind == "itself" then at = put_itself(c, rows, values, lengths, at)
     else at = put_others(self.lists.dependencies, s, p, rows, values, lengths, at, self.most) end
   end
@@ -253,7 +253,7 @@ function Source:rewind(epoch)
   self._epoch, self._at = epoch, 0
 end
 
-local function depends(list, s, c)
+local function package_depends_on(list, s, c)
   for i = list.offsets[s], list.offsets[s + 1] - 1 do
     if list.values[i] == c then return true end
   end
@@ -266,16 +266,16 @@ local function negative(self, s, x)
   local list, seed, stream, n = self.lists.dependencies, self.seed, NEGATIVE + self._epoch, self._n
   for try = 0, TRIES - 1 do
     local c = self._c[floor(C.peri_random_uniform(seed, stream, x * TRIES + try) * n)]
-    if c ~= s and not depends(list, s, c) then return c end
+    if c ~= s and not package_depends_on(list, s, c) then return c end
   end
   for c = 0, self.lists.n - 1 do -- s needs nearly everything that is needed at all
-    if c ~= s and not depends(list, s, c) then return c end
+    if c ~= s and not package_depends_on(list, s, c) then return c end
   end
   local names = self.lists.names -- workers have none
   P.fail(("data.debian: package %s depends on all others"):format(names and names[s + 1] or "number " .. s))
 end
 
-local function room(self, rows)
+local function make_room(self, rows)
   if rows > self._room then
     self._pair_s, self._pair_c, self._pair_p = ffi.new("int32_t[?]", rows), ffi.new("int32_t[?]", rows),
       ffi.new("int32_t[?]", rows)
@@ -287,7 +287,7 @@ end
 function Source:fill(host, batch_size, rank, world)
   local rows = math.min(batch_size, self._last - self._at)
   local first, last = batch.share(rows, rank, world)
-  local s, c, p = room(self, last - first)
+  local s, c, p = make_room(self, last - first)
   local slots = 1 + self.negatives
   for i = 0, last - first - 1 do
     local x = self._order[self._at + first + i]

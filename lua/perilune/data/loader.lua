@@ -60,7 +60,7 @@ function Loader._place(func, args)
   return rank, size
 end
 
-local function share(func, what, value)
+local function check_fraction(func, what, value)
   if type(value) ~= "number" or not (value >= 0 and value <= 1) then
     P.fail(("%s: %s is %s, allowed: 0..1"):format(func, what, tostring(value)))
   end
@@ -76,8 +76,8 @@ end
 --- (the two of train: its tail of `validation`).
 function Loader.bounds(func, part, holdout, validation)
   util.one_of(func, "part", part, { "all", "train", "test", "fit", "validation" })
-  share(func, "holdout", holdout)
-  share(func, "validation", validation)
+  check_fraction(func, "holdout", holdout)
+  check_fraction(func, "validation", validation)
   local head = 1 - holdout
   if part == "train" then return from_start(head) end
   if part == "test" then return head, 1 end

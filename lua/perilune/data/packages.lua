@@ -56,7 +56,7 @@ end
 
 --- Numbers for names, in the order of their first use, from 0.
 local function vocabulary() return { ids = {}, names = {}, n = 0 } end
-local function id_of(v, name)
+local function id_of_name(v, name)
   local id = v.ids[name]
   if not id then
     id = v.n
@@ -82,7 +82,7 @@ end
 local function push_words(l, vocabulary_of_words, text, seen, stamp)
   for word in text:lower():gmatch "%d*%a*" do
     if word ~= "" and not common[word] then
-      local id = id_of(vocabulary_of_words, word)
+      local id = id_of_name(vocabulary_of_words, word)
       if seen[id] ~= stamp then
         seen[id] = stamp
         push(l, id)
@@ -93,7 +93,7 @@ local function push_words(l, vocabulary_of_words, text, seen, stamp)
 end
 
 local function push_tags(l, tags, text)
-  for tag in (text or ""):gmatch "[^,%s]+" do push(l, id_of(tags, tag)) end
+  for tag in (text or ""):gmatch "[^,%s]+" do push(l, id_of_name(tags, tag)) end
   close(l)
 end
 
@@ -149,9 +149,9 @@ function M.parse(text)
     push_words(description_words, words, (field(block, "Description") or ""):match "^[^\n]*", seen_word, 2 * id + 1)
     versions[i] = field(block, "Version") or ""
     push_tags(tag_lists, tags, field(block, "Tag"))
-    section[i] = id_of(sections, field(block, "Section") or "")
-    maintainer[i] = id_of(maintainers, field(block, "Maintainer") or "")
-    source[i] = id_of(sources, (field(block, "Source") or names[i]):match "^%S+")
+    section[i] = id_of_name(sections, field(block, "Section") or "")
+    maintainer[i] = id_of_name(maintainers, field(block, "Maintainer") or "")
+    source[i] = id_of_name(sources, (field(block, "Source") or names[i]):match "^%S+")
   end
   return {
     n = n, names = names, versions = versions, ids = ids, section_ids = sections.ids,

@@ -14,7 +14,7 @@ local M = {}
 
 local KJT, JT, KT = jagged.KeyedJaggedTensor, jagged.JaggedTensor, jagged.KeyedTensor
 
-local function moved(x, device) return x:to(device, true) end
+local function moved_to_device(x, device) return x:to(device, true) end
 local function values_pinned(x) return x:values():is_pinned() end
 
 --- Kinds of objects: { is =, ptr =, wrap =, type =, retain =, number = (C's), to = function(x, device), pinned =
@@ -25,11 +25,11 @@ local kinds = {
       return x:to(nil, device, true)
     end, pinned = function(x) return x:is_pinned() end },
   k = { is = KJT.is, ptr = KJT.ptr, wrap = KJT.wrap, type = ffi.typeof "peri_kjt *", retain = C.peri_kjt_retain,
-    number = C.PERI_FEED_KJT, to = moved, pinned = values_pinned },
+    number = C.PERI_FEED_KJT, to = moved_to_device, pinned = values_pinned },
   j = { is = JT.is, ptr = JT.ptr, wrap = JT.wrap, type = ffi.typeof "peri_jt *", retain = C.peri_jt_retain,
-    number = C.PERI_FEED_JT, to = moved, pinned = values_pinned },
+    number = C.PERI_FEED_JT, to = moved_to_device, pinned = values_pinned },
   e = { is = KT.is, ptr = KT.ptr, wrap = KT.wrap, type = ffi.typeof "peri_kt *", retain = C.peri_kt_retain,
-    number = C.PERI_FEED_KT, to = moved, pinned = values_pinned },
+    number = C.PERI_FEED_KT, to = moved_to_device, pinned = values_pinned },
 }
 local letters = util.keys(kinds)
 
@@ -70,7 +70,7 @@ end
 local objects_type = ffi.typeof "peri_feed_object[?]"
 local parcel_out = ffi.new "peri_feed_parcel"
 
-local function put(feed, bytes, list, n)
+local function put_parcel(feed, bytes, list, n)
   parcel_out.bytes, parcel_out.length, parcel_out.objects, parcel_out.n_objects = bytes, #bytes, list, n
   local status = C.peri_feed_put(feed, parcel_out)
   if status ~= C.PERI_ECLOSED then P.check(status) end
@@ -100,7 +100,7 @@ function M.put(feed, batch, device)
   local bytes = serial.encode({ pack(batch, "the batch", objects, 1) }, "DataLoadingThread")
   local list = objects_type(math.max(#objects, 1))
   refer(objects, list, device)
-  return put(feed, bytes, list, #objects)
+  return put_parcel(feed, bytes, list, #objects)
 end
 
 -- What the library's own loaders make is the same each time, and is handed over in fewer words: the letter "L" and
@@ -120,13 +120,13 @@ function M.put_loaded(feed, b)
   C.peri_tensor_retain(three[0].ptr)
   C.peri_tensor_retain(three[1].ptr)
   C.peri_kjt_retain(three[2].ptr)
-  local status = put(feed, ffi.string(loaded, loaded_size), three, 3)
+  local status = put_parcel(feed, ffi.string(loaded, loaded_size), three, 3)
   b:release()
   return status
 end
 
 --- Hand an error over in place of a batch.
-function M.put_error(feed, text) return put(feed, serial.encode(text, "DataLoadingThread"), nil, 0) end
+function M.put_error(feed, text) return put_parcel(feed, serial.encode(text, "DataLoadingThread"), nil, 0) end
 
 --- References to tensors as bytes, for a state that takes them over with `received`.
 function M.sent(tensors)

@@ -49,7 +49,7 @@ local function next_sample(self)
   return sample or nil
 end
 
-local function bad(self, row, what, value, wanted)
+local function fail_sample(self, row, what, value, wanted)
   P.fail(("%s: sample %d of pass %d: %s is %s, wanted %s"):format(self.func, row, self._epoch, what, errors.kind(value),
     wanted))
 end
@@ -60,7 +60,7 @@ local function number_of(self, row, sample, name)
   local x = sample[name]
   if x == nil and name == "label" then return 0 end
   if type(x) ~= "number" or x ~= x or math.abs(x) > LARGEST then
-    bad(self, row, name, x, type(x) == "number" and math.abs(x) < math.huge and "a number that f32 can hold"
+    fail_sample(self, row, name, x, type(x) == "number" and math.abs(x) < math.huge and "a number that f32 can hold"
       or "a finite number")
   end
   return x
@@ -85,11 +85,11 @@ local function add_ids(self, row, sample, f, list, n)
     local id = type(bag[k]) ~= "string" and tonumber(bag[k])
     if self.raw[f] then
       if not is_raw(bag[k]) then
-        bad(self, row, ("%s, id %d,"):format(self.keys[f], k), bag[k],
+        fail_sample(self, row, ("%s, id %d,"):format(self.keys[f], k), bag[k],
           "whole numbers -2^53 + 1..2^53 - 1, or 64-bit integers (9007199254740993LL)")
       end
     elseif not id or id ~= math.floor(id) or id < 0 or id >= rows then
-      bad(self, row, ("%s, id %d,"):format(self.keys[f], k), bag[k],
+      fail_sample(self, row, ("%s, id %d,"):format(self.keys[f], k), bag[k],
         ("whole numbers 0..%.0f, below the rows of its table"):format(rows - 1))
     end
     list[n + k] = bag[k]
@@ -169,7 +169,7 @@ local spec = {
 }
 for name, default in util.ordered(Loader.common) do spec[name] = default end
 
-local function fields_of(func, a)
+local function fields_of_arguments(func, a)
   local fields = { dense = {}, keys = {}, rows = {}, tables = {}, raw = {}, columns = { label = true } }
   for i, name in ipairs(a.dense or {}) do
     if type(name) ~= "string" then P.fail(("%s: dense[%d] is %s, wanted a name"):format(func, i, errors.kind(name))) end
@@ -198,6 +198,6 @@ return function(args)
     plain.make = functions.sent(func, "make", make, "a function(arguments, epoch) that returns an iterator")
     make = functions.received(plain.make)
   else plain.make = nil end
-  return Loader(func, Source(func, make, a.arguments, fields_of(func, a)), a,
+  return Loader(func, Source(func, make, a.arguments, fields_of_arguments(func, a)), a,
     { module = "perilune.data.samples", arguments = plain })
 end

@@ -19,24 +19,24 @@ local function iterator_of(job)
   P.fail(("the loader returned %s, wanted a function that returns the next batch"):format(errors.kind(iterator)))
 end
 
-local function next_of(iterator)
+local function next_batch_of(iterator)
   local batch = iterator()
   if batch == false then P.fail "the loader returned false, wanted a batch, or nil at the end" end
   return batch
 end
 
-local function skips(iterator) return type(iterator) == "table" and util.is_callable(iterator.skip) end
+local function can_skip(iterator) return type(iterator) == "table" and util.is_callable(iterator.skip) end
 
 --- Leave the next n batches out; false: there were not so many.
 local function leave_out(job, iterator, n)
   local to = job.at + n
-  if n > 0 and skips(iterator) then
+  if n > 0 and can_skip(iterator) then
     iterator:skip(n)
     job.at = to
     return true
   end
   while job.at < to do
-    if next_of(iterator) == nil then return false end
+    if next_batch_of(iterator) == nil then return false end
     job.at = job.at + 1
   end
   return true
@@ -64,8 +64,8 @@ local function feed_all(feed, job)
     if status ~= C.PERI_OK then return status end
     local k = job.start + tonumber(number[0])
     if not leave_out(job, iterator, k - job.at) then return C.PERI_OK end
-    if skips(iterator) and not own then seed(k) end
-    local batch = next_of(iterator)
+    if can_skip(iterator) and not own then seed(k) end
+    local batch = next_batch_of(iterator)
     if batch == nil then return C.PERI_OK end
     status = own and parcels.put_loaded(feed, batch) or parcels.put(feed, batch, job.pin)
     if status ~= C.PERI_OK then return status end

@@ -114,7 +114,7 @@ local SLICE = 200
 
 --- The status of taking the next parcel, which is there or will not come any more. (Ranks of a sim world do not take
 --- turns meanwhile: the thread goes on by itself, and who waits for it is not stuck.)
-local function take(self, feed)
+local function take_batch(self, feed)
   local status = C.peri_feed_take(feed, 0, parcel)
   if status ~= C.PERI_PENDING then return status end
   local world, from = others(), tonumber(C.peri_time_ns())
@@ -150,7 +150,7 @@ function Workers:next()
     return nil
   end
   local feed = feed_ptr(self._feed)
-  local status = take(self, feed)
+  local status = take_batch(self, feed)
   if status == C.PERI_OK then
     local batch, err = open(self)
     if not err then

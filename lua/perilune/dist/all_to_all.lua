@@ -16,13 +16,13 @@ local M = {}
 
 -- Pointers of the two lists: grow with the largest group.
 local room, to, from = 64, ffi.new "peri_tensor *[64]", ffi.new "peri_tensor *[64]"
-local function reserve(n)
+local function reserve_pointers(n)
   if n <= room then return end
   room = n
   to, from = ffi.new("peri_tensor *[?]", n), ffi.new("peri_tensor *[?]", n)
 end
 
-local function fill(func, what, list, group, pointers)
+local function fill_pointers(func, what, list, group, pointers)
   if type(list) ~= "table" then P.fail(("%s: %s is a %s, wanted a list of tensors"):format(func, what, type(list))) end
   if #list ~= group.world_size then
     P.fail(("%s: %d tensors in %s for the %d ranks of group '%s'"):format(func, #list, what, group.world_size,
@@ -35,12 +35,12 @@ local function fill(func, what, list, group, pointers)
   end
 end
 
-local function post(func, outputs, inputs, group, recorded, tag)
-  reserve(group.world_size)
+local function post_lists(func, outputs, inputs, group, recorded, tag)
+  reserve_pointers(group.world_size)
   if type(outputs) == "table" then util.settle(outputs) end
   if type(inputs) == "table" then util.settle(inputs) end
-  fill(func, "output_tensor_list", outputs, group, to)
-  fill(func, "input_tensor_list", inputs, group, from)
+  fill_pointers(func, "output_tensor_list", outputs, group, to)
+  fill_pointers(func, "input_tensor_list", inputs, group, from)
   check(C.peri_coll_all_to_all_list(group:ptr(), to, from, recorded, tag or 0, work_out))
   return WorkAwaitable(work_out[0], outputs)
 end
@@ -51,7 +51,7 @@ end
 function M.all_to_all(output_tensor_list, input_tensor_list, group, async_op, tag)
   if rawequal(group, NON_GROUP_MEMBER) then return nil end
   group = group_of("all_to_all", group)
-  local work = post("all_to_all", output_tensor_list, input_tensor_list, group, false, tag)
+  local work = post_lists("all_to_all", output_tensor_list, input_tensor_list, group, false, tag)
   if async_op then return work end
   work:wait()
 end
@@ -66,7 +66,7 @@ function M.functional_all_to_all(output_tensor_list, input_tensor_list, group, t
     signature.value("functional.all_to_all", "input_tensor_list", input_tensor_list, "tensors")
     for i, t in ipairs(input_tensor_list) do output_tensor_list[i] = Tensor.empty(t:shape(), t:dtype(), t:device()) end
   end
-  return post("functional.all_to_all", output_tensor_list, input_tensor_list, group, true, tag)
+  return post_lists("functional.all_to_all", output_tensor_list, input_tensor_list, group, true, tag)
 end
 
 local tpu_args = ffi.new "peri_tpu_all_to_all_args"

@@ -73,7 +73,7 @@ function Awaitable:_test_impl() -- luacheck: ignore 212
   return false
 end
 
-local function settle(self, ok, result)
+local function settle_with(self, ok, result)
   if ok then
     local callbacks = rawget(self, "callbacks")
     for i = 1, callbacks and #callbacks or 0 do
@@ -94,7 +94,7 @@ function Awaitable:wait()
   if now == "failed" then error(rawget(self, "_result"), 0) end
   if now == "waiting" then P.fail "Awaitable:wait: it waits for itself" end
   rawset(self, "_state", "waiting")
-  return settle(self, xpcall(self._wait_impl, P.locate, self))
+  return settle_with(self, xpcall(self._wait_impl, P.locate, self))
 end
 
 --- True when wait() would return (or raise) at once. Never waits.

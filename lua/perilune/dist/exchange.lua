@@ -280,7 +280,7 @@ function PooledEmbeddingsAwaitable:init(tensor_awaitable, callbacks)
   for i = 1, callbacks and #callbacks or 0 do self:and_then(callbacks[i]) end
 end
 
-local function common(func, args, spec)
+local function common_arguments(func, args, spec)
   spec.pg, spec.device, spec.codecs = util.optional, util.optional, util.optional
   local a = util.named(func, args, spec)
   return a, group_of(func, a.pg), a.codecs or false
@@ -293,7 +293,7 @@ local PooledEmbeddingsAllToAll = module "PooledEmbeddingsAllToAll"
 function PooledEmbeddingsAllToAll:init(args)
   local func = "PooledEmbeddingsAllToAll"
   local a
-  a, self.pg, self.codecs = common(func, args,
+  a, self.pg, self.codecs = common_arguments(func, args,
     { dim_sum_per_rank = util.required.list, callbacks = util.optional.list })
   self.dim_sum_per_rank = check_per_rank(func, "dim_sum_per_rank", a.dim_sum_per_rank, self.pg.world_size)
   self.callbacks = a.callbacks or {}
@@ -321,7 +321,7 @@ end
 local VariableBatchAllToAll = module "VariableBatchPooledEmbeddingsAllToAll"
 function VariableBatchAllToAll:init(args)
   local a
-  a, self.pg, self.codecs = common("VariableBatchPooledEmbeddingsAllToAll", args,
+  a, self.pg, self.codecs = common_arguments("VariableBatchPooledEmbeddingsAllToAll", args,
     { emb_dim_per_rank_per_feature = util.required.list, callbacks = util.optional.list })
   self.emb_dim_per_rank_per_feature, self.callbacks = a.emb_dim_per_rank_per_feature, a.callbacks or {}
 end
@@ -339,7 +339,7 @@ end
 local ReduceScatter = module "PooledEmbeddingsReduceScatter"
 function ReduceScatter:init(args)
   local a
-  a, self.pg, self.codecs = common("PooledEmbeddingsReduceScatter", args, { callbacks = util.optional.list })
+  a, self.pg, self.codecs = common_arguments("PooledEmbeddingsReduceScatter", args, { callbacks = util.optional.list })
   self.callbacks = a.callbacks or {}
 end
 
@@ -359,7 +359,7 @@ end
 local VariableReduceScatter = module "VariableBatchPooledEmbeddingsReduceScatter"
 function VariableReduceScatter:init(args)
   local a
-  a, self.pg, self.codecs = common("VariableBatchPooledEmbeddingsReduceScatter", args,
+  a, self.pg, self.codecs = common_arguments("VariableBatchPooledEmbeddingsReduceScatter", args,
     { callbacks = util.optional.list })
   self.callbacks = a.callbacks or {}
 end
@@ -375,7 +375,7 @@ end
 local AllGather = module "PooledEmbeddingsAllGather"
 function AllGather:init(args)
   local a
-  a, self.pg, self.codecs = common("PooledEmbeddingsAllGather", args, { callbacks = util.optional.list })
+  a, self.pg, self.codecs = common_arguments("PooledEmbeddingsAllGather", args, { callbacks = util.optional.list })
   self.callbacks = a.callbacks or {}
 end
 
@@ -392,7 +392,7 @@ local SequenceAllToAll = module "SequenceEmbeddingsAllToAll"
 function SequenceAllToAll:init(args)
   local func = "SequenceEmbeddingsAllToAll"
   local a
-  a, self.pg, self.codecs = common(func, args, { features_per_rank = util.required })
+  a, self.pg, self.codecs = common_arguments(func, args, { features_per_rank = util.required })
   self.features_per_rank = check_per_rank(func, "features_per_rank", a.features_per_rank, self.pg.world_size)
 end
 

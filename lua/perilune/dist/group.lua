@@ -153,7 +153,7 @@ function Group:release() self._ref:release() end
 
 -- -- groups of some ranks ---------------------------------------------------------------------------------------------
 
-local function made()
+local function new_group_or_nil()
   return group_out[0] ~= nil and Group(group_out[0]) or nil
 end
 
@@ -163,17 +163,17 @@ function Group:new_group(ranks, name)
   local list = ffi.new("int32_t[?]", math.max(n, 1))
   for i = 1, n do list[i - 1] = util.integer("Group:new_group", "a rank", ranks[i], 0, 2 ^ 31 - 1) end
   check(C.peri_group_new(self:ptr(), list, n, name or "group", group_out))
-  return made()
+  return new_group_or_nil()
 end
 --- The ranks on this rank's node.
 function Group:intra_node()
   check(C.peri_group_intra_node(self:ptr(), group_out))
-  return made()
+  return new_group_or_nil()
 end
 --- The ranks with this rank's place on their nodes.
 function Group:cross_node()
   check(C.peri_group_cross_node(self:ptr(), group_out))
-  return made()
+  return new_group_or_nil()
 end
 
 -- -- collective operations --------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ end
 
 -- Two count arrays that grow with the largest group.
 local room, counts_a, counts_b = 64, ffi.new "int64_t[64]", ffi.new "int64_t[64]"
-local function reserve(n)
+local function reserve_counts(n)
   if n <= room then return end
   room = n
   counts_a, counts_b = ffi.new("int64_t[?]", n), ffi.new("int64_t[?]", n)
@@ -248,7 +248,7 @@ function Group:all_gather(input, output, tag)
 end
 --- The same with rows[i] rows of rank i - 1.
 function Group:all_gather_v(input, rows, output, tag)
-  reserve(self.world_size)
+  reserve_counts(self.world_size)
   local sum = fill(self, "all_gather_v: rows", rows, counts_a)
   output = output or with_rows("all_gather_v", input, sum)
   return posted(C.peri_coll_all_gather_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_a, tag or 0,
@@ -269,7 +269,7 @@ function Group:reduce_scatter(input, op, output, tag)
 end
 --- The same with parts of rows[i] rows for rank i - 1.
 function Group:reduce_scatter_v(input, rows, op, output, tag)
-  reserve(self.world_size)
+  reserve_counts(self.world_size)
   fill(self, "reduce_scatter_v: rows", rows, counts_a)
   output = output or with_rows("reduce_scatter_v", input, rows[self.rank_number + 1])
   return posted(
@@ -283,7 +283,7 @@ function Group:all_to_all(input, output, tag)
 end
 --- Parts of any size: send_rows[i] rows to rank i - 1, recv_rows[i] rows from it.
 function Group:all_to_all_v(input, send_rows, recv_rows, output, tag)
-  reserve(self.world_size)
+  reserve_counts(self.world_size)
   fill(self, "all_to_all_v: send_rows", send_rows, counts_a)
   local sum = fill(self, "all_to_all_v: recv_rows", recv_rows, counts_b)
   output = output or with_rows("all_to_all_v", input, sum)

@@ -59,7 +59,7 @@ end
 local first, second, third = array "int64_t", array "int64_t", array "int64_t"
 local features = array "int32_t"
 
-local function room_for(a, n)
+local function array_with_room(a, n)
   if n > a.room then
     a.room = n
     a.at = a.type(n)
@@ -131,7 +131,7 @@ local function posted(status, list)
   return ExchangeAwaitable(work_out[0], list)
 end
 
-local function set(names)
+local function set_of_arguments(names)
   local allowed = { group = true, codecs = true, gradient_division = true, tag = true }
   for _, name in ipairs(names) do allowed[name] = true end
   return allowed
@@ -162,7 +162,7 @@ end
 
 -- -- pooled -----------------------------------------------------------------------------------------------------------
 
-local pooled = set { "a2a_pooled_embs_tensor", "batch_size_per_rank", "dim_sum_per_rank" }
+local pooled = set_of_arguments { "a2a_pooled_embs_tensor", "batch_size_per_rank", "dim_sum_per_rank" }
 --- { a2a_pooled_embs_tensor [sum of batches, dim_sum_per_rank of this rank], batch_size_per_rank, dim_sum_per_rank } ->
 --- [this rank's batch, sum of dims].
 function M.alltoall_pooled(args)
@@ -176,7 +176,7 @@ function M.alltoall_pooled(args)
     work_out))
 end
 
-local variable = set {
+local variable = set_of_arguments {
   "a2a_pooled_embs_tensor", "batch_size_per_rank_per_feature", "batch_size_per_feature_pre_a2a",
   "emb_dim_per_rank_per_feature",
 }
@@ -194,7 +194,7 @@ function M.variable_batch_alltoall_pooled(args)
     P.fail(("%s: emb_dim_per_rank_per_feature and batch_size_per_rank_per_feature need one list for each of %d "
       .. "ranks"):format(func, n))
   end
-  local count, at, end_ = room_for(features, n), 0, 0
+  local count, at, end_ = array_with_room(features, n), 0, 0
   for r = 1, n do
     local stop = append(func, "emb_dim_per_rank_per_feature", first, at, dims[r])
     count[r - 1] = stop - at
@@ -226,7 +226,7 @@ local function tensors_of(func, what, list)
   return pointers, #list
 end
 
-local listed = set { "inputs", "out_split", "per_rank_split_lengths" }
+local listed = set_of_arguments { "inputs", "out_split", "per_rank_split_lengths" }
 --- { inputs (a list of [rows, columns]), out_split = columns of each rank (or per_rank_split_lengths = a list of them
 --- for each rank) } -> a list of W tensors [this rank's rows, columns of rank i]. Rows are dealt as evenly as possible.
 --- Gradients are not divided by default.
@@ -257,7 +257,7 @@ end
 
 -- -- reduce-scatter, all-gather ---------------------------------------------------------------------------------------
 
-local inputs_only, input_only = set { "inputs" }, set { "input" }
+local inputs_only, input_only = set_of_arguments { "inputs" }, set_of_arguments { "input" }
 --- { inputs = one tensor for each rank, of equal shapes on all ranks } -> the sum over ranks of those for this rank.
 function M.reduce_scatter_pooled(args)
   local func = "reduce_scatter_pooled"
@@ -279,7 +279,7 @@ function M.reduce_scatter_base_pooled(args)
   return posted(C.peri_exchange_reduce_scatter_base_pooled(group:ptr(), input, options_of(func, args, group), work_out))
 end
 
-local split = set { "input", "input_splits" }
+local split = set_of_arguments { "input", "input_splits" }
 --- { input [sum of input_splits, ...], input_splits } -> this rank's rows of the sum over ranks.
 function M.reduce_scatter_v_pooled(args)
   local func = "reduce_scatter_v_pooled"
@@ -291,7 +291,7 @@ function M.reduce_scatter_v_pooled(args)
     work_out))
 end
 
-local per_feature = set { "input", "batch_size_per_rank_per_feature", "embedding_dims" }
+local per_feature = set_of_arguments { "input", "batch_size_per_rank_per_feature", "embedding_dims" }
 --- { input (one dimension: [rank][feature][row][column]), batch_size_per_rank_per_feature[rank][feature],
 --- embedding_dims[feature] } -> this rank's part of the sum over ranks, one dimension.
 function M.reduce_scatter_v_per_feature_pooled(args)
@@ -324,7 +324,7 @@ end
 
 -- -- sequences --------------------------------------------------------------------------------------------------------
 
-local sequence = set {
+local sequence = set_of_arguments {
   "a2a_sequence_embs_tensor", "lengths_after_sparse_data_all2all", "input_splits", "output_splits",
   "batch_size_per_rank", "stride_per_key_per_rank", "num_features", "stagger",
 }

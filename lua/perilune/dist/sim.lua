@@ -30,7 +30,7 @@ local function turn(rank)
   return ended
 end
 
-local function body_of(rank, n, body, options, job)
+local function coroutine_body(rank, n, body, options, job)
   local function run()
     rank.world = dist.init {
       transport = "sim", job = job, rank = rank.number, size = n, local_size = options.local_size,
@@ -44,7 +44,7 @@ local function body_of(rank, n, body, options, job)
   return function() return xpcall(run, P.locate) end
 end
 
-local function raise(ranks, first)
+local function raise_error_of_rank(ranks, first)
   local err = first.error
   local who = ("rank %d of %d"):format(first.number, #ranks)
   local function named(text) return text:sub(1, #who) == who and text or who .. ": " .. text end
@@ -70,7 +70,7 @@ function M.run(n, body, options)
     local rank = { number = i - 1 }
     rank.state = P.of_new_rank()
     rank.state.device, rank.state.yield = options.device, coroutine.yield
-    rank.co = coroutine.create(body_of(rank, n, body, options, job))
+    rank.co = coroutine.create(coroutine_body(rank, n, body, options, job))
     ranks[i] = rank
   end
   while live > 0 do
@@ -101,7 +101,7 @@ function M.run(n, body, options)
     if ranks[i].world then ranks[i].world:release() end
   end
   if options.catch then return results, failures end
-  if first then raise(ranks, first) end
+  if first then raise_error_of_rank(ranks, first) end
   return results
 end
 

@@ -19,14 +19,14 @@ local function keys_of(x, more)
   return util.keys(keys) or {}
 end
 
-local function note(kept, path, owner, key, depth, more)
+local function note_field(kept, path, owner, key, depth, more)
   local value, n = rawget(owner, key), kept.n + 1
   kept.n, kept.owners[n], kept.keys[n], kept.values[n], kept.paths[n] = n, owner, key, value == nil and kept or value,
     path
   if type(value) ~= "table" or depth == 0 then return end
   for _, inner in ipairs(keys_of(value, more)) do
     local name = type(inner) == "number" and ("[%d]"):format(inner) or "." .. tostring(inner)
-    note(kept, path .. name, value, inner, depth - 1)
+    note_field(kept, path .. name, value, inner, depth - 1)
   end
 end
 
@@ -36,7 +36,7 @@ function M.snapshot(owner, names, more)
   local kept = { n = 0, at = 0, owners = {}, keys = {}, values = {}, paths = {} }
   for _, name in ipairs(names) do
     local plain = type(owner[name]) == "table" and getmetatable(owner[name]) == nil
-    note(kept, name, owner, name, plain and DEPTH or 0, more and more[name])
+    note_field(kept, name, owner, name, plain and DEPTH or 0, more and more[name])
   end
   return kept
 end
@@ -46,7 +46,7 @@ local function text(value)
   return type(value) == "string" and ("'%s'"):format(value) or tostring(value)
 end
 
-local function refuse(kept, i, class_name, advice)
+local function refuse_assignment(kept, i, class_name, advice)
   local now, was = rawget(kept.owners[i], kept.keys[i]), kept.values[i]
   if was == kept then was = nil end
   P.fail(("%s: %s is now %s, but was %s when the tables were made, and they go on with that; %s"):format(class_name,
@@ -62,7 +62,7 @@ function M.check(kept, class_name, advice, most)
     at = at < n and at + 1 or 1
     local value = rawget(owners[at], keys[at])
     if value == nil then value = kept end
-    if value ~= values[at] then refuse(kept, at, class_name, advice) end
+    if value ~= values[at] then refuse_assignment(kept, at, class_name, advice) end
   end
   kept.at = at
 end

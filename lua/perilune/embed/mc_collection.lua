@@ -91,7 +91,7 @@ local function order_of(self, keys)
   return not same and order
 end
 
-local function arranged(self, features)
+local function arranged_by_table(self, features)
   local keys = C.peri_kjt_keys(KeyedJaggedTensor.ptr(features))
   if not self._seen or self._seen.ptr ~= keys then
     -- kept, so that its address stays its own
@@ -108,7 +108,7 @@ function ManagedCollisionCollection:forward(features)
     P.fail(("%s: features is %s, wanted a KeyedJaggedTensor"):format(self.class_name, signature.text(features)))
   end
   features = util.resolve(features)
-  local batch = arranged(self, features)
+  local batch = arranged_by_table(self, features)
   local values, edges, rows, key = batch:values(), batch:offset_per_key(), {}, 0
   for t = 1, #self._embedding_configs do
     local table_config, ids = self._embedding_configs[t], {}
@@ -141,15 +141,15 @@ function ManagedCollisionCollection:set_time(now)
   end
 end
 
-local function each(self, method)
+local function call_each_module(self, method)
   local result = {}
   for name, module in util.ordered(self._managed_collision_modules) do result[name] = module[method](module) end
   return result
 end
 --- By table: rows that are free, numbers of buckets, counts and rates.
-function ManagedCollisionCollection:open_slots() return each(self, "open_slots") end
-function ManagedCollisionCollection:table_to_number_buckets() return each(self, "buckets") end
-function ManagedCollisionCollection:statistics() return each(self, "statistics") end
+function ManagedCollisionCollection:open_slots() return call_each_module(self, "open_slots") end
+function ManagedCollisionCollection:table_to_number_buckets() return call_each_module(self, "buckets") end
+function ManagedCollisionCollection:statistics() return call_each_module(self, "statistics") end
 
 --- The tables' configurations, in order; the modules by table; the features, in the order of outputs.
 function ManagedCollisionCollection:embedding_configs() return self._embedding_configs end

@@ -54,7 +54,7 @@ local function moment_of(title, collection, mcc)
   return moment
 end
 
-local function define(name, argument, class_name, configs)
+local function define_class(name, argument, class_name, configs)
   local class = Base:extend(name)
   M[name] = class
   class.sharder = name .. "Sharder" -- in peri.shard
@@ -122,8 +122,8 @@ function Base:statistics() return self._managed_collision_collection:statistics(
 function Base:embedding_module() return self._embedding_module end
 function Base:managed_collision_collection() return self._managed_collision_collection end
 
-define("ManagedCollisionEmbeddingBagCollection", "embedding_bag_collection", "EmbeddingBagCollection",
+define_class("ManagedCollisionEmbeddingBagCollection", "embedding_bag_collection", "EmbeddingBagCollection",
   "embedding_bag_configs")
-define("ManagedCollisionEmbeddingCollection", "embedding_collection", "EmbeddingCollection", "embedding_configs")
+define_class("ManagedCollisionEmbeddingCollection", "embedding_collection", "EmbeddingCollection", "embedding_configs")
 
 return M

@@ -110,13 +110,13 @@ end
 
 local sent, got, room = ffi.new "peri_tensor *[8]", ffi.new "peri_tensor *[8]", 8
 
-local function results(n)
+local function result_tensors(n)
   local list = {}
   for f = 1, n do list[f] = Tensor.wrap(got[f - 1]) end
   return list
 end
 
-local function send(ids)
+local function fill_pointers(ids)
   local n = #ids
   if n > room then sent, got, room = ffi.new("peri_tensor *[?]", n), ffi.new("peri_tensor *[?]", n), n end
   for f = 1, n do sent[f - 1] = Tensor.ptr(ids[f]) end
@@ -126,9 +126,9 @@ end
 --- Rows of the ids (a list of i64 tensors, one for each feature of the table), counted from the first of this map; -1:
 --- none. `training`: the ids are counted and learned first: one call is one step.
 function methods:remap(ids, training)
-  local n = send(ids)
+  local n = fill_pointers(ids)
   check(C.peri_collision_remap(ptr(self), sent, n, training, got))
-  return results(n)
+  return result_tensors(n)
 end
 
 local counts_out, last_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
@@ -153,12 +153,12 @@ function methods:remap_scored(ids, training, policy, name)
     P.fail(("table '%s': its eviction policy gives ids to the map that asks it for scores; allowed: maps of other "
       .. "tables"):format(name))
   end
-  local n = send(ids)
+  local n = fill_pointers(ids)
   while check(C.peri_collision_remap(ptr(self), sent, n, training, got)) == C.PERI_PENDING do
     check(C.peri_collision_scores(ptr(self), Tensor.ptr(scores_of(self, policy, name))))
-    send(ids) -- the policy may have used maps itself
+    fill_pointers(ids) -- the policy may have used maps itself
   end
-  return results(n)
+  return result_tensors(n)
 end
 
 --- Rows that got another id since the last call, ascending, each once (i64); nil: none.

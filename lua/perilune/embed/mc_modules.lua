@@ -337,7 +337,7 @@ function ManagedCollisionModule:extra_text()
   return ("%d rows, %d %s"):format(self.zch_size, self._buckets, self._buckets == 1 and "bucket" or "buckets")
 end
 
-local function refuse(func, a, reasons)
+local function refuse_arguments(func, a, reasons)
   for name, reason in util.ordered(reasons) do
     if a[name] ~= nil and a[name] ~= reason[1] then
       P.fail(("%s: %s is %s, allowed: %s; %s"):format(func, name, signature.text(a[name]), tostring(reason[1]),
@@ -378,7 +378,7 @@ function MCHManagedCollisionModule:init(args)
   local f = "MCHManagedCollisionModule"
   local a = util.named(f, args, mch_arguments)
   local old = { nil, "TorchRec ignores it too; ids without a row: see on_miss" }
-  refuse(f, a, { mch_size = old, mch_hash_func = old })
+  refuse_arguments(f, a, { mch_size = old, mch_hash_func = old })
   setup(self, a, a.buckets)
   util.integer(f, "eviction_interval", a.eviction_interval, 1, 2 ^ 31 - 1)
   if a.input_hash_func ~= nil and not util.is_callable(a.input_hash_func) then
@@ -414,7 +414,7 @@ end
 function MCHManagedCollisionModule:_reserved() return self._buckets end
 
 -- For mc_hash.lua.
-M.arguments, M.setup, M.refuse = common, setup, refuse
+M.arguments, M.setup, M.refuse = common, setup, refuse_arguments
 signature.check("ManagedCollisionModule:", ManagedCollisionModule,
   { try_state = "self: table, map: table, path: string" })
 signature.check("mc_modules.", M, { setup = "self: table, a: table, buckets: count?",

@@ -18,7 +18,7 @@ local function f32(x)
   return single[0]
 end
 
-local function total(counts)
+local function sum_of_counts(counts)
   local sum = 0
   for i = 1, #counts do sum = sum + counts[i] end
   return sum
@@ -75,14 +75,14 @@ end
 M.dynamic_threshold_filter = Filter("dynamic_threshold_filter", C.PERI_FILTER_DYNAMIC, "threshold_skew_multiplier", 10,
   function(counts, multiplier)
     local values = counts:to_list()
-    local limit = f32(f32(multiplier / math.max(#values, 1)) * f32(total(values)))
+    local limit = f32(f32(multiplier / math.max(#values, 1)) * f32(sum_of_counts(values)))
     return above(counts, values, limit), Tensor.tensor(limit, "f32", counts:device())
   end)
 
 --- Keeps ids that were seen more often than the mean of the window.
 M.average_threshold_filter = Filter("average_threshold_filter", C.PERI_FILTER_AVERAGE, false, 0, function(counts)
   local values = counts:to_list()
-  local limit = f32(total(values) / math.max(#values, 1))
+  local limit = f32(sum_of_counts(values) / math.max(#values, 1))
   return above(counts, values, limit), Tensor.tensor(limit, "f32", counts:device())
 end)
 
@@ -130,7 +130,7 @@ end
 --- A subclass: embed.MCHEvictionPolicy:extend "Mine", with a method score.
 function MCHEvictionPolicy.extend(base, name) return util.class(name, base) end
 
-local function define(name, kind, decays)
+local function define_policy(name, kind, decays)
   local class = util.class(name, MCHEvictionPolicy)
   M[name], class.kind = class, kind
   local spec = { threshold_filtering_func = util.optional, decay_exponent = decays and 1 or nil }
@@ -149,11 +149,11 @@ local function define(name, kind, decays)
 end
 
 --- Ids that were seen most often keep their rows: score = count.
-define("LFU_EvictionPolicy", C.PERI_FORGET_LFU, false)
+define_policy("LFU_EvictionPolicy", C.PERI_FORGET_LFU, false)
 --- Those that were seen last: score = -(now - last access + 1) ^ decay_exponent.
-define("LRU_EvictionPolicy", C.PERI_FORGET_LRU, true)
+define_policy("LRU_EvictionPolicy", C.PERI_FORGET_LRU, true)
 --- Those that were seen often and lately: score = count / (now - last access + 1) ^ decay_exponent.
-define("DistanceLFU_EvictionPolicy", C.PERI_FORGET_DISTANCE_LFU, true)
+define_policy("DistanceLFU_EvictionPolicy", C.PERI_FORGET_DISTANCE_LFU, true)
 
 --- `policy` as a MCHEvictionPolicy: one, or a function(count, last_access, now).
 function M.policy(func, policy)

@@ -128,7 +128,7 @@ local function hash_part(self, i, dtype)
     Tensor.full({ slots, 2 }, -1, dtype, "cpu"), Tensor.tensor({ 0, slots }, "i64", "cpu"))
 end
 
-local function make(self, dtype)
+local function make_array_or_index(self, dtype)
   local n = #self._tables
   return {
     array = self._any_array and join(self, n, dtype, nil, function(i) return array_part(self, i) end),
@@ -153,7 +153,7 @@ function Remap:rows_of_ids(batch, ids)
   local made = self._by_dtype[dtype]
   if not made then
     if dtype ~= "i64" and dtype ~= "i32" then P.fail(("ids are %s, allowed: i64, i32"):format(dtype)) end
-    made = P.lasting(make, self, dtype)
+    made = P.lasting(make_array_or_index, self, dtype)
     self._by_dtype[dtype] = made
   end
   check(C.peri_kjt_offset_per_key(KeyedJaggedTensor.ptr(batch), numbers))

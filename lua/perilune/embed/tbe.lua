@@ -106,7 +106,7 @@ function M.states_of(params, data_type)
   return list
 end
 
-local function whole(i, block, name)
+local function block_number(i, block, name)
   if type(block) ~= "table" then P.fail(("blocks: entry %d is a %s, wanted a table"):format(i, type(block))) end
   return util.integer("blocks", ("%s of block %d"):format(name, i), block[name], -2 ^ 53)
 end
@@ -116,9 +116,9 @@ function methods:blocks(list)
   local blocks = ffi.new("peri_tbe_block[?]", math.max(#list, 1))
   for i, b in ipairs(list) do
     local slot = blocks[i - 1]
-    slot.table, slot.feature = whole(i, b, "table") - 1, (b.feature and whole(i, b, "feature") or 0) - 1
-    slot.first_bag, slot.bags = whole(i, b, "first_bag"), whole(i, b, "bags")
-    slot.out_offset, slot.out_stride = whole(i, b, "out_offset"), whole(i, b, "out_stride")
+    slot.table, slot.feature = block_number(i, b, "table") - 1, (b.feature and block_number(i, b, "feature") or 0) - 1
+    slot.first_bag, slot.bags = block_number(i, b, "first_bag"), block_number(i, b, "bags")
+    slot.out_offset, slot.out_stride = block_number(i, b, "out_offset"), block_number(i, b, "out_stride")
   end
   check(C.peri_tbe_blocks_new(ptr(self), blocks, #list, blocks_out))
   return wrap_blocks(blocks_out[0])
@@ -176,7 +176,7 @@ local function find(list, ids, offsets, blocks)
   end
 end
 
-local function take(self, ids, offsets, blocks)
+local function take_ahead(self, ids, offsets, blocks)
   local list = ahead[self]
   local i = find(list, ids, offsets, blocks)
   return i and table.remove(list, i).batch
@@ -184,7 +184,7 @@ end
 
 --- Pooled rows of shape {rows, cols} (or {rows} if cols is nil) on the tape: its backward pass updates the tables.
 function methods:lookup(ids, offsets, blocks, rows, cols, weights, scale)
-  local batch = any_ahead and take(self, ids, offsets, blocks)
+  local batch = any_ahead and take_ahead(self, ids, offsets, blocks)
   if batch then return batch:lookup(rows, cols) end
   dims[0], dims[1] = rows, cols or 0
   check(C.peri_tbe_lookup(ptr(self), fill(ids, offsets, blocks, weights, scale), cols and 2 or 1, dims, tensor_out))
@@ -193,7 +193,7 @@ end
 
 --- Pooled rows into an existing tensor; not recorded.
 function methods:forward(ids, offsets, blocks, result, weights, scale)
-  local batch = any_ahead and take(self, ids, offsets, blocks)
+  local batch = any_ahead and take_ahead(self, ids, offsets, blocks)
   if batch then return batch:forward(result) end
   check(C.peri_tbe_forward(ptr(self), fill(ids, offsets, blocks, weights, scale), Tensor.ptr(result)))
   return result

@@ -124,21 +124,21 @@ local function legend(entries)
   return '<ul class="legend">' .. table.concat(items) .. "</ul>"
 end
 
-local function fact(value, what) return ("<div><b>%s</b><span>%s</span></div>"):format(escape(value), escape(what)) end
+local function fact_html(value, what) return ("<div><b>%s</b><span>%s</span></div>"):format(escape(value), escape(what)) end
 
 --- The numbers above the picture.
 local function facts_of(planner, f)
   local search, sum, total = planner.last, 0, 0
   for r = 1, #f.times do sum, total = sum + f.times[r], total + f.bytes[r] end
   local mean = sum / #f.times
-  local out = { fact(draw.grouped(#search.best.proposal), "tables"), fact(draw.grouped(#f.times), "ranks"),
-    fact(reasons._gib(total), "of all shards") }
-  for _, rating in ipairs(reasons._ratings(planner)) do out[#out + 1] = fact(rating[1], rating[2]) end
-  out[#out + 1] = fact(mean > 0 and ("%.2f"):format(f.peak_ms / mean) or "-", "slowest over mean rank")
+  local out = { fact_html(draw.grouped(#search.best.proposal), "tables"), fact_html(draw.grouped(#f.times), "ranks"),
+    fact_html(reasons._gib(total), "of all shards") }
+  for _, rating in ipairs(reasons._ratings(planner)) do out[#out + 1] = fact_html(rating[1], rating[2]) end
+  out[#out + 1] = fact_html(mean > 0 and ("%.2f"):format(f.peak_ms / mean) or "-", "slowest over mean rank")
   for _, tier in ipairs(f.tiers) do
     local most = 0
     for r = 1, #tier.used do most = math.max(most, tier.used[r] / math.max(tier.cap[r], 1)) end
-    out[#out + 1] = fact(("%.1f %%"):format(100 * most), ("%s of the fullest rank"):format(tier.name))
+    out[#out + 1] = fact_html(("%.1f %%"):format(100 * most), ("%s of the fullest rank"):format(tier.name))
   end
   return '<div class="facts">' .. table.concat(out) .. "</div>"
 end

@@ -216,7 +216,7 @@ local function by_unit(search)
   return options_of, present
 end
 
-local function way_of(option) return option.sharding_type .. " " .. option.compute_kernel end
+local function type_kernel(option) return option.sharding_type .. " " .. option.compute_kernel end
 
 --- Why a unit has not its other options: list of { option =, kind =, text =, rating = }.
 local function others_of(planner, search, model, i, chosen, options_of, budget)
@@ -224,7 +224,7 @@ local function others_of(planner, search, model, i, chosen, options_of, budget)
   for _, option in ipairs(options_of[chosen.fqn]) do
     if option ~= chosen then
       local kind, text, rating = try_instead(planner, search, model, i, option, budget)
-      out[#out + 1] = { option = way_of(option), kind = kind, text = text, rating = rating }
+      out[#out + 1] = { option = type_kernel(option), kind = kind, text = text, rating = rating }
     end
   end
   return out
@@ -271,7 +271,7 @@ function M.of(planner, model, most)
     end
     for _, member in ipairs(members) do
       for _, r in ipairs(search.refused) do
-        if r.option.fqn == member.fqn then add { option = way_of(r.option), kind = "relation", text = r.text } end
+        if r.option.fqn == member.fqn then add { option = type_kernel(r.option), kind = "relation", text = r.text } end
       end
       for _, other in ipairs(not_offered(planner, collection_of, member, present[member.fqn])) do add(other) end
     end
@@ -336,7 +336,7 @@ local function least(low, high, f, near)
   return high
 end
 
-local function doubled(from, most, f)
+local function first_doubling_that(from, most, f)
   local x = from
   while x < most do
     x = x * 2
@@ -361,7 +361,7 @@ local function least_memory(planner, model, tier, beside)
   end
   local now = math.max(planner.topology[tier .. "_cap"], 2 ^ 20)
   if beside and with(now) then return now end
-  local enough = doubled(now, now * 2 ^ 20, with)
+  local enough = first_doubling_that(now, now * 2 ^ 20, with)
   return enough and least(enough / 2, enough, with, 1.005)
 end
 
@@ -390,7 +390,7 @@ local function more_hosts(planner, model)
     args.world_size = n * t.local_world_size
     return fits(planner, model, { topology = topologies.Topology(args) })
   end
-  local enough = doubled(hosts, math.min(hosts * 64, MOST_RANKS / t.local_world_size / 2), with)
+  local enough = first_doubling_that(hosts, math.min(hosts * 64, MOST_RANKS / t.local_world_size / 2), with)
   return enough and least(enough / 2, enough, with, 1) * t.local_world_size
 end
 

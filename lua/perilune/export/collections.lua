@@ -15,7 +15,7 @@ local M = {}
 
 -- -- which there are --------------------------------------------------------------------------------------------------
 
-local function joined(path, name) return path == "" and name or path .. "." .. name end
+local function joined_path(path, name) return path == "" and name or path .. "." .. name end
 
 --- The collection that has the tables of a module that stands before one, its path, and how its parameters are called;
 --- of a collection by itself, that.
@@ -23,10 +23,10 @@ local function tables_of(m, path)
   local prefix = m.parameter_prefix or "embedding_bags"
   if rawget(m, "_embedding_module") then
     local inner = m._embedding_module
-    return inner, joined(path, "_embedding_module"), inner.parameter_prefix
+    return inner, joined_path(path, "_embedding_module"), inner.parameter_prefix
   end
   local bags = rawget(m, "_embedding_bag_collection")
-  if bags then return bags, joined(path, "_embedding_bag_collection"), bags.parameter_prefix end
+  if bags then return bags, joined_path(path, "_embedding_bag_collection"), bags.parameter_prefix end
   return m, path, prefix
 end
 
@@ -52,7 +52,7 @@ local function map_of(func, m, path, name)
     P.fail(("%s: module '%s': table '%s' has an input_hash_func, a function of Lua, of which a model file knows "
       .. "nothing; allowed: none, with ids that are hashed before they are asked about"):format(func, path, name))
   end
-  local states = joined(path, "_managed_collision_collection._managed_collision_modules." .. name)
+  local states = joined_path(path, "_managed_collision_collection._managed_collision_modules." .. name)
   return { key = states, module = module, states = states }
 end
 
@@ -74,7 +74,7 @@ local function outputs_of(func, m, path, configs, pooled)
         and config.pooling:lower(), columns = config.embedding_dim, rows = config.num_embeddings, weighted = weighted
         and not rawget(m, "_feature_processors"), module = inner, positions = positions_of(func, m, path, feature),
         data_type = config.data_type, bytes = config.data_type:find "INT" ~= nil or config.data_type == "FP8",
-        key = joined(inner_path, ("%s.%s.weight"):format(prefix, config.name)),
+        key = joined_path(inner_path, ("%s.%s.weight"):format(prefix, config.name)),
         map = map_of(func, m, path, config.name) }
     end
   end

@@ -222,7 +222,7 @@ end
 
 local PLACE = "an option of model:export, and a field of what the script of `perilune export --model` returns"
 
-local function allowed(func, a, report, tables)
+local function check_difference(func, a, report, tables)
   local rounded = a.dense ~= "f32"
   for _, t in ipairs(tables) do rounded = rounded or t.rounded end
   local most = a.allowed_difference or (not rounded and 0) or nil
@@ -332,7 +332,7 @@ local function export(func, model, path, a, traces)
     end
     local r = compare.run(answers, M.open(fresh, { verify = true }), a.batches, a.probabilities, asked)
     r.chosen, r.loose = chosen or false, writer.loose
-    allowed(func, a, r, tables)
+    check_difference(func, a, r, tables)
     writer:publish()
     return r
   end)

@@ -247,7 +247,7 @@ local function strides_of(shape)
   return strides
 end
 
-local function joined(...)
+local function joined_lists(...)
   local out = {}
   for _, list in ipairs { ... } do
     for _, x in ipairs(list) do out[#out + 1] = x end
@@ -264,7 +264,7 @@ function Lowering:view(x, shape, strides, offset)
   return self:copy(x, shape, strides, offset)
 end
 function Lowering:copy(x, shape, strides, offset)
-  return self:op("copy", shape, { inputs = { x.index }, sizes = joined({ #shape, offset or 0 }, shape, strides) })
+  return self:op("copy", shape, { inputs = { x.index }, sizes = joined_lists({ #shape, offset or 0 }, shape, strides) })
 end
 
 --- Entries start..stop-1 of dimension d.
@@ -301,7 +301,7 @@ function Lowering:binary(name, a, b)
   name = truth or name
   local x, y = self:constant(a), self:constant(b)
   if #shape > 7 then self:fail("%d dimensions, allowed: up to 7", #shape) end
-  local sizes = joined({ #shape }, shape, self:strides_to(x, shape), self:strides_to(y, shape))
+  local sizes = joined_lists({ #shape }, shape, self:strides_to(x, shape), self:strides_to(y, shape))
   self:set(self:op("binary", shape, { ["function"] = name, inputs = { x.index, y.index }, sizes = sizes }))
 end
 
@@ -309,10 +309,10 @@ end
 function Lowering:elements(name, operands, fields)
   local shape = self:result_shape(1, nil, true)
   if #shape > 7 then self:fail("%d dimensions, allowed: up to 7", #shape) end
-  fields.inputs, fields.sizes = {}, joined({ #shape }, shape)
+  fields.inputs, fields.sizes = {}, joined_lists({ #shape }, shape)
   for i, x in ipairs(operands) do
     local v = type(x) == "number" and self:number(x) or self:constant(x)
-    fields.inputs[i], fields.sizes = v.index, joined(fields.sizes, self:strides_to(v, shape))
+    fields.inputs[i], fields.sizes = v.index, joined_lists(fields.sizes, self:strides_to(v, shape))
   end
   self:set(self:op(name, shape, fields))
 end
@@ -358,6 +358,6 @@ function Lowering:needed(outputs)
   return kept, values
 end
 
-Lowering.text_of, Lowering.product, Lowering.strides_of, Lowering.joined = text_of, product, strides_of, joined
+Lowering.text_of, Lowering.product, Lowering.strides_of, Lowering.joined = text_of, product, strides_of, joined_lists
 
 return Lowering

@@ -37,7 +37,7 @@ local function extreme_along(l, name, x, d)
   return x
 end
 
-local function extreme(l, name)
+local function lower_extreme(l, name)
   local a = l:arguments()
   local x, dims = l:sample(a[1], "the tensor"), {}
   if not a[2] then refuse_all(l) end
@@ -48,8 +48,8 @@ local function extreme(l, name)
   for _, d in ipairs(dims) do x = extreme_along(l, name, x, d) end
   l:set({ index = x.index, shape = l:result_shape(), list = x.list, axis = l.axis })
 end
-function M.amax(l) extreme(l, "maximum") end
-function M.amin(l) extreme(l, "minimum") end
+function M.amax(l) lower_extreme(l, "maximum") end
+function M.amin(l) lower_extreme(l, "minimum") end
 
 -- -- in order ---------------------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ M.max, M.min = most("maximum", "falling"), most("minimum", "rising_or_nan")
 
 -- -- running ----------------------------------------------------------------------------------------------------------
 
-local function running(l, x, dim, name)
+local function lower_running(l, x, dim, name)
   local dtype = l.entry.args[1].dtype
   if dtype ~= "f32" and dtype ~= "bool" then l:fail("%s of %s, allowed: of f32 and of bool", l.entry.func, dtype) end
   local d = l:dim(dim, #x.shape, l.entry.func, x.axis)
@@ -126,19 +126,19 @@ end
 function M.cumsum(l)
   local a = l:arguments()
   l:result_shape(1, nil, true)
-  l:set((running(l, l:sample(a[1], "the tensor"), a[2], "sum")))
+  l:set((lower_running(l, l:sample(a[1], "the tensor"), a[2], "sum")))
 end
 function M.cumprod(l)
   local a = l:arguments()
   l:result_shape(1, nil, true)
-  l:set((running(l, l:sample(a[1], "the tensor"), a[2], "product")))
+  l:set((lower_running(l, l:sample(a[1], "the tensor"), a[2], "product")))
 end
 --- The last of the running products.
 function M.prod(l)
   local a, shape = l:arguments(), l:result_shape(1, nil, true)
   if not a[2] then refuse_all(l) end
   local x = l:sample(a[1], "the tensor")
-  local all, d = running(l, x, a[2], "product")
+  local all, d = lower_running(l, x, a[2], "product")
   local own = util.copy(x.shape)
   own[d] = 1
   l:set { index = slice(l, all, d, x.shape[d] - 1, 1, own).index, shape = shape, list = x.list, axis = l.axis }
@@ -207,7 +207,7 @@ local function put(l, how, shape, d, own, x, places, src)
   return l:op("put", shape, { ["function"] = how, inputs = inputs, sizes = joined({ n, stride, #own }, own, strides) })
 end
 
-local function scatter(how)
+local function lower_scatter(how)
   return function(l)
     local a, shape = l:arguments(), l:result_shape()
     local axis, rows = l.axis, l.entry.results[1].shape[l.axis]
@@ -224,7 +224,7 @@ local function scatter(how)
     l:set(put(l, how, shape, d, places.shape, x, places, src))
   end
 end
-M.scatter, M.scatter_add = scatter "last", scatter "sum"
+M.scatter, M.scatter_add = lower_scatter "last", lower_scatter "sum"
 
 function M.index_add(l)
   local a, shape = l:arguments(), l:result_shape()

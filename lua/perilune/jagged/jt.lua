@@ -27,7 +27,7 @@ M.methods, M.meta = methods, meta
 local allowed = { values = true, weights = true, lengths = true, offsets = true, device = true }
 local args = P.struct "peri_jt_config"
 
-local function make(func, a)
+local function new_jt(func, a)
   A.check(func, a, allowed)
   if a.values == nil then P.fail(func .. ": argument 'values' is missing") end
   local values = A.tensor(func, "values", a.values, "f32", a.device)
@@ -41,7 +41,7 @@ end
 
 --- A JaggedTensor of tensors or lists: values, weights, lengths or offsets. Lists become f32 values and weights, i32
 --- lengths, i64 offsets.
-setmetatable(M, { __call = function(_, a) return make("JaggedTensor", a) end,
+setmetatable(M, { __call = function(_, a) return new_jt("JaggedTensor", a) end,
   __tostring = function() return "class JaggedTensor" end })
 
 --- Bag i has the rows of values[i]; weights (optional) is a list alike. Plain lists of numbers become f32.
@@ -89,23 +89,23 @@ end
 
 -- -- looking ----------------------------------------------------------------------------------------------------------
 
-local function tensor(status)
+local function tensor_of_call(status)
   check(status)
   if tensor_out[0] ~= nil then return Tensor.wrap(tensor_out[0]) end
 end
 
-function methods:values() return tensor(C.peri_jt_values(ptr(self), tensor_out)) end
-function methods:weights_or_none() return tensor(C.peri_jt_weights(ptr(self), tensor_out)) end
+function methods:values() return tensor_of_call(C.peri_jt_values(ptr(self), tensor_out)) end
+function methods:weights_or_none() return tensor_of_call(C.peri_jt_weights(ptr(self), tensor_out)) end
 function methods:weights()
   local t = self:weights_or_none()
   if not t then P.fail "JaggedTensor: it has no weights" end
   return t
 end
-function methods:lengths() return tensor(C.peri_jt_lengths(ptr(self), tensor_out)) end
-function methods:offsets() return tensor(C.peri_jt_offsets(ptr(self), tensor_out)) end
+function methods:lengths() return tensor_of_call(C.peri_jt_lengths(ptr(self), tensor_out)) end
+function methods:offsets() return tensor_of_call(C.peri_jt_offsets(ptr(self), tensor_out)) end
 --- The same bags with other weights, one for each value (a tensor).
 function methods:with_weights(weights)
-  return make("JaggedTensor:with_weights", { values = self:values(), lengths = self:lengths(), weights = weights })
+  return new_jt("JaggedTensor:with_weights", { values = self:values(), lengths = self:lengths(), weights = weights })
 end
 --- The same bags of what f makes of the values: any layer that works row by row, as Linear and LayerNorm do. f(values)
 --- has as many rows.
@@ -116,7 +116,7 @@ function methods:map(f)
     P.fail(("JaggedTensor:map: the function made %s of %d rows of values, wanted a tensor of as many rows"):format(
       Tensor.is(made) and Tensor._text(made) or "a " .. type(made), values:size(1)))
   end
-  return make("JaggedTensor:map", { values = made, lengths = self:lengths(), weights = self:weights_or_none() })
+  return new_jt("JaggedTensor:map", { values = made, lengths = self:lengths(), weights = self:weights_or_none() })
 end
 --- Check lengths and offsets now. Returns the JaggedTensor.
 function methods:validate()
@@ -146,17 +146,17 @@ end
 function methods:to_dense() return rows(self, self:values()) end
 function methods:to_dense_weights() return rows(self, self:weights()) end
 
-local function padded(jt, length, padding, weights)
+local function padded_dense(jt, length, padding, weights)
   check(C.peri_jt_to_padded_dense(ptr(jt), length or -1, padding or 0, weights, tensor_out))
   return Tensor.wrap(tensor_out[0])
 end
 
 --- [bags, length, ...]: padded with `padding_value` (0), cut to `desired_length` (default: the longest bag).
 function methods:to_padded_dense(desired_length, padding_value)
-  return padded(self, desired_length, padding_value, false)
+  return padded_dense(self, desired_length, padding_value, false)
 end
 function methods:to_padded_dense_weights(desired_length, padding_value)
-  return padded(self, desired_length, padding_value, true)
+  return padded_dense(self, desired_length, padding_value, true)
 end
 
 --- The same on another device (this one itself if it is there). non_blocking: from pinned memory without waiting (see

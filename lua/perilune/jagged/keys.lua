@@ -29,7 +29,7 @@ end
 -- A Lua list of names that was seen before gives the same C list, as long as its entries are still the same.
 local seen = setmetatable({}, { __mode = "k" })
 
-local function unchanged(entry, names)
+local function names_unchanged(entry, names)
   local n = #names
   if entry.n ~= n then return false end
   for i = 1, n do
@@ -38,7 +38,7 @@ local function unchanged(entry, names)
   return true
 end
 
-local function remember(names)
+local function remember_names(names)
   local handle = P.lasting(wrap, new(names)) -- lives as long as the Lua list, not as long as a scope
   local entry = { n = #names, handle = handle }
   for i = 1, #names do entry[i] = names[i] end
@@ -54,8 +54,8 @@ function M.of(names)
   end
   if type(names) ~= "table" then P.fail(("keys: a list of names wanted, got a %s"):format(type(names))) end
   local entry = seen[names]
-  if entry and unchanged(entry, names) then return entry.handle end
-  return remember(names)
+  if entry and names_unchanged(entry, names) then return entry.handle end
+  return remember_names(names)
 end
 
 --- The names in a C list as a Lua list.

@@ -30,7 +30,7 @@ local allowed = { keys = true, values = true, weights = true, lengths = true, of
   stride_per_key_per_rank = true, inverse_indices = true, device = true }
 local args = P.struct "peri_kjt_config"
 
-local function make(func, a)
+local function new_kjt(func, a)
   A.check(func, a, allowed)
   if a.keys == nil then P.fail(func .. ": argument 'keys' is missing") end
   if a.values == nil then P.fail(func .. ": argument 'values' is missing") end
@@ -63,20 +63,20 @@ end
 --- A KJT of tensors or lists: keys, values, weights, lengths or offsets, stride, stride_per_key_per_rank,
 --- inverse_indices = { keys, tensor }. Lists become i64 values and offsets, f32 weights, i32 lengths, on `device`.
 setmetatable(M, {
-  __call = function(_, a) return make("KeyedJaggedTensor", a) end,
+  __call = function(_, a) return new_kjt("KeyedJaggedTensor", a) end,
   __tostring = function() return "class KeyedJaggedTensor" end,
 })
 
 --- The same from lengths, with the sizes of keys brought to the host (and everything checked) at once.
 function M.from_lengths_sync(a)
-  local kjt = make("KeyedJaggedTensor.from_lengths_sync", a)
+  local kjt = new_kjt("KeyedJaggedTensor.from_lengths_sync", a)
   if a.lengths == nil then P.fail "KeyedJaggedTensor.from_lengths_sync: argument 'lengths' is missing" end
   return kjt:sync()
 end
 
 --- As from_lengths_sync, from offsets.
 function M.from_offsets_sync(a)
-  local kjt = make("KeyedJaggedTensor.from_offsets_sync", a)
+  local kjt = new_kjt("KeyedJaggedTensor.from_offsets_sync", a)
   if a.offsets == nil then P.fail "KeyedJaggedTensor.from_offsets_sync: argument 'offsets' is missing" end
   return kjt:sync()
 end
@@ -114,27 +114,27 @@ function methods:is_weighted() return self:describe().weighted end
 
 local tensor_out = Tensor.out
 
-local function tensor(status)
+local function tensor_of_call(status)
   check(status)
   if tensor_out[0] ~= nil then return Tensor.wrap(tensor_out[0]) end
 end
 
-function methods:values() return tensor(C.peri_kjt_values(ptr(self), tensor_out)) end
-function methods:weights_or_none() return tensor(C.peri_kjt_weights(ptr(self), tensor_out)) end
+function methods:values() return tensor_of_call(C.peri_kjt_values(ptr(self), tensor_out)) end
+function methods:weights_or_none() return tensor_of_call(C.peri_kjt_weights(ptr(self), tensor_out)) end
 function methods:weights()
   local t = self:weights_or_none()
   if not t then P.fail "KeyedJaggedTensor: it has no weights" end
   return t
 end
-function methods:lengths() return tensor(C.peri_kjt_lengths(ptr(self), tensor_out)) end
+function methods:lengths() return tensor_of_call(C.peri_kjt_lengths(ptr(self), tensor_out)) end
 function methods:lengths_or_none() if self:describe().has_lengths then return self:lengths() end end
-function methods:offsets() return tensor(C.peri_kjt_offsets(ptr(self), tensor_out)) end
+function methods:offsets() return tensor_of_call(C.peri_kjt_offsets(ptr(self), tensor_out)) end
 function methods:offsets_or_none() if self:describe().has_offsets then return self:offsets() end end
 
 --- { keys, tensor } of the inverse indices; inverse_indices_or_none returns nil when there are none.
 function methods:inverse_indices_or_none()
   local keys = C.peri_kjt_inverse_keys(ptr(self))
-  if keys ~= nil then return { Keys._list(keys), tensor(C.peri_kjt_inverse_indices(ptr(self), tensor_out)) } end
+  if keys ~= nil then return { Keys._list(keys), tensor_of_call(C.peri_kjt_inverse_indices(ptr(self), tensor_out)) } end
 end
 function methods:inverse_indices()
   local inverse = self:inverse_indices_or_none()
@@ -237,7 +237,7 @@ end
 
 local function like(func, kjt, values, weights)
   local variable = kjt:variable_stride_per_key()
-  return make(func, { keys = kjt:key_list(), values = values, weights = weights,
+  return new_kjt(func, { keys = kjt:key_list(), values = values, weights = weights,
     lengths = kjt:lengths(), stride = kjt:stride(),
     stride_per_key_per_rank = variable and kjt:stride_per_key_per_rank() or nil,
     inverse_indices = kjt:inverse_indices_or_none() })
@@ -324,7 +324,7 @@ function M.from_lists(a)
     strides[k] = { #a[k] }
     equal = equal and #a[k] == #a[1]
   end
-  return make(func, { keys = a.keys, values = values, lengths = lengths, weights = weights, device = a.device,
+  return new_kjt(func, { keys = a.keys, values = values, lengths = lengths, weights = weights, device = a.device,
     stride_per_key_per_rank = not equal and strides or nil })
 end
 

@@ -31,7 +31,7 @@ local function key_dim(func, value)
   return value
 end
 
-local function make(_, a)
+local function new_kt(_, a)
   A.check("KeyedTensor", a, allowed)
   for _, name in ipairs { "keys", "length_per_key", "values" } do
     if a[name] == nil then P.fail(("KeyedTensor: argument '%s' is missing"):format(name)) end
@@ -46,7 +46,7 @@ end
 
 --- A KeyedTensor of { keys, length_per_key = { columns of each key }, values = tensor [rows, columns], key_dim = 1 }
 --- (0: the keys divide the rows).
-setmetatable(M, { __call = make, __tostring = function() return "class KeyedTensor" end })
+setmetatable(M, { __call = new_kt, __tostring = function() return "class KeyedTensor" end })
 
 --- `of` for the library's modules, which know that their arguments are right: LuaJIT does not compile what `of` asks of
 --- an array.
@@ -145,7 +145,7 @@ local function fill_kts(func, kts)
   return n
 end
 
-local function plan(func, kts, groups)
+local function plan_regroup(func, kts, groups)
   local n, m = fill_kts(func, kts), #groups
   local lists, array = {}, ffi.new("peri_keys *[?]", m > 0 and m or 1)
   for g = 1, m do
@@ -156,7 +156,7 @@ local function plan(func, kts, groups)
   return wrap_plan(plan_out[0])
 end
 
-local function run(func, made, kts, m)
+local function run_regroup(func, made, kts, m)
   local n = fill_kts(func, kts)
   if m > tensor_room then tensor_array, tensor_room = ffi.new("peri_tensor *[?]", m), m end
   check(C.peri_regroup_run(plan_ptr(made), kt_array, n, tensor_array))
@@ -168,7 +168,7 @@ end
 --- One tensor per group: the columns of its keys, from whichever KeyedTensor has them. A key may be used several times,
 --- or not at all.
 function M.regroup(kts, groups)
-  return run("KeyedTensor.regroup", plan("KeyedTensor.regroup", kts, groups), kts, #groups)
+  return run_regroup("KeyedTensor.regroup", plan_regroup("KeyedTensor.regroup", kts, groups), kts, #groups)
 end
 
 --- The tensors of regroup by the names of their groups: name -> tensor.
@@ -192,10 +192,10 @@ end
 
 function Regroup:forward(kts)
   if not self._plan then
-    self._plan = P.lasting(plan, "KTRegroupAsDict", kts, self._groups)
+    self._plan = P.lasting(plan_regroup, "KTRegroupAsDict", kts, self._groups)
   end
   local names, dict = self._names, {}
-  local list = run("KTRegroupAsDict", self._plan, kts, #names)
+  local list = run_regroup("KTRegroupAsDict", self._plan, kts, #names)
   for g = 1, #names do dict[names[g]] = list[g] end
   return dict
 end

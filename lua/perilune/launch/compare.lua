@@ -66,7 +66,7 @@ local function writer(low, high)
   return function(x) return x == math.floor(x) and errors.numeral(x) or format:format(x) end
 end
 
-local function bounds(curves, field)
+local function bounds_of_field(curves, field)
   local low, high = math.huge, -math.huge
   for _, curve in ipairs(curves) do
     for _, x in ipairs(curve and curve[field] or {}) do low, high = math.min(low, x), math.max(high, x) end
@@ -77,8 +77,8 @@ end
 --- Lines that draw curves (a list by run; false: the run has none) of one field, in `columns` columns.
 function M.draw(name, list, columns)
   local width = math.max(8, math.min(WIDTH, columns - 3))
-  local low, high = bounds(list, "values")
-  local first, last = bounds(list, "steps")
+  local low, high = bounds_of_field(list, "values")
+  local first, last = bounds_of_field(list, "steps")
   local value_text, step_text, grid = writer(low, high), writer(first, last), {}
   local lines = { ("%s: %s to %s, steps %s to %s"):format(name, value_text(low), value_text(high), step_text(first),
     step_text(last)) }
@@ -102,7 +102,7 @@ function M.draw(name, list, columns)
   lines[#lines + 1] = "  +" .. ("-"):rep(width)
   for run, curve in ipairs(list) do
     if curve then
-      local least, most = bounds({ curve }, "values")
+      local least, most = bounds_of_field({ curve }, "values")
       lines[#lines + 1] = ("  %s  last %s, least %s, most %s%s"):format(string.char(96 + run),
         value_text(curve.values[#curve.values]), value_text(least), value_text(most), curve.odd > 0
         and (", and %s that cannot be drawn (NaN or infinity)"):format(util.number_of(curve.odd, "value")) or "")

@@ -25,13 +25,13 @@ local function probe(f, name)
   return usable, ffi.string(reason)
 end
 
-local function limit(name)
+local function soft_limit(name)
   local soft = read("/proc/self/limits"):match(name .. "%s+(%S+)")
   return soft == "unlimited" and math.huge or tonumber(soft)
 end
 
 local GIB = 2 ^ 30
-local function amount(bytes)
+local function size_text(bytes)
   if bytes == math.huge then return "unlimited" end
   return bytes >= GIB and ("%.1f GiB"):format(bytes / GIB) or ("%.0f MiB"):format(bytes / 2 ^ 20)
 end
@@ -76,8 +76,8 @@ end)
 check("memory", function(_, _, peri)
   local total, available = peri.ffi.host_memory()
   local machine = (tonumber((read "/proc/meminfo"):match "MemTotal:%s*(%d+)") or 0) * 1024
-  local words = ("%s available of %s%s"):format(amount(available), amount(total),
-    total < machine and (", which this container or job may have of the machine's %s"):format(amount(machine)) or "")
+  local words = ("%s available of %s%s"):format(size_text(available), size_text(total),
+    total < machine and (", which this container or job may have of the machine's %s"):format(size_text(machine)) or "")
   if available < GIB then
     return note(words, "tables live in memory: close other programs, or keep tables in files (docs/tables_in_files.md)")
   end
@@ -99,20 +99,20 @@ check("shared memory", function(_, launcher)
     return note("/dev/shm is not there", "ranks of one machine meet there: mount a tmpfs at /dev/shm")
   end
   if room < 2 ^ 28 then
-    return note("/dev/shm has " .. amount(room),
+    return note("/dev/shm has " .. size_text(room),
       "ranks of one machine exchange through it; in a container: docker run --shm-size=2g")
   end
-  return ok("/dev/shm has %s", amount(room))
+  return ok("/dev/shm has %s", size_text(room))
 end)
 
 check("locked memory", function()
-  local bytes = limit "Max locked memory"
+  local bytes = soft_limit "Max locked memory"
   if bytes and bytes < 2 ^ 26 then
-    return note(amount(bytes) .. " (ulimit -l)",
+    return note(size_text(bytes) .. " (ulimit -l)",
       "InfiniBand, pinned batches for GPUs and io_uring need more: ulimit -l unlimited "
         .. "(/etc/security/limits.conf: memlock); in a container: docker run --ulimit memlock=-1")
   end
-  return ok("%s (ulimit -l)", amount(bytes or math.huge))
+  return ok("%s (ulimit -l)", size_text(bytes or math.huge))
 end)
 
 check("open files", function(_, launcher)

@@ -54,7 +54,7 @@ local function keepers_of(model)
   return list
 end
 
-local function ask(sharded, collection, name, sharding, optimizer, config)
+local function check_new_sharding(sharded, collection, name, sharding, optimizer, config)
   local was = sharded.plan.tables[name]
   if was and (was.compute_kernel == "dense") ~= (sharding.compute_kernel == "dense") then
     P.fail(("%s: module '%s', table '%s': compute_kernel was %s and is %s: dense tables have other optimizers, and "
@@ -78,7 +78,7 @@ function M.ask(sharded, collection)
   end
   for _, t in ipairs(collection.tables) do configs[t.name] = t end
   for name, sharding in util.ordered(collection.plan.tables) do
-    ask(sharded, collection, name, sharding, optimizers[name], configs[name])
+    check_new_sharding(sharded, collection, name, sharding, optimizers[name], configs[name])
   end
 end
 --- Where the tables are saved, and whether all ranks can reach it.

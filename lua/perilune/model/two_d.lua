@@ -179,7 +179,7 @@ end
 
 local BLOCK = 2 ^ 20 -- elements that are scaled together
 
-local function scale(tensor, factor, target)
+local function scale_in_blocks(tensor, factor, target)
   local rows = tensor:size(1)
   local step = math.max(1, math.floor(BLOCK * rows / tensor:numel()))
   for at = 0, rows - 1, step do
@@ -203,7 +203,7 @@ end
 local function rates_of(self)
   return util.map(self:fused_optimizer().param_groups, function(group) return group.lr end)
 end
-local function tag_of(rates)
+local function tag_of_rates(rates)
   local tag = 0
   for i = 1, #rates do
     local mantissa, exponent = math.frexp(rates[i])
@@ -239,7 +239,7 @@ function DMPCollection:sync(include_optimizer_state)
   if self._custom then self._custom(tensors, self.replica_pg)
   else
     pending = setmetatable({}, {}) -- and no closure: LuaJIT would not compile this
-    local tag = tag_of(rates_of(self))
+    local tag = tag_of_rates(rates_of(self))
     for i = 1, #tensors do
       local ok, posted = pcall(post, tensors[i], self.replica_pg, tag)
       if not ok then failed(self, posted) end
@@ -260,7 +260,7 @@ function DMPCollection:wait()
   for _, x in ipairs(pending) do
     local ok, err = pcall(x.work.wait, x.work)
     if not ok then failed(self, err) end
-    if x.from then P.scope(P.no_grad, scale, x.from, factor, x.tensor) end
+    if x.from then P.scope(P.no_grad, scale_in_blocks, x.from, factor, x.tensor) end
     if x.from and not rawequal(x.from, x.tensor) then x.from:release() end
   end
 end

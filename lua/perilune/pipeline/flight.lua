@@ -25,7 +25,7 @@ local function version(x)
   return 0
 end
 
-local function field(x, key)
+local function raw_field(x, key)
   if type(x) == "table" then return rawget(x, key) end
 end
 
@@ -71,7 +71,7 @@ local function compiled(fields)
       .. "if version(x) ~= versions[%d] then return %d, true end"):format(x, i, i, i, i)
   end
   local text = template:format(table.concat(notes, "\n"), table.concat(tests, "\n"))
-  return assert(loadstring(text, "=perilune/pipeline/flight"))(field, version)
+  return assert(loadstring(text, "=perilune/pipeline/flight"))(raw_field, version)
 end
 
 local MOST = 100 -- fields; a batch of more is watched in these

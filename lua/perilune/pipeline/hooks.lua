@@ -48,7 +48,7 @@ function Hooks:init(name, model, plan, run)
   end
 end
 
-local function replace(entry, now)
+local function replace_forward(entry, now)
   local weak, path, forward = setmetatable({ entry = entry }, { __mode = "v" }), entry.operation.hook,
     entry.module.forward
   entry.before = rawget(entry.module, "forward")
@@ -67,7 +67,7 @@ end
 
 function Hooks:attach()
   for _, entry in ipairs(self.list) do
-    if not entry.attached then replace(entry, self.now) end
+    if not entry.attached then replace_forward(entry, self.now) end
   end
 end
 

@@ -273,7 +273,7 @@ local function held(x)
   return x
 end
 
-local function take(context)
+local function take_loss(context)
   local loss, second, third = context.loss, context.second, context.third
   return loss and P.keep(util.resolve(loss)) or nil, second and held(second) or nil, third and held(third) or nil
 end
@@ -295,7 +295,7 @@ local function fly(self, on)
   for _, f in ipairs(self.forwards) do f:_fly(on and self.supply) end
 end
 
-local function close(self, context)
+local function close_context(self, context)
   if context.index < 0 then return end
   if self.streams then self.streams:retire(context) end
   context:_close()
@@ -348,7 +348,7 @@ end
 --- After the last batch: operations that act on earlier ones, then everything begins anew.
 local function finish(self, n)
   for k = n + 1, n + self.plan.behind - 1 do self.program(self, k) end
-  for i = 1, #self.ring do close(self, self.ring[i]) end
+  for i = 1, #self.ring do close_context(self, self.ring[i]) end
   if self.stage then self.stage:_settle() end
   self.next = false
   fly(self, false)
@@ -378,7 +378,7 @@ local function step(self, batches, taking)
   local loss, second, third = P.inside(context.scope, taking, context)
   local given = context.given
   for i = 1, given and #given or 0 do given[i].batches = given[i].batches - 1 end -- they are trained
-  if n >= self.plan.behind then close(self, self.ring[(n - self.plan.behind) % depth + 1]) end
+  if n >= self.plan.behind then close_context(self, self.ring[(n - self.plan.behind) % depth + 1]) end
   return loss, second, third
 end
 
@@ -469,7 +469,7 @@ end
 
 --- One step: the next batch of the iterator `batches` (a function) is trained on. Returns what the model returned, or
 --- nil when there are no more. Another iterator than in the last call follows what is in flight. Collective.
-function Pipeline:progress(batches) return progress(self, batches, take) end
+function Pipeline:progress(batches) return progress(self, batches, take_loss) end
 
 --- Ask for no more batches: what is loaded is trained by the next steps, then there are none. All ranks together, or
 --- any of them.
@@ -504,7 +504,7 @@ function Pipeline:close()
         if c.rows[i] then util.resolve(c.rows[i]) end
       end
       if c.vote then c.vote:wait() end
-      close(self, c)
+      close_context(self, c)
     end
     actions.wait_grads(self)
     self.next = false

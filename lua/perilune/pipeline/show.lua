@@ -26,7 +26,7 @@ local function columns(rows)
   return table.concat(lines, "\n")
 end
 
-local function conditions(o)
+local function conditions_text(o)
   local list = {}
   if o.every > 1 then list[#list + 1] = ("batches b %% %d == %d"):format(o.every, o.at) end
   if o.from_step > 0 then list[#list + 1] = ("from batch %d"):format(o.from_step) end
@@ -40,7 +40,7 @@ end
 function M.table_of(schedule)
   local rows = { { "place", "operation", "batch", "stream", "when" } }
   for i, o in ipairs(schedule.operations) do
-    rows[i + 1] = { tostring(i), o.name, batch_text(o.ahead), o.on, conditions(o) }
+    rows[i + 1] = { tostring(i), o.name, batch_text(o.ahead), o.on, conditions_text(o) }
   end
   return ("schedule '%s', hash %s\n%s"):format(schedule.name, schedule:hash(), columns(rows))
 end
