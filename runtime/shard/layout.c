@@ -9,7 +9,7 @@
 /* -- the home side ------------------------------------------------------------------------------------------------- */
 
 /** Whether the rows of a lookup of rank @owner stay there: @rank is that one, and no other adds to them. */
-static bool stays(const peri__lookup *s, int32_t owner, int32_t rank)
+static bool rows_stay(const peri__lookup *s, int32_t owner, int32_t rank)
 {
     return owner == rank && s->lane != PERI__NODE_LANE;
 }
@@ -20,10 +20,10 @@ static int32_t owner_of(const peri__nodes *nodes, int32_t lane, int32_t from, in
 {
     const int32_t node = nodes->of[from];
     if (lane != PERI__NODE_LANE) return from;
-    return peri__gateway(nodes, node, rank) == from ? nodes->ranks[nodes->first[node]] : -1;
+    return peri__gateway_rank(nodes, node, rank) == from ? nodes->ranks[nodes->first[node]] : -1;
 }
 
-static const peri__partition *partition_of(const peri__routes *r, const peri__lookup *s)
+static const peri__partition *lookup_partition(const peri__routes *r, const peri__lookup *s)
 {
     return &r->partitions[r->strands[s->strand].partition];
 }
@@ -32,7 +32,7 @@ static const peri__partition *partition_of(const peri__routes *r, const peri__lo
 static int64_t rows_of(const peri__home *h, const peri__lookup *s, int32_t owner)
 {
     if (!h->rule.by_id && !h->rule.to_homes) return h->feature_rows[s->feature];
-    const peri__partition *p = partition_of(h->e->routes, s);
+    const peri__partition *p = lookup_partition(h->e->routes, s);
     if (peri__rows_absent(h->rule, p, owner, h->e->rank)) return 0;
     return peri__rows_by_id(h->rule, p) ? h->strand_ids[s->strand] : h->feature_rows[s->feature];
 }
@@ -46,7 +46,7 @@ static int32_t place_rank(peri__home *h, int32_t lane, int32_t owner, int32_t k)
     while (k < end && r->lookups[k].lane < lane) k++;
     for (; k < end && r->lookups[k].lane == lane; k++) {
         const peri__lookup *s = &r->lookups[k];
-        const bool own = stays(s, owner, h->e->rank);
+        const bool own = rows_stay(s, owner, h->e->rank);
         int64_t *here = own ? &h->own_out : &h->received_out;
         h->at[k] = *here;
         h->lookup_rows[k] = rows_of(h, s, owner);
@@ -103,13 +103,13 @@ static inline const peri__partition *piece_partition(const peri__routes *r, int3
 {
     const peri__piece *from = &r->pieces[p];
     return from->rank < 0 ? &r->partitions[r->replicas[from->lookup].partition]
-                          : partition_of(r, &r->lookups[from->lookup]);
+                          : lookup_partition(r, &r->lookups[from->lookup]);
 }
 
 const peri__partition *peri__piece_partition(const peri__routes *r, int32_t p) { return piece_partition(r, p); }
 
 /** What of a line says where its rows are in a buffer. */
-static inline __attribute__((always_inline)) peri__line line_of(const peri__home *h, int32_t p)
+static inline __attribute__((always_inline)) peri__line line_place(const peri__home *h, int32_t p)
 {
     const peri_sharded *e = h->e;
     const peri__routes *r = e->routes;
@@ -122,7 +122,7 @@ static inline __attribute__((always_inline)) peri__line line_of(const peri__home
                             .divisor = e->tables[replica->table].divisor};
     }
     const peri__lookup *s = &r->lookups[from->lookup];
-    const bool own = stays(s, from->rank, e->rank), by_id = peri__rows_by_id(h->rule, partition_of(r, s));
+    const bool own = rows_stay(s, from->rank, e->rank), by_id = peri__rows_by_id(h->rule, lookup_partition(r, s));
     return (peri__line){.space = own ? PERI__OWN_ROWS : s->lane,
                         .n = h->lookup_rows[from->lookup],
                         .at = h->at[from->lookup],
@@ -138,7 +138,7 @@ static inline __attribute__((always_inline)) peri__line home_line(const peri__ho
     const peri__output *o = &r->outputs[output];
     const peri__partition *partition = piece_partition(r, p);
     const bool copied = h->rule.to_homes && partition->copied; /* of copies, that of this rank */
-    peri__line x = line_of(h, p);
+    peri__line x = line_place(h, p);
     x.feature = o->feature;
     x.cols = o->cols;
     x.column = o->column;
@@ -183,7 +183,7 @@ peri_k_rows peri__home_rows(const peri__home *h, const peri__output *o, int32_t 
                          .place_first = h->partition_first[partition], .first_piece = first, .partition = partition};
 }
 
-bool peri__home_all(const peri__home *h, const peri__output *o)
+bool peri__home_has_all_ids(const peri__home *h, const peri__output *o)
 {
     const peri__routes *r = h->e->routes;
     const peri__piece *piece = &r->pieces[o->first_piece];
@@ -289,12 +289,12 @@ void peri__home_release(peri__home *h)
 /* -- the owner side ------------------------------------------------------------------------------------------------ */
 
 /** Rows of a lookup of this rank for rank @source. */
-static inline int64_t rows_for(const peri__owner *o, const peri__lookup *s, int32_t source)
+static inline int64_t rows_for_rank(const peri__owner *o, const peri__lookup *s, int32_t source)
 {
     const peri__routes *r = o->e->routes;
     const int64_t at = (int64_t)source * peri__strands_of(r, o->e->rank) + r->strands[s->strand].index;
     if (!o->rule.to_homes && !o->ids) return o->counts[at];
-    const peri__partition *p = partition_of(r, s);
+    const peri__partition *p = lookup_partition(r, s);
     if (peri__rows_absent(o->rule, p, o->e->rank, source)) return 0;
     return o->ids && peri__rows_by_id(o->rule, p) ? o->ids[at] : o->counts[at];
 }
@@ -309,8 +309,8 @@ static void count_elements(peri__owner *o)
         const int32_t gateway = peri__gateway_member(nodes, node, source);
         for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
             const peri__lookup *s = &r->lookups[i];
-            int64_t n = s->cols * rows_for(o, s, source);
-            if (stays(s, rank, source)) continue;
+            int64_t n = s->cols * rows_for_rank(o, s, source);
+            if (rows_stay(s, rank, source)) continue;
             o->lane_out[s->lane] += n;
             if (s->lane != PERI__NODE_LANE || gateway == nodes->member[rank])
                 o->source_out[s->lane * world + source] += n;
@@ -362,9 +362,9 @@ static void add_blocks(const peri__owner *o, source_place *x, peri__next_block *
     for (int32_t i = 0; i < n; i++) {
         const peri__lookup *s = &lookups[i];
         const peri__set_table to = peri__set_table_of(o->e, s->table, s->shard);
-        const bool own = stays(s, rank, x->source);
-        int64_t *here = own ? &x->at[PERI__LANES] : &x->at[s->lane], rows = rows_for(o, s, x->source);
-        const int64_t *begin = o->ids && peri__rows_by_id(o->rule, partition_of(r, s)) ? x->first_id : x->first;
+        const bool own = rows_stay(s, rank, x->source);
+        int64_t *here = own ? &x->at[PERI__LANES] : &x->at[s->lane], rows = rows_for_rank(o, s, x->source);
+        const int64_t *begin = o->ids && peri__rows_by_id(o->rule, lookup_partition(r, s)) ? x->first_id : x->first;
         const int64_t offset = *here;
         *here += s->cols * rows;
         if (to.set < 0) continue; /* no rows: zeros in the sum */
@@ -378,7 +378,7 @@ static void add_blocks(const peri__owner *o, source_place *x, peri__next_block *
     }
 }
 
-peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_t *counts, const int64_t *ids,
+peri_status peri__owner_layout_new(const peri_sharded *e, peri__rule rule, const int64_t *counts, const int64_t *ids,
                             peri__owner **out)
 {
     const peri__routes *r = e->routes;
@@ -391,7 +391,7 @@ peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_
     o->counts = peri__alloc(sizeof *counts * (ids ? 2 : 1) * (size_t)n);
     o->source_out = peri__alloc_zero(sizeof *o->source_out * (size_t)((PERI__LANES + 1) * world + 2 * mates));
     if (!o->counts || !o->source_out) {
-        peri__owner_free(o);
+        peri__owner_layout_free(o);
         return PERI_ENOMEM;
     }
     memcpy(o->counts, counts, sizeof *counts * (size_t)n);
@@ -404,7 +404,7 @@ peri_status peri__owner_new(const peri_sharded *e, peri__rule rule, const int64_
     return PERI_OK;
 }
 
-peri_status peri__owner_blocks(const peri__owner *o, const peri__home *home, peri__next_block *next)
+peri_status peri__owner_layout_blocks(const peri__owner *o, const peri__home *home, peri__next_block *next)
 {
     const int64_t strands = peri__strands_of(o->e->routes, o->e->rank);
     PERI__SCRATCH int64_t *first = peri__alloc(sizeof *first * (size_t)peri__max(1, 2 * strands));
@@ -420,7 +420,7 @@ peri_status peri__owner_blocks(const peri__owner *o, const peri__home *home, per
     return PERI_OK;
 }
 
-void peri__owner_free(peri__owner *o)
+void peri__owner_layout_free(peri__owner *o)
 {
     if (!o) return;
     peri__free(o->counts);

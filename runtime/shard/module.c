@@ -15,7 +15,7 @@
 
 static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
 {
-    if (table->compute_kernel == PERI_KERNEL_QUANT && peri__tbe_bytes(table->dtype)) return PERI_OK;
+    if (table->compute_kernel == PERI_KERNEL_QUANT && peri__rows_are_bytes(table->dtype)) return PERI_OK;
     if (table->dtype && !peri__small_float(table->dtype))
         return peri__fail(PERI_EINVAL, "%s: table '%s': weights of dtype %s (%d), allowed: f32, f16, bf16", f,
                           table->name, peri_dtype_name(table->dtype), table->dtype);
@@ -29,28 +29,28 @@ static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
 }
 
 /** Whether the table's sharding type has some of the facts @facts (PERI_SHARDING_*). */
-static bool has(const peri_sharded_table *table, int32_t facts)
+static bool has_facts(const peri_sharded_table *table, int32_t facts)
 {
     return peri_sharding_type_facts(table->sharding_type) & facts;
 }
 
 /** Optimizers that look at more than the rows of a batch can be sharded only where all that they look at is on one
  *  rank. */
-static peri_status check_whole(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer_config *o)
+static peri_status check_whole_table_optimizer(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer_config *o)
 {
-    if (peri__keeps(o, PERI_STATE_SQUARE) && has(table, PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_REPLICA))
+    if (peri__optimizer_keeps(o, PERI_STATE_SQUARE) && has_facts(table, PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_REPLICA))
         return peri__fail(
             PERI_EUNSUPPORTED,
             "%s: table '%s': shampoo needs all rows of its columns on one rank: allowed are table-wise and column-wise "
             "sharding (one preconditioner for each block of columns)",
             f, table->name);
-    if (peri__keeps(o, PERI_STATE_SCALAR) && has(table, PERI_SHARDING_CUTS_ROWS))
+    if (peri__optimizer_keeps(o, PERI_STATE_SCALAR) && has_facts(table, PERI_SHARDING_CUTS_ROWS))
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: table '%s': max_counter, which learning_rate_mode tail_id_lr_* and tail_id_threshold as "
                           "a ratio ask for, "
                           "needs all rows on one rank: allowed are table-wise, column-wise and data-parallel sharding",
                           f, table->name);
-    if (o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && has(table, PERI_SHARDING_CUTS_COLUMNS))
+    if (o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && has_facts(table, PERI_SHARDING_CUTS_COLUMNS))
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: table '%s': emainplace_rowwise_adagrad needs whole rows, whose right half follows the "
                           "left one: allowed are "
@@ -59,7 +59,7 @@ static peri_status check_whole(const char *f, const peri_sharded_table *table, c
     return PERI_OK;
 }
 
-static peri_status check_codes(const char *f, const peri_sharded_table *table)
+static peri_status check_rows_of_bytes(const char *f, const peri_sharded_table *table)
 {
     if (table->sharding_type < 0 || table->sharding_type >= PERI_SHARDING_TYPE_COUNT)
         return peri__fail(PERI_EINVAL, "%s: table '%s': %d is no sharding type", f, table->name, table->sharding_type);
@@ -70,14 +70,14 @@ static peri_status check_codes(const char *f, const peri_sharded_table *table)
 }
 
 /** Whether a table can be sharded and kept like that; @o: its fused optimizer, NULL without one. */
-static peri_status check_way(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer_config *o)
+static peri_status check_training(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer_config *o)
 {
     PERI_TRY(check_dtypes(f, table));
-    if (o) PERI_TRY(check_whole(f, table, o));
+    if (o) PERI_TRY(check_whole_table_optimizer(f, table, o));
     if (table->mapped && (table->cache || table->compute_kernel == PERI_KERNEL_DENSE))
         return peri__fail(PERI_EINVAL, "%s: table '%s': only fused and quantized shards without a cache are mapped", f,
                           table->name);
-    if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || has(table, PERI_SHARDING_REPLICA)))
+    if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || has_facts(table, PERI_SHARDING_REPLICA)))
         return peri__fail(PERI_EINVAL,
                           "%s: table '%s': a cache is for fused shards; replicas and dense tables stay in memory", f,
                           table->name);
@@ -95,8 +95,8 @@ peri_status peri_sharded_table_check(const peri_sharded_table *table, const peri
         table_now.cache = &cache;
     }
     const peri_tbe_optimizer_config *fused = table->compute_kernel == PERI_KERNEL_FUSED ? optimizer : NULL;
-    PERI_TRY(check_codes("peri_sharded_new", table));
-    PERI_TRY(check_way("peri_sharded_new", table, fused));
+    PERI_TRY(check_rows_of_bytes("peri_sharded_new", table));
+    PERI_TRY(check_training("peri_sharded_new", table, fused));
     peri_table_config whole = {
         .size = sizeof whole, .name = table->name, .rows = table->rows, .cols = table->cols, .init = PERI_INIT_NONE};
     peri_tbe_config config = {.size = sizeof config,
@@ -174,7 +174,7 @@ static peri_status check_config(const peri_sharded_config *c)
                 return peri__fail(PERI_EINVAL, "%s: table '%s': feature number %d, allowed: 0..%d", f, table->name,
                                   table->features[i], c->n_features - 1);
         PERI_TRY(check_rows(f, c, table));
-        PERI_TRY(check_codes(f, table));
+        PERI_TRY(check_rows_of_bytes(f, table));
         if ((table->compute_kernel == PERI_KERNEL_QUANT) != (c->tables[0].compute_kernel == PERI_KERNEL_QUANT))
             return peri__fail(PERI_EINVAL,
                               "%s: of the tables '%s' and '%s' one has the compute kernel quant; allowed: all or none",
@@ -187,7 +187,7 @@ static peri_status check_config(const peri_sharded_config *c)
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name,
                               table->optimizer, c->n_optimizers - 1);
         PERI_TRY(
-            check_way(f, table, table->compute_kernel == PERI_KERNEL_FUSED ? &c->optimizers[table->optimizer] : NULL));
+            check_training(f, table, table->compute_kernel == PERI_KERNEL_FUSED ? &c->optimizers[table->optimizer] : NULL));
     }
     return PERI_OK;
 }
@@ -219,21 +219,21 @@ static peri_status copy_names(peri_sharded *e, const peri_sharded_config *c)
 static double gradient_divisor(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table,
                                bool copied)
 {
-    if (!has(table, PERI_SHARDING_REPLICA)) return e->division;
+    if (!has_facts(table, PERI_SHARDING_REPLICA)) return e->division;
     bool first =
         copied || (table->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[table->optimizer].max_gradient > 0);
     return first ? e->world_size : 1;
 }
 
 /** peri__route_table.halvings. */
-static int32_t halvings_of(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table)
+static int32_t choose_halvings(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table)
 {
     int exponent;
     /* else it would round otherwise */
     if (e->division <= 1 || e->division > 1 << 20 || frexp(e->division, &exponent) != 0.5) return 0;
     /* gradients of weights, and codecs, take what is divided */
     if (e->weighted || e->exact || c->all_to_all.backward || c->reduce_scatter.backward) return 0;
-    if (has(table, PERI_SHARDING_REPLICA) || table->compute_kernel != PERI_KERNEL_FUSED || table->cache) return 0;
+    if (has_facts(table, PERI_SHARDING_REPLICA) || table->compute_kernel != PERI_KERNEL_FUSED || table->cache) return 0;
     return c->optimizers[table->optimizer].max_gradient > 0 ? 0 : exponent - 1;
 }
 
@@ -280,7 +280,7 @@ static int32_t choose_lanes(peri_sharded *e, const peri_sharded_config *c)
 }
 
 /** Whether what becomes of a number on a lane of this kind does not depend on what else is in its message. */
-static bool divisible(const peri_sharded *e, int32_t lane)
+static bool message_divisible(const peri_sharded *e, int32_t lane)
 {
     peri_codec_config config = {.size = sizeof config};
     for (int way = 0; way < 2; way++) {
@@ -298,7 +298,7 @@ static bool divisible(const peri_sharded *e, int32_t lane)
 static peri_status choose_parts(peri_sharded *e, const peri_sharded_config *c)
 {
     e->parts = 1;
-    const bool can[2] = {divisible(e, 0), divisible(e, PERI__SUMMED_LANE)};
+    const bool can[2] = {message_divisible(e, 0), message_divisible(e, PERI__SUMMED_LANE)};
     if (e->nodes.n > 1) e->parts = (int32_t)peri__tune(PERI__TUNE_row_parts);
     if (e->parts == 1) return PERI_OK;
     PERI__SCRATCH int64_t *all = peri__alloc_zero(sizeof *all * 2 * (size_t)e->world_size);
@@ -355,7 +355,7 @@ static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *fr
 }
 
 /** What routes need to know of raw ids. */
-static void take_collision(peri_sharded *e, const peri_sharded_collision *c, peri__route_table *to)
+static void copy_collision(peri_sharded *e, const peri_sharded_collision *c, peri__route_table *to)
 {
     if (!c) return;
     to->raw = c->spread + 1;
@@ -367,11 +367,11 @@ static void take_collision(peri_sharded *e, const peri_sharded_collision *c, per
 
 /** The lane of a table's rows. Rows of ids are never added up, no exact module adds rows up before they are home, and
  *  where all ranks are of one node nothing is saved by it. */
-static int32_t lane_for(const peri_sharded *e, const peri_sharded_table *table, bool copied, int32_t summed)
+static int32_t choose_lane(const peri_sharded *e, const peri_sharded_table *table, bool copied, int32_t summed)
 {
     if (copied) return PERI__COPY_LANE;
-    if (e->kind->by_id || !has(table, PERI_SHARDING_CUTS_ROWS)) return 0;
-    return has(table, PERI_SHARDING_IN_NODE) && e->node_group != e->group && !e->exact ? PERI__NODE_LANE : summed;
+    if (e->kind->by_id || !has_facts(table, PERI_SHARDING_CUTS_ROWS)) return 0;
+    return has_facts(table, PERI_SHARDING_IN_NODE) && e->node_group != e->group && !e->exact ? PERI__NODE_LANE : summed;
 }
 
 /** Whether some columns have rows on several ranks. */
@@ -414,7 +414,7 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *from = &c->tables[t];
         peri__route_table *to = &e->tables[t];
-        const bool replica = has(from, PERI_SHARDING_REPLICA),
+        const bool replica = has_facts(from, PERI_SHARDING_REPLICA),
                    copied = replica && from->compute_kernel == PERI_KERNEL_FUSED &&
                             c->optimizers[from->optimizer].exact;
         *to = (peri__route_table){.rows = from->rows,
@@ -423,12 +423,12 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
                                   .features = e->features + at,
                                   .data_parallel = replica,
                                   .copied = copied,
-                                  .lane = lane_for(e, from, copied, summed),
+                                  .lane = choose_lane(e, from, copied, summed),
                                   .bounds_check = from->bounds_check,
                                   .mean = from->pooling == PERI_POOLING_MEAN,
                                   .divisor = gradient_divisor(e, c, from, copied),
-                                  .halvings = halvings_of(e, c, from)};
-        take_collision(e, from->collision, to);
+                                  .halvings = choose_halvings(e, c, from)};
+        copy_collision(e, from->collision, to);
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
         to->sent_divisor = to->data_parallel ? to->divisor : peri__way_divides_first(&e->ways[to->lane]);
@@ -478,7 +478,7 @@ static peri_status make_router(peri_sharded *e, const char *name)
 }
 
 /** The learning rates, and whom they are for. */
-static peri_status take_rates(peri_sharded *e, const peri_sharded_config *c)
+static peri_status copy_rates(peri_sharded *e, const peri_sharded_config *c)
 {
     e->rates = peri__alloc(sizeof *e->rates * (size_t)peri__max(1, c->n_optimizers));
     if (!e->rates) return PERI_ENOMEM;
@@ -522,12 +522,12 @@ static peri_status sharded_new(const peri_sharded_config *c, peri_sharded **out)
     for (int32_t i = 0; i < e->routes->n_partitions; i++)
         e->cuts_rows = e->cuts_rows || e->routes->partitions[i].n_parts > 1;
     PERI_TRY_GOTO(make_router(e, c->name), out);
-    PERI_TRY_GOTO(take_rates(e, c), out);
+    PERI_TRY_GOTO(copy_rates(e, c), out);
     PERI_TRY_GOTO(peri__tables_new(e, c), out);
     PERI_TRY_GOTO(peri__managed_new(e, c), out);
     PERI_TRY_GOTO(peri__identity_new(e, c), out);
     for (int32_t t = 0; t < c->n_tables; t++) e->stored = e->stored || c->tables[t].cache;
-    PERI_TRY_GOTO(peri__files_of_module(e, c), out);
+    PERI_TRY_GOTO(peri__module_files_check(e, c), out);
     *out = e;
 out:
     if (status < 0) peri_sharded_release(e);
@@ -547,7 +547,7 @@ void peri_sharded_release(peri_sharded *e)
         peri__free(e->tables[t].here);
     }
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__way_fini(&e->ways[lane]);
-    peri__batches_free(e);
+    peri__batch_layouts_free(e);
     peri__router_fini(&e->router);
     peri__routes_free(e->routes);
     peri__nodes_fini(&e->nodes);
@@ -568,7 +568,7 @@ void peri_sharded_release(peri_sharded *e)
 }
 
 /** A table's own structures as today's. */
-static peri_status table_take(peri_sharded_table *t, const char *f, peri_cache_config *cache,
+static peri_status table_of_today(peri_sharded_table *t, const char *f, peri_cache_config *cache,
                               peri_sharded_collision *collision)
 {
     if (t->cache) PERI_TRY(peri__struct_take(cache, sizeof *cache, t->cache, f, "peri_cache_config"));
@@ -585,8 +585,8 @@ peri_status peri_sharded_new(const peri_sharded_config *given, peri_sharded **ou
     PERI__SCRATCH void *tables = NULL, *optimizers = NULL;
     PERI_NEED(out);
     PERI_TRY(peri__struct_take(&c, sizeof c, given, __func__, "peri_sharded_config"));
-    PERI_TRY(peri__structs_take(c.tables, c.n_tables, sizeof *c.tables, __func__, "peri_sharded_table", &tables));
-    PERI_TRY(peri__structs_take(c.optimizers, c.n_optimizers, sizeof *c.optimizers, __func__,
+    PERI_TRY(peri__structs_of_today(c.tables, c.n_tables, sizeof *c.tables, __func__, "peri_sharded_table", &tables));
+    PERI_TRY(peri__structs_of_today(c.optimizers, c.n_optimizers, sizeof *c.optimizers, __func__,
                                 "peri_tbe_optimizer_config", &optimizers));
     c.tables = tables;
     c.optimizers = optimizers;
@@ -595,6 +595,6 @@ peri_status peri_sharded_new(const peri_sharded_config *given, peri_sharded **ou
     PERI__SCRATCH peri_sharded_collision *collisions = peri__alloc(sizeof *collisions * (n + 1));
     if (!caches || !collisions) return PERI_ENOMEM;
     for (size_t i = 0; i < n; i++)
-        PERI_TRY(table_take((peri_sharded_table *)tables + i, __func__, &caches[i], &collisions[i]));
+        PERI_TRY(table_of_today((peri_sharded_table *)tables + i, __func__, &caches[i], &collisions[i]));
     return sharded_new(&c, out);
 }

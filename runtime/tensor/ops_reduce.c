@@ -62,7 +62,7 @@ static peri_status set_apart(const peri_tensor *x, peri_tensor **y)
     PERI__HELD peri_tensor *copy = NULL;
     PERI_TRY(peri__tensor_like(view, view->ndim, view->shape, &copy));
     PERI_TRY(peri_tensor_copy(copy, view));
-    *y = peri__give(&copy);
+    *y = peri__hand_over(&copy);
     return PERI_OK;
 }
 
@@ -101,23 +101,23 @@ static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t 
     return PERI_OK;
 }
 
-static peri_status sum(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean,
+static peri_status sum_of_dims(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean,
                        peri_tensor **out)
 {
     peri__operands o;
-    PERI_TRY(peri__widen(&o, mean ? PERI__IN_ANY : PERI__IN_F32, &x, 1));
+    PERI_TRY(peri__widen_operands(&o, mean ? PERI__IN_ANY : PERI__IN_F32, &x, 1));
     return peri__narrow(&o, sum_wide(function, o.in[0], dims, n, keepdim, mean, out ? &o.out : NULL), out);
 }
 
 
 peri_status peri_op_mean(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out)
 {
-    return sum("peri_op_mean", x, dims, n, keepdim, true, out);
+    return sum_of_dims("peri_op_mean", x, dims, n, keepdim, true, out);
 }
 
 /* -- means over ranks ---------------------------------------------------------------------------------------------- */
 
-static peri_status check_sum(const char *function, const peri_tensor *sum)
+static peri_status check_one_element(const char *function, const peri_tensor *sum)
 {
     char text[128];
     PERI_TRY(peri__check_float(function, "sum", sum));
@@ -130,7 +130,7 @@ peri_status peri_op_mean_parts(peri_tensor *sum, peri_tensor *count, double numb
 {
     static const char *const function = "peri_op_mean_parts";
     PERI_NEED(out);
-    PERI_TRY(check_sum(function, sum));
+    PERI_TRY(check_one_element(function, sum));
     char text[128];
     int64_t two = 2;
     peri_tensor *n = NULL, *parts = NULL;
@@ -175,7 +175,7 @@ peri_status peri_op_mean_of(peri_tensor *sum, peri_tensor *parts, double number,
 {
     static const char *const function = "peri_op_mean_of";
     PERI_NEED(out);
-    PERI_TRY(check_sum(function, sum));
+    PERI_TRY(check_one_element(function, sum));
     if (parts) {
         char text[128];
         PERI_TRY(peri__check_tensor(function, "parts", parts, PERI_F64, 1));
@@ -258,7 +258,7 @@ static peri_status extremes(peri_tensor *x, int32_t d, int32_t ndim, const int64
     return PERI_LAUNCH(peri__device(x), max_dim, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, n));
 }
 
-static peri_status extreme(const char *function, peri_tensor *x, int32_t dim, bool keepdim, bool least,
+static peri_status extreme_along(const char *function, peri_tensor *x, int32_t dim, bool keepdim, bool least,
                            peri_tensor **values, peri_tensor **indices)
 {
     char text[128];
@@ -318,14 +318,14 @@ static int32_t dtype_back(const peri_tensor *x)
     return peri__is_16(x->dtype) && peri__autocast(peri__device(x)) < 0 ? x->dtype : -1;
 }
 
-static peri_status extreme_of(const char *function, peri_tensor *x, int32_t dim, bool keepdim, bool least,
+static peri_status extreme_of_any_dtype(const char *function, peri_tensor *x, int32_t dim, bool keepdim, bool least,
                               peri_tensor **values, peri_tensor **indices)
 {
     if (!values) return peri__fail(PERI_EINVAL, "%s: values is missing", function);
     peri_tensor *wide, *value, *index = NULL;
     int32_t back;
     PERI_TRY(ordered(function, x, &wide, &back));
-    peri_status status = extreme(function, wide, dim, keepdim, least, &value, &index);
+    peri_status status = extreme_along(function, wide, dim, keepdim, least, &value, &index);
     peri_tensor_release(wide);
     if (status >= 0) status = restored(value, back, values);
     if (status >= 0 && indices) *indices = index;
@@ -336,13 +336,13 @@ static peri_status extreme_of(const char *function, peri_tensor *x, int32_t dim,
 peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
 {
     PERI__NOT_AT_BORDER;
-    return extreme_of("peri_op_max", x, dim, keepdim, false, values, indices);
+    return extreme_of_any_dtype("peri_op_max", x, dim, keepdim, false, values, indices);
 }
 
 peri_status peri_op_min(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
 {
     PERI__NOT_AT_BORDER;
-    return extreme_of("peri_op_min", x, dim, keepdim, true, values, indices);
+    return extreme_of_any_dtype("peri_op_min", x, dim, keepdim, true, values, indices);
 }
 
 /** saved: x, y. Elements that are equal to y share; where that is NaN, those that are NaN. */
@@ -602,7 +602,7 @@ static peri_status sum_blocks(const peri_tensor *x, int64_t outer, int64_t n, in
                                     .blocks = blocks, .inner = inner};
     PERI_TRY(PERI_LAUNCH(peri__device(x), integer_sum, &args, peri__numel(y),
                          peri__ceil_div(PERI_ELEMENT_GRAIN, peri__min(block, peri__max(n, 1)))));
-    *out = peri__give(&y);
+    *out = peri__hand_over(&y);
     return PERI_OK;
 }
 
@@ -642,7 +642,7 @@ static peri_status sum_integers(const char *function, peri_tensor *x, const int3
     for (int32_t d = 0; d < x->ndim; d++)
         if (!(mask >> d & 1) || keepdim) shape[ndim++] = left[d];
     PERI_TRY(peri__shaped(&t, ndim, shape));
-    *out = peri__give(&t);
+    *out = peri__hand_over(&t);
     return PERI_OK;
 }
 
@@ -651,5 +651,5 @@ peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool kee
     static const char *const function = "peri_op_sum";
     PERI_TRY(peri__check_tensor(function, "x", x, -1, -1));
     const bool whole = x->dtype != PERI_F32 && x->dtype != PERI_F64 && !peri__is_16(x->dtype) && x->dtype < PERI_C64;
-    return whole ? sum_integers(function, x, dims, n, keepdim, out) : sum(function, x, dims, n, keepdim, false, out);
+    return whole ? sum_integers(function, x, dims, n, keepdim, out) : sum_of_dims(function, x, dims, n, keepdim, false, out);
 }
