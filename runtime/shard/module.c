@@ -36,9 +36,11 @@ static bool has_facts(const peri_sharded_table *table, int32_t facts)
 
 /** Optimizers that look at more than the rows of a batch can be sharded only where all that they look at is on one
  *  rank. */
-static peri_status check_whole_table_optimizer(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer_config *o)
+static peri_status check_whole_table_optimizer(const char *f, const peri_sharded_table *table,
+                                               const peri_tbe_optimizer_config *o)
 {
-    if (peri__optimizer_keeps(o, PERI_STATE_SQUARE) && has_facts(table, PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_REPLICA))
+    if (peri__optimizer_keeps(o, PERI_STATE_SQUARE) &&
+        has_facts(table, PERI_SHARDING_CUTS_ROWS | PERI_SHARDING_REPLICA))
         return peri__fail(
             PERI_EUNSUPPORTED,
             "%s: table '%s': shampoo needs all rows of its columns on one rank: allowed are table-wise and column-wise "
@@ -186,8 +188,8 @@ static peri_status check_config(const peri_sharded_config *c)
         if (table->compute_kernel == PERI_KERNEL_FUSED && (table->optimizer < 0 || table->optimizer >= c->n_optimizers))
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name,
                               table->optimizer, c->n_optimizers - 1);
-        PERI_TRY(
-            check_training(f, table, table->compute_kernel == PERI_KERNEL_FUSED ? &c->optimizers[table->optimizer] : NULL));
+        const bool fused = table->compute_kernel == PERI_KERNEL_FUSED;
+        PERI_TRY(check_training(f, table, fused ? &c->optimizers[table->optimizer] : NULL));
     }
     return PERI_OK;
 }

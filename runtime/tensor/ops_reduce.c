@@ -101,8 +101,8 @@ static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t 
     return PERI_OK;
 }
 
-static peri_status sum_of_dims(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean,
-                       peri_tensor **out)
+static peri_status sum_of_dims(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim,
+                               bool mean, peri_tensor **out)
 {
     peri__operands o;
     PERI_TRY(peri__widen_operands(&o, mean ? PERI__IN_ANY : PERI__IN_F32, &x, 1));
@@ -651,5 +651,6 @@ peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool kee
     static const char *const function = "peri_op_sum";
     PERI_TRY(peri__check_tensor(function, "x", x, -1, -1));
     const bool whole = x->dtype != PERI_F32 && x->dtype != PERI_F64 && !peri__is_16(x->dtype) && x->dtype < PERI_C64;
-    return whole ? sum_integers(function, x, dims, n, keepdim, out) : sum_of_dims(function, x, dims, n, keepdim, false, out);
+    if (whole) return sum_integers(function, x, dims, n, keepdim, out);
+    return sum_of_dims(function, x, dims, n, keepdim, false, out);
 }

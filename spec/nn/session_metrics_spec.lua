@@ -17,7 +17,7 @@ describe("metrics of sessions", function()
     local gauc = of("GAUCMetric", {})
     assert.near(0.8889 / 2, gauc.lifetime_gauc, 1e-4)
     assert.equal(2, gauc.window_gauc_num_samples) -- of four: one has one prediction, one no positive sample
-    assert.near(0.46153846153846156, of("RecallSessionMetric", { top_threshold = 1 }).window_recall_session_level, 1e-12)
+    assert.near(6 / 13, of("RecallSessionMetric", { top_threshold = 1 }).window_recall_session_level, 1e-12)
     assert.near(0.6, of("PrecisionSessionMetric", { top_threshold = 1 }).lifetime_precision_session_level, 1e-12)
     assert.near(0.3, of("PrecisionSessionMetric", { top_threshold = 2 }).lifetime_precision_session_level, 1e-12)
     local ne = of("SegmentedNEMetric", { num_groups = 4 }, { 0, 0, 0, 1, 1, 1, 0, 0, 0, 2, 2, 2 })

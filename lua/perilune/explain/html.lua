@@ -124,7 +124,9 @@ local function legend(entries)
   return '<ul class="legend">' .. table.concat(items) .. "</ul>"
 end
 
-local function fact_html(value, what) return ("<div><b>%s</b><span>%s</span></div>"):format(escape(value), escape(what)) end
+local function fact_html(value, what)
+  return ("<div><b>%s</b><span>%s</span></div>"):format(escape(value), escape(what))
+end
 
 --- The numbers above the picture.
 local function facts_of(planner, f)

@@ -108,7 +108,7 @@ static peri_status mpi_test(void *request)
     if (r->status != PERI_PENDING)
         return r->status >= 0 ? r->status : FAIL(r->status, "%s", r->message ? r->message : "");
     if (r->dropped || r->stalled) return waiting(r);
-    if (copying(r)) {
+    if (has_copies_left(r)) {
         bool idle;
         peri_status status = peri__mpi_near_step(r, &idle);
         if (status == PERI_EPEER) {

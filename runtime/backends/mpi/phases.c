@@ -324,6 +324,6 @@ peri_status peri__mpi_advance(mpi_request *r)
         status = phases[r->op.kind](r);
         if (r->deferred) return PERI_PENDING;
         r->phase++;
-    } while (status == PERI_PENDING && r->n == 0 && !copying(r));
+    } while (status == PERI_PENDING && r->n == 0 && !has_copies_left(r));
     return status;
 }
