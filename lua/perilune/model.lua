@@ -332,9 +332,10 @@ function DistributedModelParallel:fused_optimizer()
 end
 
 --- A copy, on another device (nil: the same): its sharded modules have the same plans and numbers, its dense part is
---- copied, and it shares nothing with this one. It is in evaluation mode; to be trained it is put into training mode,
---- and init_data_parallel called. Collective.
+--- copied, and it shares nothing with this one. It is of one moment, as state_dict is, and in evaluation mode; to be
+--- trained it is put into training mode, and init_data_parallel called. Collective.
 function DistributedModelParallel:copy(device)
+  changes.check_moment(self, "copy")
   local copy, places = setmetatable(util.copy(self), getmetatable(self)), {}
   for _, m in ipairs(self.module:named_modules()) do places[m.module] = m.path end
   rawset(copy, "module", copies.copy_to_device(self.module, device))

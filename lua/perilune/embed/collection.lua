@@ -201,6 +201,13 @@ end
 --- Whether the tables have memory yet.
 function TableCollection:is_materialised() return self._tbe ~= false end
 
+--- Whether the table's weights are a parameter that is not to learn: requires_grad(false).
+function TableCollection:_is_frozen(name)
+  name = ("%s.%s.weight"):format(self.parameter_prefix, name)
+  local leaf = util.index_of(self._parameters)[name] and rawget(self, name)
+  return leaf and not leaf:describe().requires_grad or false
+end
+
 -- -- batches ----------------------------------------------------------------------------------------------------------
 
 --- Whether its backward pass updates its tables, by one optimizer.

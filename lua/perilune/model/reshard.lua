@@ -98,6 +98,25 @@ local function folder_of(model, options)
   return folder
 end
 
+--- By module, which of its tables are frozen: all ranks know it, those that have no shards of them too. An error where
+--- some shards of a table are and others are not. Collective.
+local function frozen_of(model)
+  local own, all = util.map(model.sharded, function(sharded) return sharded:_frozen_tables() end), {}
+  for _, list in ipairs(model.dense_env.pg:all_gather_object(own, FUNC)) do
+    for i, sharded in ipairs(model.sharded) do
+      all[i] = all[i] or {}
+      for name, is in util.ordered(list[i]) do
+        if (all[i][name] or is) ~= is or is == "frozen in part" then
+          P.fail(("%s: module '%s', table '%s': some of its shards are frozen (requires_grad(false)) and others are "
+            .. "not; allowed: all of them, on all ranks, or none"):format(FUNC, model._paths[i], name))
+        end
+        all[i][name] = is
+      end
+    end
+  end
+  return all
+end
+
 -- -- there and back ---------------------------------------------------------------------------------------------------
 
 --- What is saved: the sharded modules, and the optimizers of their dense tables.
@@ -152,6 +171,7 @@ local function go_to(a, plans, path)
     for i, sharded in ipairs(a.modules) do
       for _, file in ipairs(paths[i]) do os.remove(file) end
       sharded:_remake(plans[i])
+      sharded:_freeze(a.frozen and a.frozen[i] or {})
     end
   end, P.locate)
   all_or_none({ a.group }, FUNC, not ok and err or nil)
@@ -162,8 +182,8 @@ end
 
 --- Put sharded modules under other plans. a: modules, a list of ShardedModules; plans, one for each; keepers:
 --- optimizers of their dense tables, which rebind() gives the new parameters; folder; group: the ranks that do it
---- together; shared: those that have one copy of the tables. Returns the error after which the modules are under their
---- old plans; nil: there was none. Collective.
+--- together; shared: those that have one copy of the tables; frozen: see frozen_of (nil: nothing is). Returns the error
+--- after which the modules are under their old plans; nil: there was none. Collective.
 function M.modules(a)
   local stamps = a.group:all_gather_object(tostring(P.C.peri_flush_stamp()):match "%d+", FUNC)
   local first = a.shared:all_gather_object(a.group:rank(), FUNC)[1]
@@ -206,6 +226,7 @@ function M.reshard(model, plan, options)
     keepers, folder, before = keepers_of(model), folder_of(model, a), model:parameters()
   end, P.locate)
   all_or_none({ group }, FUNC, not ok and err or nil)
+  local frozen = frozen_of(model)
   local plans = util.map(model.sharded, function(sharded, i)
     return plan:get_plan_for_module(model._paths[i]) or sharded.plan
   end)
@@ -214,7 +235,7 @@ function M.reshard(model, plan, options)
     for _, keeper in ipairs(keepers) do keeper:_rebind(params) end
   end
   err = M.modules { modules = model.sharded, plans = plans, keepers = keepers, rebind = rebind, folder = folder,
-    group = group, shared = model.group }
+    group = group, shared = model.group, frozen = frozen }
   if not err then model.plan = plan end
   retire(before, model)
   model:_resharded()

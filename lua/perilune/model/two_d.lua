@@ -156,6 +156,7 @@ function DMPCollection:init_data_parallel()
   if #params == 0 or self.replica_pg:size() == 1 then return end
   -- begins when a pass reaches a table, as it does on all ranks
   self._of_shards = dist.Reducer { group = self.replica_pg, params = params }
+  if self._accumulates then self:accumulate(true) end
   if not self._reducer or #self:replicated_parameters() == 0 then self._watcher = self._of_shards end
 end
 

@@ -189,6 +189,20 @@ function ShardedEmbeddingModule:_register_dense()
   end
 end
 
+function ShardedEmbeddingModule:_frozen_tables()
+  local tables = {}
+  for place, p in util.ordered(self._dense) do
+    local name, is = states.table_at(place), p:describe().requires_grad and "trained" or "frozen"
+    tables[name] = (tables[name] or is) == is and is or "frozen in part"
+  end
+  return tables
+end
+function ShardedEmbeddingModule:_freeze(tables)
+  for place, p in util.ordered(self._dense) do
+    if tables[states.table_at(place)] == "frozen" then p:requires_grad(false) end
+  end
+end
+
 function ShardedEmbeddingModule:_spread_parameters() return states._spread_parameters(self, self._dense) end
 
 -- -- stages -----------------------------------------------------------------------------------------------------------
@@ -346,12 +360,32 @@ end
 
 function ShardedEmbeddingModule:try_copy_from(collection) check_takeover(self, collection) end
 
+--- Tables of an unsharded module that are frozen are frozen here too; an error where a backward pass would train them.
+--- is_frozen(name): whether one is.
+function ShardedEmbeddingModule:_take_frozen(is_frozen)
+  local frozen, optimizer_of = {}, {}
+  for _, o in ipairs(self.optimizers) do
+    for _, name in ipairs(o.tables) do optimizer_of[name] = o.name end
+  end
+  for _, t in ipairs(self.tables) do
+    local optimizer = optimizer_of[t.name] or "none"
+    frozen[t.name] = is_frozen(t.name) and "frozen" or nil
+    if frozen[t.name] and optimizer ~= "none" then
+      P.fail(("%s: table '%s' is frozen (requires_grad(false)), and with compute_kernel '%s' backward passes would "
+        .. "train it by %s; allowed: compute_kernel 'dense', or optimizer = 'none' for it (table_fused_params)"):format(
+        self.class_name, t.name, self.plan.tables[t.name].compute_kernel, optimizer))
+    end
+  end
+  self:_freeze(frozen)
+end
+
 --- Take this rank's parts of the weights and optimizer states of an unsharded collection that has memory (one that is a
 --- mere description is left alone: both start from the same numbers), and of a trained one its iteration, and its
 --- learning rate if that was changed. Rows that a flush left in files stay: see check_takeover.
 function ShardedEmbeddingModule:copy_from(collection)
   if not collection:is_materialised() then return end
   collection:_check_kept()
+  self:_take_frozen(function(name) return collection:_is_frozen(name) end)
   check_takeover(self, collection)
   local batch, params, left, others = collection:materialise(), collection.fused_params, by_flush(self)
   if collection:_trains_itself() then
@@ -397,7 +431,9 @@ function ShardedEmbeddingModule:copy(device)
   local a = util.copy(self._made_of)
   a.device, a.plan = device or self.device or nil, self.plan
   if a.feature_processors then a.feature_processors = copies.copy_to_device(a.feature_processors, device) end
+  self:check_moment()
   local other = getmetatable(self)(a)
+  other:_freeze(self:_frozen_tables())
   pieces.copy_all(self:local_shards(), other:local_shards())
   for i, o in ipairs(self.optimizers) do other:set_learning_rate(o.learning_rate, i) end
   return other:train(self.training)

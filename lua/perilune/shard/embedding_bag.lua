@@ -123,6 +123,7 @@ function ShardedEmbeddingBag:try_copy_from(module) end -- luacheck: ignore 212
 --- Take this rank's rows of an nn.EmbeddingBag.
 function ShardedEmbeddingBag:copy_from(module)
   local weight = module.weight:detach()
+  self:_take_frozen(function() return not module.weight:describe().requires_grad end)
   pieces.copy(self:local_shards(), { table_rows = function(_, _, _, row, n) return weight:slice(1, row, row + n) end })
 end
 

@@ -100,6 +100,7 @@ function Sharded:init(args)
   self._plan, self._group, self._device, self._features = a.plan, a.group, a.device, mcc:feature_names()
   -- a metatable: no place to look for modules
   self._moment, self._agreed, self._made_of = false, false, setmetatable(util.copy(a), {})
+  self._times = rawget(self, "_times") or {} -- table's name -> what time it is for its map; of before: see _remake
   -- a metatable: no place to look for modules
   self._configs, self._tables = mcc:embedding_configs(), setmetatable({}, {})
   for _, t in ipairs(self._configs) do
@@ -108,13 +109,18 @@ function Sharded:init(args)
       P.fail(("%s: table '%s': output_global_offset %d, allowed: 0"):format(self.class_name, t.name,
         module.output_global_offset))
     end
-    local x = { segments = buckets.segments(module), module = module, config = t, now = module._now or -1, told = -1 }
+    local x = { segments = buckets.segments(module), module = module, config = t, told = -1 }
     x.piece = piece_of(self, t, module, x.segments)
+    self._times[t.name] = self._times[t.name] or module._now or -1
+    if x.piece and module.set_time then x.piece.map:set_time(self._times[t.name]) end
     x.c = P.structs("peri_sharded_collision", 1)
     x.kept = fill(x.c[0], x, module, a.returns_rows)
     self._tables[t.name] = x
   end
 end
+
+--- Make it again, in the same object, of other arguments: with empty maps. What time it is stays.
+function Sharded:_remake(args) util.construct(self, getmetatable(self), args) end
 
 --- peri_sharded_collision of a table; nil: it has none.
 function Sharded:_entry(name)
@@ -214,11 +220,11 @@ function Sharded:_copy_maps(other)
   other:_settle_maps()
   for name, x in util.ordered(self._tables) do
     local from, states = other._tables[name].piece, {}
-    x.now = other._tables[name].now
+    self._times[name] = other._times[name]
     if from then
       for i, state in ipairs(from.map:state_names()) do states[state] = from.map:state(i):to(nil, self._device) end
       x.piece.map:load(states, from.first, from.n)
-      if x.module.set_time then x.piece.map:set_time(x.now) end
+      if x.module.set_time then x.piece.map:set_time(self._times[name]) end
     end
   end
 end
@@ -236,7 +242,7 @@ end
 --- which compare it with the next batch. Local.
 function Sharded:set_time(now)
   local any = false
-  for _, x in util.ordered(self._tables) do
+  for name, x in util.ordered(self._tables) do
     if x.module.set_time then
       signature.value(self.class_name .. ":set_time", "now", now, "integer")
       if now < -1 or now > 2 ^ 31 - 1 then
@@ -244,7 +250,7 @@ function Sharded:set_time(now)
           self.class_name, tostring(now)))
       end
       if x.piece then x.piece.map:set_time(now) end
-      x.now, any = now, true
+      self._times[name], any = now, true
     end
   end
   if not any then
@@ -256,9 +262,10 @@ end
 function Sharded:_tell_time(ptr)
   for _, t in ipairs(self._configs) do
     local x = self._tables[t.name]
-    if x.now ~= x.told then
-      check(C.peri_sharded_time_set(ptr, t.name, x.now))
-      x.told = x.now
+    local now = self._times[t.name]
+    if now ~= x.told then
+      check(C.peri_sharded_time_set(ptr, t.name, now))
+      x.told = now
     end
   end
 end

@@ -92,11 +92,15 @@ local function sharded_class(Base, class_name, prefix)
     group_of(f, own.group)
     own.returns_rows = own.return_remapped_features or false
     own.plan = mc_collection.plan_of(own.plan, mcc, ShardingEnv.from_process_group(own.group))
-    own.collisions = mc_collection.ShardedManagedCollisionCollection { managed_collision_collection = mcc,
-      plan = own.plan, group = own.group, device = own.device, returns_rows = own.returns_rows }
+    local maps = { managed_collision_collection = mcc, plan = own.plan, group = own.group, device = own.device,
+      returns_rows = own.returns_rows }
+    own.collisions = rawget(self, "_managed_collision_collection") -- of before: see ShardedModule:_remake
+    if own.collisions then own.collisions:_remake(maps)
+    else own.collisions = mc_collection.ShardedManagedCollisionCollection(maps) end
     own.managed_collision_collection, own.return_remapped_features = nil, nil
     Base.init(self, own)
-    self._managed_collision_collection, self._returns = own.collisions, own.returns_rows
+    self._returns = own.returns_rows
+    self:add_module("_managed_collision_collection", own.collisions)
     self._moment = moment_of(self, own.collisions)
     own.collisions:_goes_with(self._moment)
     if self:in_files() then share_problems(self) end

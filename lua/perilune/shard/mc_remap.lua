@@ -108,7 +108,7 @@ end
 --- 1 has sent.
 local function tell(collection, counts)
   local group, flat = collection._group, {}
-  local times = util.map(collection:embedding_configs(), function(t) return collection._tables[t.name].now end)
+  local times = util.map(collection:embedding_configs(), function(t) return collection._times[t.name] end)
   local features = #counts[1]
   local width = features + 1 + #times
   for r, list in ipairs(counts) do

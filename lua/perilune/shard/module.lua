@@ -157,6 +157,11 @@ end
 --- ranks.
 function ShardedModule:_spread_parameters() return {} end -- luacheck: ignore 212
 
+--- Tables with parameters on this rank: name -> "frozen" (requires_grad(false)), "trained", or "frozen in part". Local.
+function ShardedModule:_frozen_tables() return {} end -- luacheck: ignore 212
+--- Freeze the parameters of the tables that are "frozen" in such a map. Local.
+function ShardedModule:_freeze(tables) end -- luacheck: ignore 212
+
 --- Names of such parameters.
 function ShardedModule:own_parameters()
   local list = {}
@@ -200,7 +205,7 @@ function ShardedModule:release() end -- luacheck: ignore 212
 -- What others have put on a module, and of what and where it is made, which stay when it is made again, also where that
 -- fails half way.
 local KEPT = { "training", "_pipelined", "_flights", "_settle", "_pieces_group", "_all_group", "_loads", "_changed",
-  "_fused_optimizer", "_made_of", "device", "_accumulates" }
+  "_fused_optimizer", "_made_of", "device", "_accumulates", "forward", "_managed_collision_collection" }
 
 --- Make a module that was released again, in the same object, under another plan: with its start values. Collective.
 --- (It is init that does it, with the arguments that the module was made of.)

@@ -242,6 +242,7 @@ end
 -- -- dense tables -----------------------------------------------------------------------------------------------------
 
 function M.place_of(name, row, column) return ("%s:%d:%d"):format(name, row, column) end
+function M.table_at(place) return place:match "^(.*):%d+:%d+$" end
 
 --- Dense tables whose pieces are parameters: see nn/spread.lua. parameters: place_of(a piece) -> it.
 function M._spread_parameters(module, parameters)
