@@ -1,4 +1,5 @@
--- drawing.lua: what fuzzers of whole models share: whole numbers by a seed alone, and a folder for what they keep.
+-- drawing.lua: what fuzzers of whole models share: whole numbers by a seed alone, and a folder and files for what they
+-- keep.
 local ffi = require "ffi"
 local util = require "perilune.util"
 
@@ -25,6 +26,22 @@ function M.bits(tensors)
     parts[#parts + 1] = name .. ffi.string(buffer, 4 * n)
   end
   return table.concat(parts)
+end
+
+--- What a file has; nil: there is none.
+function M.read(path)
+  local file = io.open(path)
+  local text = file and file:read "*a"
+  if file then file:close() end
+  return text
+end
+
+--- Write a file that nobody sees before it is whole.
+function M.write(path, text)
+  local file = assert(io.open(path .. ".new", "w"))
+  file:write(text)
+  file:close()
+  os.rename(path .. ".new", path)
 end
 
 --- A path of a folder that does not exist yet: in memory if possible, since a disk syncs slowly.

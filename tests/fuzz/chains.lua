@@ -1,14 +1,15 @@
 -- chains.lua: runs whose process is killed several times. A run is drawn at random: tables of any dtype and optimizer
 -- (a table may have one of its own), pooled or as sequences, in memory or in files, trained by a dense optimizer or
 -- not, maps of raw ids, a dense layer with an optimizer, a schedule and an average of its parameters, gradients of two
--- batches accumulated or not, a metric, a loader; and how a Saver saves it: full checkpoints and increments, at once or
--- behind the training, how many are kept. Each start draws how many ranks and machines there are, the plan and the
--- pipeline, goes on from the newest checkpoint (or, at times, from an older one), may reshard the live model, and is
--- killed at any moment, before its first save or after some of them; between two starts the newest checkpoint may be
--- compacted, in its place or into that of a copy elsewhere, from which the next start may go on, and that be killed,
--- too. The law: what the last start has in the end is, to the bit, what a run has that never stopped, and so is the
--- model file that it exports. (The metric, whose sums depend on how samples are spread over ranks, to rounding.) And a
--- model file of before the first step, which follows the run, answers after each start as one that is exported then.
+-- batches accumulated or not, one replica or two (DMPCollection), a metric, a loader; and how a Saver saves it: full
+-- checkpoints and increments, at once or behind the training, how many are kept. Each start draws how many ranks and
+-- machines there are, the plan and the pipeline, goes on from the newest checkpoint (or, at times, from an older one),
+-- may reshard the live model, and is killed at any moment, before its first save or after some of them; between two
+-- starts the newest checkpoint may be compacted, in its place or into that of a copy elsewhere, from which the next
+-- start may go on, and that be killed, too. The law: what the last start has in the end is, to the bit, what a run has
+-- that never stopped, and so is the model file that it exports. (The metric, whose sums depend on how samples are
+-- spread over ranks, to rounding.) And a model file of before the first step, which follows the run, answers after each
+-- start as one that is exported then.
 --
 --   luajit tests/fuzz/chains.lua [RUNS [SEED]]      as `make test` runs it; a failure says how to repeat it
 --   luajit tests/fuzz/chains.lua SECONDSs [SEED]    as `make fuzz` runs it
@@ -22,7 +23,7 @@ local ffi = require "ffi"
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local drawing = require "spec.support.drawing"
-local generator, pick, bits = drawing.generator, drawing.pick, drawing.bits
+local generator, pick, bits, read, write = drawing.generator, drawing.pick, drawing.bits, drawing.read, drawing.write
 local nn, plan, embed, P, C = peri.nn, peri.plan, peri.embed, peri.ffi, peri.ffi.C
 ffi.cdef "int usleep(unsigned); int kill(int, int); int getpid(void);"
 
@@ -64,6 +65,7 @@ local function drawn(seed)
     pace = pick(draw, { 0.0001, 0.1, 1 }), workers = draw(3) == 0 and 1 or 0, accumulate = draw(4) == 0,
     average = draw(3) == 0, tables = pick(draw, { "as they are", "as they are", "f16", "bf16", "int8", "int4" }),
     matrices = pick(draw, { "f32", "f32", "bf16", "int8" }) }
+  local whole = false -- a collection that has no replicas
   for i = 1, draw(2) + 1 do
     local c = { name = "c" .. i, kind = pick(draw, { "bags", "rows", "files", "dense", "mch", "hash" }),
       tables = {}, optimizer = pick(draw, OPTIMIZERS), policy = pick(draw, POLICIES), interval = draw(3) + 1 }
@@ -83,7 +85,9 @@ local function drawn(seed)
     end
     m.collections[i] = c
     if c.kind == "files" then m.accumulate = false end -- updates of tables in memory alone, which no replicas have
+    whole = whole or c.kind == "files" or c.kind == "mch" or c.kind == "hash"
   end
+  m.replicas, m.sync = not whole and draw(3) == 0 and 2 or 1, draw(3) + 1
   return m
 end
 
@@ -216,7 +220,9 @@ end
 local function parts_of(m, world, entries)
   nn.manual_seed(m.seed)
   local ranks = world:size()
-  local model = peri.DistributedModelParallel { module = Net(m), group = world, plan = entries }
+  local model = m.replicas == 1 and peri.DistributedModelParallel { module = Net(m), group = world, plan = entries }
+    or peri.DMPCollection { module = Net(m), global_pg = world, sharding_group_size = ranks / m.replicas,
+      sync_interval = m.sync, use_inter_host_allreduce = true, plan = entries }
   local parts = { model = model, optimizer = made(m.dense, { params = model:named_parameters(), lr = 0.05 }),
     loader = peri.data.synthetic { num_rows = 44, epochs = 9, seed = m.seed % 1000, rows = 4000, dense_features = 6,
       sparse_features = 2, batch_size = SAMPLES, rank = world:rank(), world_size = ranks,
@@ -298,10 +304,10 @@ local function train(m, parts, pipeline, average, batches, samples)
     peri.scope(function()
       parts.optimizer:zero_grad()
       local batch = batches()
-      parts.model(batch):backward()
+      parts.model:backward(parts.model(batch))
       if m.accumulate then
         batch.weights, batch.factors = batch.weights * 0.5, batch.factors * 0.5
-        parts.model(batch):backward()
+        parts.model:backward(parts.model(batch))
         parts.model:apply_accumulated()
       end
       parts.optimizer:step()
@@ -314,13 +320,6 @@ local function train(m, parts, pipeline, average, batches, samples)
 end
 
 -- -- a start: the process that is killed ------------------------------------------------------------------------------
-
-local function write(path, text)
-  local file = assert(io.open(path .. ".new", "w"))
-  file:write(text)
-  file:close()
-  os.rename(path .. ".new", path)
-end
 
 --- All that has been learned, as a text.
 local function digest(parts)
@@ -352,7 +351,7 @@ if arg[1] == "child" then
   local m, start, ranks, folder, result = drawn(tonumber(arg[2])), tonumber(arg[3]), tonumber(arg[4]), arg[5], arg[6]
   local straight = folder == "-"
   local draw = generator(m.seed * 64 + start)
-  local w = { size = ranks, local_size = 1 + draw(ranks) }
+  local w = { size = ranks / m.replicas, local_size = m.replicas == 1 and 1 + draw(ranks) or ranks }
   w.hosts = math.ceil(ranks / w.local_size)
   local first, second = plan_of(m, draw, w), plan_of(m, draw, w)
   local name = not (straight or m.accumulate) and pick(draw, PIPELINES)
@@ -372,13 +371,14 @@ if arg[1] == "child" then
       if rank == 0 then write(result .. ".pid", ffi.C.getpid()) end
     end
     local samples = {}
-    local batches = batches_of(m, parts, step, ranks, samples)
+    local batches = batches_of(m, parts, step, w.size, samples)
     local pipeline = name and peri.pipeline.Pipeline { model = parts.model, optimizer = parts.optimizer,
       schedule = average and peri.pipeline.schedules[name]:insert(average, { last = true })
         or peri.pipeline.schedules[name] }
     for i = step + 1, m.last do
       train(m, parts, pipeline, average, batches, samples)
-      if not (straight or name) and turn.at == i - step then
+      if m.replicas > 1 and i == m.last then parts.model:sync() end
+      if not (straight or name) and turn.at == i - step and (m.replicas == 1 or i % m.sync == 0) then
         parts.model:reshard(second, { folder = folder .. "/.." })
       end
       if saver then saver:step(i) end
@@ -399,13 +399,6 @@ end
 
 local folder = drawing.folder "chains"
 local counts = { runs = 0, starts = 0, kills = 0, compactions = 0, followed = 0 }
-
-local function read(path)
-  local file = io.open(path)
-  local text = file and file:read "*a"
-  if file then file:close() end
-  return text
-end
 
 --- Start a process, and kill it at a random moment within `within` seconds (nil: not) of the first time that ready()
 --- is true (nil: of now). Returns what it said.
@@ -483,12 +476,12 @@ local function run(seed)
   local m = drawn(seed)
   os.execute(("rm -rf %s; mkdir -p %s/run %s/copy"):format(folder, folder, folder))
   local self = ("env PERI_BUILD=%s luajit tests/fuzz/chains.lua child %d"):format(build, seed)
-  local said = process(("%s 0 1 - %s/straight"):format(self, folder))
+  local said = process(("%s 0 %d - %s/straight"):format(self, m.replicas, folder))
   local want = read(folder .. "/straight")
   if not want then fail(m, "the run that never stops: " .. said) end
   local draw, follower = generator(seed + 5), peri.export.follow(folder .. "/straight.first", folder .. "/run")
   for start = 1, m.kills + 1 do
-    local ranks = pick(draw, RANKS)
+    local ranks = pick(draw, m.replicas > 1 and { 2, 4 } or RANKS)
     os.remove(folder .. "/end")
     os.remove(folder .. "/end.pid")
     local last, goal = start == m.kills + 1, newest_number() + draw(4)
