@@ -47,7 +47,7 @@ static int32_t format_named(const char *dtype)
 
 /** The format of rows that a dtype's name means (-1: none); how many elements (of codes: bytes) a row has, and how many
  *  bytes. */
-static int32_t format_of(const char *dtype, int64_t columns, int64_t *stride, int64_t *row_bytes)
+static int32_t row_format_of(const char *dtype, int64_t columns, int64_t *stride, int64_t *row_bytes)
 {
     const int32_t format = format_named(dtype);
     if (format < 0) return -1;
@@ -62,7 +62,7 @@ static peri_status check_table(const checker *c, peri_model_table *t, peri__mode
     WANT(t->name && t->dtype, "it has no name, or no dtype");
     WANT(t->columns >= 1 && t->columns <= PERI__COLUMNS_MOST && t->rows >= 0 && t->rows <= PERI__ROWS_MOST,
          "its sizes are not allowed");
-    r->format = format_of(t->dtype, t->columns, &r->stride, &r->row_bytes);
+    r->format = row_format_of(t->dtype, t->columns, &r->stride, &r->row_bytes);
     if (r->format < 0)
         return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s': dtype '%s', allowed: f32, f16, bf16, int8, int4, fp8",
                           c->what, t->name, t->dtype);

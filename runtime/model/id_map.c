@@ -19,35 +19,35 @@ enum { AHEAD = 32 }; /* ids whose entries are asked for before the first is read
 
 int64_t peri__model_map_slots(int64_t rows) { return 2 * rows; }
 
-static int64_t home_of(int64_t id, int64_t slots)
+static int64_t index_home(int64_t id, int64_t slots)
 {
     return (int64_t)peri_k_high(peri_k_rotate(peri_k_mix((uint64_t)id), 32), (uint64_t)slots);
 }
 
-static int64_t next_of(int64_t at, int64_t slots) { return at + 1 < slots ? at + 1 : 0; }
+static int64_t next_slot(int64_t at, int64_t slots) { return at + 1 < slots ? at + 1 : 0; }
 
 /** The row of @id, whose home is @at; -1: it has none. */
-static int64_t row_of(const peri__model_map *map, const int64_t *ids, const uint32_t *index, int64_t id, int64_t at)
+static int64_t find_row(const peri__model_map *map, const int64_t *ids, const uint32_t *index, int64_t id, int64_t at)
 {
     if (id == map->free) return -1;
-    for (int64_t seen = 0; seen < map->slots && index[at]; seen++, at = next_of(at, map->slots)) {
+    for (int64_t seen = 0; seen < map->slots && index[at]; seen++, at = next_slot(at, map->slots)) {
         const int64_t row = (int64_t)index[at] - 1;
         if (row < map->rows && ids[row] == id) return row;
     }
     return -1;
 }
 
-static int64_t bucket_of(const peri__model_map *map, int64_t id)
+static int64_t map_bucket(const peri__model_map *map, int64_t id)
 {
     return peri_k_bucket(id, map->spread, map->n_segments - 1, map->block);
 }
 
-bool peri__model_map_allows(const peri__model_map *map, int64_t id) { return bucket_of(map, id) >= 0; }
+bool peri__model_map_allows(const peri__model_map *map, int64_t id) { return map_bucket(map, id) >= 0; }
 
 /** The row of an id that has none of its own. */
 static int64_t row_of_unknown(const peri__model_map *map, int64_t id)
 {
-    const int64_t bucket = bucket_of(map, id);
+    const int64_t bucket = map_bucket(map, id);
     if (bucket < 0 || map->miss == PERI_MISS_DROP || map->miss == PERI_MISS_ERROR) return -1;
     const int64_t *at = &map->segments[bucket];
     if (map->miss == PERI_MISS_ROW) return at[1] - 1;
@@ -64,7 +64,7 @@ int64_t peri__model_map_find(const peri_model *m, const peri__model_map *map, co
     for (int64_t first = 0; first < n; first += AHEAD) {
         const int64_t some = peri__min(n - first, AHEAD);
         for (int64_t i = 0; i < some; i++) {
-            home[i] = home_of(ids[first + i], map->slots);
+            home[i] = index_home(ids[first + i], map->slots);
             __builtin_prefetch(&index[home[i]]);
         }
         for (int64_t i = 0; i < some; i++) {
@@ -72,7 +72,7 @@ int64_t peri__model_map_find(const peri_model *m, const peri__model_map *map, co
             if (entry && entry <= map->rows) __builtin_prefetch(&known[entry - 1]);
         }
         for (int64_t i = 0; i < some; i++) {
-            int64_t row = row_of(map, known, index, ids[first + i], home[i]);
+            int64_t row = find_row(map, known, index, ids[first + i], home[i]);
             unknown += row < 0;
             if (out) out[first + i] = row < 0 ? row_of_unknown(map, ids[first + i]) : row;
         }
@@ -82,10 +82,10 @@ int64_t peri__model_map_find(const peri_model *m, const peri__model_map *map, co
 
 /* -- changing ------------------------------------------------------------------------------------------------------ */
 
-static void insert(uint32_t *index, int64_t slots, int64_t row, int64_t id)
+static void insert_row(uint32_t *index, int64_t slots, int64_t row, int64_t id)
 {
-    int64_t at = home_of(id, slots);
-    for (int64_t seen = 0; seen < slots; seen++, at = next_of(at, slots)) {
+    int64_t at = index_home(id, slots);
+    for (int64_t seen = 0; seen < slots; seen++, at = next_slot(at, slots)) {
         if (index[at]) continue;
         index[at] = (uint32_t)row + 1;
         return;
@@ -93,23 +93,23 @@ static void insert(uint32_t *index, int64_t slots, int64_t row, int64_t id)
 }
 
 /** Whether @x lies on the way from @from (not included) to @to, round and round. */
-static bool on_the_way(int64_t from, int64_t x, int64_t to)
+static bool lies_between(int64_t from, int64_t x, int64_t to)
 {
     return from < to ? from < x && x <= to : from < x || x <= to;
 }
 
 /** Take the entry of @row, whose id is @id, out. Entries behind it that are not at home move up, so that none is cut
  *  off. */
-static void take_out(const peri__model_map *map, const int64_t *ids, uint32_t *index, int64_t row, int64_t id)
+static void remove_row(const peri__model_map *map, const int64_t *ids, uint32_t *index, int64_t row, int64_t id)
 {
-    int64_t hole = home_of(id, map->slots), seen = 0;
+    int64_t hole = index_home(id, map->slots), seen = 0;
     while (index[hole] != (uint32_t)row + 1) {
         if (!index[hole] || ++seen > map->slots) return; /* of a damaged index: it is not there */
-        hole = next_of(hole, map->slots);
+        hole = next_slot(hole, map->slots);
     }
-    for (int64_t at = next_of(hole, map->slots); index[at] && index[at] <= map->rows && at != hole;
-         at = next_of(at, map->slots)) {
-        if (on_the_way(hole, home_of(ids[index[at] - 1], map->slots), at)) continue;
+    for (int64_t at = next_slot(hole, map->slots); index[at] && index[at] <= map->rows && at != hole;
+         at = next_slot(at, map->slots)) {
+        if (lies_between(hole, index_home(ids[index[at] - 1], map->slots), at)) continue;
         index[hole] = index[at];
         hole = at;
         if (++seen > map->slots) break;
@@ -122,14 +122,14 @@ void peri__model_map_set(const peri_model *m, const peri__model_map *map, int64_
     int64_t *ids = (int64_t *)(uintptr_t)peri__model_data(m, map->ids);
     uint32_t *index = (uint32_t *)(uintptr_t)peri__model_data(m, map->index);
     if (ids[row] == id) return;
-    if (ids[row] != map->free) take_out(map, ids, index, row, ids[row]);
+    if (ids[row] != map->free) remove_row(map, ids, index, row, ids[row]);
     ids[row] = id;
-    if (id != map->free) insert(index, map->slots, row, id);
+    if (id != map->free) insert_row(index, map->slots, row, id);
 }
 
 void peri__model_map_index(const int64_t *ids, int64_t rows, int64_t free, uint32_t *index, int64_t slots)
 {
     memset(index, 0, sizeof *index * (size_t)slots);
     for (int64_t row = 0; row < rows; row++)
-        if (ids[row] != free) insert(index, slots, row, ids[row]);
+        if (ids[row] != free) insert_row(index, slots, row, ids[row]);
 }

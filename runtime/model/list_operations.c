@@ -11,7 +11,7 @@ static const int64_t *offsets_of(const run *r, const peri__model_value *v)
 {
     return peri__model_list_of(r->c, v->list);
 }
-static const peri__model_value *result(const run *r) { return &r->c->model->values[r->o->out]; }
+static const peri__model_value *result_value(const run *r) { return &r->c->model->values[r->o->out]; }
 
 int64_t peri__model_block_of(const peri_model_context *c, int64_t first, int64_t batch, const peri_model_values *inputs)
 {
@@ -44,7 +44,7 @@ void peri__run_members(const run *r)
 
 void peri__run_spread(const run *r)
 {
-    const int64_t *offsets = offsets_of(r, result(r));
+    const int64_t *offsets = offsets_of(r, result_value(r));
     const float *x = in(r, 0);
     for (int64_t b = 0; b < r->samples; b++, x += r->columns)
         for (int64_t i = offsets[b]; i < offsets[b + 1]; i++)
@@ -89,7 +89,7 @@ void peri__run_attention(const run *r)
                                         .q = in(r, 0),
                                         .k = in(r, 1),
                                         .v = in(r, 2),
-                                        .offsets = offsets_of(r, result(r)),
+                                        .offsets = offsets_of(r, result_value(r)),
                                         .targets = targets_of(r, 3, room),
                                         .rows = r->n,
                                         .sequences = r->samples,
@@ -119,7 +119,7 @@ void peri__run_places(const run *r)
 {
     int64_t *whole = (int64_t *)(void *)r->c->scratch;
     const peri_k_sequence_positions_args args = {.out = whole,
-                                                 .offsets = offsets_of(r, result(r)),
+                                                 .offsets = offsets_of(r, result_value(r)),
                                                  .targets = targets_of(r, 0, whole + r->c->members),
                                                  .sequences = r->samples,
                                                  .most = r->o->sizes[0]};
@@ -133,7 +133,7 @@ void peri__run_times(const run *r)
     const peri_model_values *v = &r->inputs[r->o->input];
     const peri_k_time_buckets_args args = {.out = whole,
                                            .times = v->ids + v->offsets[r->first],
-                                           .offsets = offsets_of(r, result(r)),
+                                           .offsets = offsets_of(r, result_value(r)),
                                            .sequences = r->samples,
                                            .most = r->o->sizes[0],
                                            .increment = r->o->numbers[0],
@@ -160,7 +160,7 @@ void peri__run_take(const run *r)
 void peri__run_select(const run *r)
 {
     const int64_t *from = offsets_of(r, value_in(r, 0));
-    int64_t *to = peri__model_list_of(r->c, result(r)->list), n = 0;
+    int64_t *to = peri__model_list_of(r->c, result_value(r)->list), n = 0;
     for (int64_t b = 0; b < r->samples; b++) {
         to[b] = n;
         for (int64_t i = from[b]; i < from[b + 1]; i++)
@@ -183,7 +183,7 @@ static int64_t start_of(const run *r, int64_t b, int64_t n)
 void peri__run_slice(const run *r)
 {
     const int64_t *from = offsets_of(r, value_in(r, 0)), columns = r->columns;
-    int64_t *to = peri__model_list_of(r->c, result(r)->list), n = 0;
+    int64_t *to = peri__model_list_of(r->c, result_value(r)->list), n = 0;
     for (int64_t b = 0; b < r->samples; b++) {
         const int64_t members = from[b + 1] - from[b], start = peri__min(start_of(r, b, members), members),
                       kept = peri__min(members - start, r->o->sizes[0]);

@@ -58,7 +58,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     pass_on(number, info, context);
 }
 
-static void install(void)
+static void install_bus_handler(void)
 {
     page = (uintptr_t)sysconf(_SC_PAGESIZE);
     struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
@@ -69,7 +69,7 @@ static void install(void)
 /** Tell the handler about [data, data + bytes); -1: there are SLOTS of them already. */
 static int32_t watch(const char *data, int64_t bytes)
 {
-    pthread_once(&once, install);
+    pthread_once(&once, install_bus_handler);
     for (int32_t i = 0; i < SLOTS; i++) {
         bool free = false;
         if (!atomic_compare_exchange_strong(&slots[i].taken, &free, true)) continue;
@@ -81,19 +81,19 @@ static int32_t watch(const char *data, int64_t bytes)
     return -1;
 }
 
-static peri_status failed(const char *path, const char *what)
+static peri_status fail_open(const char *path, const char *what)
 {
     const int why = errno;
     return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "peri_model_open: '%.200s': %s: %s", path, what,
                       strerror(why));
 }
 
-static peri_status load(int fd, const char *path, peri__mapping how, peri__mapped *m)
+static peri_status map_or_read(int fd, const char *path, peri__mapping how, peri__mapped *m)
 {
     const int protection = how.copy || how.own ? PROT_READ | PROT_WRITE : PROT_READ;
     const int flags = how.copy ? MAP_PRIVATE | MAP_ANONYMOUS : how.own ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
     char *data = mmap(NULL, (size_t)m->bytes, protection, flags, how.copy ? -1 : fd, 0);
-    if (data == MAP_FAILED) return failed(path, how.copy ? "there is no memory for it" : "it cannot be mapped");
+    if (data == MAP_FAILED) return fail_open(path, how.copy ? "there is no memory for it" : "it cannot be mapped");
     m->data = data;
     if (!how.copy && !how.guard) return PERI_OK;
     if (!how.copy) {
@@ -104,7 +104,7 @@ static peri_status load(int fd, const char *path, peri__mapping how, peri__mappe
     }
     if (peri__read_at(fd, data, m->bytes, 0) == m->bytes) return PERI_OK;
     const peri_status status =
-        errno ? failed(path, "it cannot be read")
+        errno ? fail_open(path, "it cannot be read")
               : peri__fail(PERI_EIO, "peri_model_open: '%.200s' became shorter while it was read", path);
     munmap(data, (size_t)m->bytes);
     return status;
@@ -115,9 +115,9 @@ peri_status peri__mapped_open(const char *path, peri__mapping how, peri__mapped 
     peri__mapped m = {.fd = -1, .slot = -1};
     struct stat info;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return failed(path, "it cannot be opened");
+    if (fd < 0) return fail_open(path, "it cannot be opened");
     peri_status status = PERI_OK;
-    if (fstat(fd, &info) != 0) status = failed(path, "it cannot be asked for its size");
+    if (fstat(fd, &info) != 0) status = fail_open(path, "it cannot be asked for its size");
     else if (S_ISDIR(info.st_mode))
         status = peri__fail(PERI_EFORMAT,
                             "peri_model_open: '%.200s' is a folder, wanted a model file; of a checkpoint `perilune "
@@ -131,7 +131,7 @@ peri_status peri__mapped_open(const char *path, peri__mapping how, peri__mapped 
         m.bytes = info.st_size;
         m.changed_s = info.st_mtim.tv_sec;
         m.changed_ns = info.st_mtim.tv_nsec;
-        status = load(fd, path, how, &m);
+        status = map_or_read(fd, path, how, &m);
     }
     if (status < 0 || how.copy) close(fd);
     else m.fd = fd;

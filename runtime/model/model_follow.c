@@ -35,7 +35,7 @@ enum { MOST_LOOKS = 64 }; /* for which a checkpoint that cannot be read is left 
 /** Whether the half has met a page of the file that could not be read: there are zeros in its place. */
 static bool lost(const half *h) { return peri__mapped_cut(&h->model->file); }
 
-static peri_status unreadable(const peri_model *m)
+static peri_status fail_unreadable_model(const peri_model *m)
 {
     return peri__fail(PERI_EIO, "peri_model_follower_poll: '%.200s' cannot be read, at byte %lld", m->path,
                       (long long)peri__mapped_missing(&m->file));
@@ -54,7 +54,7 @@ static peri_status open_again(const peri_model_follower *f, half *h)
                             "peri_model_follower_poll: '%.200s' could not be read, and is another file by now",
                             m->path);
     if (status >= 0 && missing >= 0) (void)*(const volatile char *)(m->file.data + missing);
-    if (status >= 0 && peri__mapped_cut(&m->file)) status = unreadable(m);
+    if (status >= 0 && peri__mapped_cut(&m->file)) status = fail_unreadable_model(m);
     peri_model_release(status >= 0 ? h->model : m);
     if (status >= 0) *h = (half){.model = m};
     return status;
@@ -120,13 +120,13 @@ static void note(half *h, int64_t step)
 }
 
 /** Bring half @h to what @c has. @damaged: what is wrong with it does not pass. */
-static peri_status bring(peri_model_follower *f, half *h, peri_checkpoint *c, bool *damaged)
+static peri_status bring_half(peri_model_follower *f, half *h, peri_checkpoint *c, bool *damaged)
 {
     bool begun = false;
     const int64_t level = level_of(c, h);
     peri_status status = peri_checkpoint_verify_since(c, level);
     if (status >= 0) status = peri__model_update(h->model, c, level, f->prefix, &begun);
-    if (status >= 0 && lost(h)) status = unreadable(h->model);
+    if (status >= 0 && lost(h)) status = fail_unreadable_model(h->model);
     *damaged = status == PERI_EFORMAT || status == PERI_EMISMATCH || status == PERI_ERANGE;
     if (status < 0) {
         if (begun) *h->digest = *h->same_as = 0;
@@ -144,7 +144,7 @@ static peri_status bring(peri_model_follower *f, half *h, peri_checkpoint *c, bo
 
 /** Make the half that does not answer ready for the next checkpoint: no page of it is missing, and it has what the
  *  other one has, if it has nothing of use. */
-static peri_status prepare(peri_model_follower *f, half *next, const half *now)
+static peri_status prepare_half(peri_model_follower *f, half *next, const half *now)
 {
     if (lost(next)) PERI_TRY(open_again(f, next));
     if (*next->digest || *next->same_as || !*now->digest || lost(now)) return PERI_OK;
@@ -157,7 +157,7 @@ static peri_status prepare(peri_model_follower *f, half *next, const half *now)
 }
 
 /** The halves change places; @out: the model that answers from now on. */
-static peri_status change_places(peri_model_follower *f, peri_model **out)
+static peri_status swap_halves(peri_model_follower *f, peri_model **out)
 {
     f->now = !f->now;
     *out = f->halves[f->now].model;
@@ -166,7 +166,7 @@ static peri_status change_places(peri_model_follower *f, peri_model **out)
 }
 
 /** A checkpoint could not be read: it is tried again at the next look, then after 2, 4, ... */
-static void leave_alone(peri_model_follower *f, const char *digest)
+static void postpone_checkpoint(peri_model_follower *f, const char *digest)
 {
     f->looks = strcmp(f->unread, digest) == 0 ? peri__min(2 * f->looks, MOST_LOOKS) : 1;
     f->left = f->looks;
@@ -183,23 +183,23 @@ peri_status peri_model_follower_poll(peri_model_follower *f, peri_model **out)
     half *next = &f->halves[!f->now], *now = &f->halves[f->now];
     /* somebody still uses it */
     if (atomic_load_explicit(&next->model->refs, memory_order_acquire) != 1) return PERI_PENDING;
-    PERI_TRY(prepare(f, next, now));
+    PERI_TRY(prepare_half(f, next, now));
     if (lost(now)) PERI_TRY(peri_checkpoint_follower_forget(f->run)); /* what it had is to be had again */
     peri_status status = peri_checkpoint_follower_next(f->run, &c, &level);
     if (status == PERI_PENDING && lost(now) && !now->model->followed) {
         PERI_TRY(open_again(f, next)); /* it may be a mixture */
-        return change_places(f, out);
+        return swap_halves(f, out);
     }
     if (status != PERI_OK) return status;
     if (strcmp(f->unread, peri_checkpoint_digest(c)) == 0 && --f->left > 0) return PERI_PENDING;
     char *path = peri__strdup(peri_checkpoint_level(c, 0));
     if (!path) return PERI_ENOMEM;
-    status = bring(f, next, c, &damaged);
+    status = bring_half(f, next, c, &damaged);
     if (status < 0) {
         char why[PERI_MESSAGE_MAX];
         snprintf(why, sizeof why, "%s", peri_error_message());
         peri__free(path);
-        if (status == PERI_EIO && !lost(next)) leave_alone(f, peri_checkpoint_digest(c));
+        if (status == PERI_EIO && !lost(next)) postpone_checkpoint(f, peri_checkpoint_digest(c));
         if (damaged) peri_checkpoint_follower_refuse(f->run);
         return peri__fail(status, "%s", why);
     }
@@ -207,5 +207,5 @@ peri_status peri_model_follower_poll(peri_model_follower *f, peri_model **out)
     *f->unread = 0;
     peri__free(f->path);
     f->path = path;
-    return change_places(f, out);
+    return swap_halves(f, out);
 }

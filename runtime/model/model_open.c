@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
-static peri_status broken(const peri_model *m, const char *wrong)
+static peri_status fail_broken_file(const peri_model *m, const char *wrong)
 {
     return peri__fail(PERI_EFORMAT, "peri_model_open: '%.200s': %s", m->path, wrong);
 }
@@ -21,9 +21,10 @@ static peri_status load_header(peri_model *m, char **text, int64_t *bytes)
     peri__model_preamble p;
     const peri__mapped *f = &m->file;
     memcpy(&p, f->data, sizeof p);
-    if (memcmp(p.magic, PERI__MODEL_MAGIC, sizeof p.magic) != 0) return broken(m, "no model file of Perilune");
+    if (memcmp(p.magic, PERI__MODEL_MAGIC, sizeof p.magic) != 0) return fail_broken_file(m,
+                                                                                         "no model file of Perilune");
     if (p.checksum != XXH3_64bits(&p, offsetof(peri__model_preamble, checksum)))
-        return broken(m, "its first 64 bytes are damaged");
+        return fail_broken_file(m, "its first 64 bytes are damaged");
     if (p.version < 1 || p.version > PERI_MODEL_VERSION)
         return peri__fail(PERI_EUNSUPPORTED,
                           "peri_model_open: '%.200s' is of version %u of the format, this library knows 1..%d", m->path,
@@ -35,7 +36,7 @@ static peri_status load_header(peri_model *m, char **text, int64_t *bytes)
                           m->path, (long long)f->bytes, (unsigned long long)p.file_bytes);
     if (p.header_offset > p.file_bytes || p.header_bytes > p.file_bytes - p.header_offset ||
         p.header_bytes > PERI__MODEL_HEADER_MOST)
-        return broken(m, "its header lies outside of the file");
+        return fail_broken_file(m, "its header lies outside of the file");
     char *copy = peri__alloc((size_t)p.header_bytes + 1);
     if (!copy) return PERI_ENOMEM;
     memcpy(copy, f->data + p.header_offset, (size_t)p.header_bytes);
@@ -43,7 +44,7 @@ static peri_status load_header(peri_model *m, char **text, int64_t *bytes)
     XXH128_hash_t digest = XXH3_128bits(copy, (size_t)p.header_bytes);
     if (digest.low64 != p.digest[0] || digest.high64 != p.digest[1]) {
         peri__free(copy);
-        return broken(m, "its header is damaged");
+        return fail_broken_file(m, "its header is damaged");
     }
     snprintf(m->digest, sizeof m->digest, "%016llx%016llx", (unsigned long long)digest.high64,
              (unsigned long long)digest.low64);

@@ -55,7 +55,7 @@ static bool has_formula(const peri_model *m, int32_t i, const target *t)
 }
 
 /** What the model's sections are; @list: n_sections. */
-static peri_status uses(const peri_model *m, target *list)
+static peri_status note_uses(const peri_model *m, target *list)
 {
     bool one = true;
     if (m->loose)
@@ -108,13 +108,13 @@ peri_status peri__model_can_follow(const peri_model *m)
 {
     target *list = peri__alloc_zero(sizeof *list * (size_t)m->n_sections + 1);
     if (!list) return PERI_ENOMEM;
-    peri_status status = uses(m, list);
+    peri_status status = note_uses(m, list);
     free_targets(m, list);
     return status;
 }
 
 /** The tensor that a section is made of, in the checkpoint: found, and of the right shape. */
-static peri_status find(const peri_checkpoint *c, const char *prefix, const peri__model_section *s, target *t)
+static peri_status find_tensor(const peri_checkpoint *c, const char *prefix, const peri__model_section *s, target *t)
 {
     char name[PERI__MODEL_SOURCE + 256];
     snprintf(name, sizeof name, "%s%s", prefix, s->source);
@@ -146,7 +146,7 @@ static peri_status find(const peri_checkpoint *c, const char *prefix, const peri
 /* -- numbers ------------------------------------------------------------------------------------------------------- */
 
 /** The rectangle of rows [row, row + n), or the whole tensor (@n < 0). */
-static peri_checkpoint_region rows_of(const peri_checkpoint_tensor *x, int64_t row, int64_t n)
+static peri_checkpoint_region region_of_rows(const peri_checkpoint_tensor *x, int64_t row, int64_t n)
 {
     peri_checkpoint_region r = {.size = sizeof r};
     for (int32_t d = 0; d < x->ndim; d++) r.extent[d] = x->shape[d];
@@ -167,7 +167,7 @@ static peri_status read_region(peri_checkpoint *c, int64_t index, const peri_che
 }
 
 /** Elements of a row. */
-static int64_t width_of(const peri_checkpoint_region *r, int32_t ndim)
+static int64_t region_width(const peri_checkpoint_region *r, int32_t ndim)
 {
     int64_t n = 1;
     for (int32_t d = 1; d < ndim; d++) n *= r->extent[d];
@@ -175,7 +175,7 @@ static int64_t width_of(const peri_checkpoint_region *r, int32_t ndim)
 }
 
 /** Rows as they lie in the file, from a tensor of numbers; @out new. PERI_ERANGE: one that they cannot hold. */
-static peri_status encode(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out)
+static peri_status encode_rows(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out)
 {
     peri_tensor *wide;
     PERI_TRY(peri_tensor_to(numbers, PERI_F32, NULL, &wide));
@@ -185,7 +185,7 @@ static peri_status encode(const peri__rows_place *place, peri_tensor *numbers, p
 }
 
 /** Write what differs. */
-static void lay(char *to, const void *from, int64_t bytes)
+static void write_changed(char *to, const void *from, int64_t bytes)
 {
     if (memcmp(to, from, (size_t)bytes) != 0) memcpy(to, from, (size_t)bytes);
 }
@@ -204,7 +204,7 @@ static peri_status lay_rows(const peri_model *m, const target *t, int64_t row, c
         snprintf(who, sizeof who, "checkpoint '%.200s'", t->from);
         const peri__rows_place place = {.who = who, .table = m->tables[t->table].name,
                                         .dtype = m->rows[t->table].format, .row = row, .list = list};
-        status = encode(&place, numbers, &rows);
+        status = encode_rows(&place, numbers, &rows);
         peri_tensor_release(numbers);
         PERI_TRY(status);
     }
@@ -214,7 +214,7 @@ static peri_status lay_rows(const peri_model *m, const target *t, int64_t row, c
         if (at < 0 || at >= t->rows)
             status = peri__fail(PERI_EFORMAT, "row %lld of a table of %lld", (long long)at, (long long)t->rows);
         else if (ids) peri__model_map_set(m, &m->maps[t->table], at, ((const int64_t *)data)[i]);
-        else lay(t->to + at * bytes, (char *)data + i * bytes, bytes);
+        else write_changed(t->to + at * bytes, (char *)data + i * bytes, bytes);
     }
     peri_tensor_release(rows);
     return status;
@@ -242,7 +242,7 @@ static peri_status whole_held(const target *t, peri_tensor *x, int64_t first, in
 static peri_status read_numbers(peri_checkpoint *c, const target *t, int64_t first, int64_t n, peri_tensor **out,
                                 const float **numbers)
 {
-    peri_checkpoint_region all = rows_of(&t->tensor, 0, -1);
+    peri_checkpoint_region all = region_of_rows(&t->tensor, 0, -1);
     peri_tensor *x;
     void *data;
     PERI_TRY(read_region(c, t->index, &t->tensor, &all, &x));
@@ -259,7 +259,7 @@ static peri_status read_numbers(peri_checkpoint *c, const target *t, int64_t fir
 static peri_status lay_dense(const target *t, const peri__model_section *s, const float *numbers)
 {
     if (t->kind == VALUES) {
-        lay(t->to, numbers, t->columns * 4);
+        write_changed(t->to, numbers, t->columns * 4);
         return PERI_OK;
     }
     char who[PERI_MESSAGE_MAX];
@@ -271,7 +271,7 @@ static peri_status lay_dense(const target *t, const peri__model_section *s, cons
     void *bytes = peri__alloc((size_t)peri_panel_bytes(t->rows, t->columns, t->dtype));
     if (panels && bytes) {
         peri_panel_pack(panels, numbers, t->rows, t->columns, column_step, inner_step);
-        lay(t->to, bytes, peri__model_panels_as(panels, t->rows, t->columns, t->dtype, bytes));
+        write_changed(t->to, bytes, peri__model_panels_as(panels, t->rows, t->columns, t->dtype, bytes));
     }
     const peri_status status = panels && bytes ? PERI_OK : PERI_ENOMEM;
     peri__free(panels);
@@ -326,7 +326,7 @@ static void free_evaluation(const peri_model *f, evaluation *e)
 }
 
 /** Compute all formulas of what the checkpoint has; @given: of their inputs. */
-static peri_status evaluate(peri_model *f, peri_checkpoint *c, const target *given, evaluation *e)
+static peri_status evaluate_formulas(peri_model *f, peri_checkpoint *c, const target *given, evaluation *e)
 {
     *e = (evaluation){.tensors = peri__alloc_zero(sizeof *e->tensors * (size_t)f->n_inputs + 1),
                       .values = peri__alloc_zero(sizeof *e->values * (size_t)f->n_inputs + 1),
@@ -345,7 +345,7 @@ static peri_status take_formulas(const peri_model *m, peri_checkpoint *c, const 
 {
     evaluation e;
     if (!m->formulas) return PERI_OK;
-    peri_status status = evaluate(m->formulas, c, given, &e);
+    peri_status status = evaluate_formulas(m->formulas, c, given, &e);
     for (int32_t i = 0; status >= 0 && i < m->n_sections; i++) {
         const peri__model_section *s = &m->sections[i];
         if (s->formula >= 0 && list[i].kind != NOTHING)
@@ -357,15 +357,15 @@ static peri_status take_formulas(const peri_model *m, peri_checkpoint *c, const 
 
 /* -- rows ---------------------------------------------------------------------------------------------------------- */
 
-static int64_t block_of(const target *t) { return peri__max(1, BLOCK_BYTES / (4 * t->columns)); }
+static int64_t rows_per_block(const target *t) { return peri__max(1, BLOCK_BYTES / (4 * t->columns)); }
 
 /** Rows [row, past) of a table, as @c has them. */
 static peri_status take_rows(const peri_model *m, peri_checkpoint *c, const target *t, int64_t row, int64_t past)
 {
     for (int64_t n; row < past; row += n) {
         peri_tensor *numbers;
-        n = peri__min(block_of(t), past - row);
-        peri_checkpoint_region r = rows_of(&t->tensor, row, n);
+        n = peri__min(rows_per_block(t), past - row);
+        peri_checkpoint_region r = region_of_rows(&t->tensor, row, n);
         PERI_TRY(read_region(c, t->index, &t->tensor, &r, &numbers));
         PERI_TRY(lay_rows(m, t, row, NULL, n, numbers));
     }
@@ -373,7 +373,7 @@ static peri_status take_rows(const peri_model *m, peri_checkpoint *c, const targ
 }
 
 /** Whether rows [first, past) have been read. */
-static bool was_read(const target *t, int64_t first, int64_t past)
+static bool rows_were_read(const target *t, int64_t first, int64_t past)
 {
     for (int64_t i = 0; i < t->n_read; i++)
         if (t->read[i].first <= first && past <= t->read[i].past) return true;
@@ -410,7 +410,7 @@ static peri_status take_listed(const peri_model *m, peri_checkpoint *c, peri_che
 {
     peri_device *cpu;
     peri_tensor *numbers = NULL;
-    const int64_t width = width_of(r, t->tensor.ndim), shape[2] = {n, width},
+    const int64_t width = region_width(r, t->tensor.ndim), shape[2] = {n, width},
                   element = peri_dtype_size(t->tensor.dtype);
     int64_t *rows = peri__alloc(sizeof *rows * (size_t)n);
     char *values = peri__alloc((size_t)(n * width * element));
@@ -448,13 +448,13 @@ static peri_status take_level(const peri_model *m, peri_checkpoint *c, peri_chec
         peri_checkpoint_place place = {.size = sizeof place};
         PERI_TRY(peri_checkpoint_piece(level, index, piece, &r, &place));
         if (r.offset[0] < 0 || r.extent[0] < 0 || r.offset[0] > t->rows - r.extent[0] ||
-            width_of(&r, x.ndim) > t->columns)
+            region_width(&r, x.ndim) > t->columns)
             return peri__fail(PERI_EFORMAT, "checkpoint '%.200s': a piece of '%.200s' lies outside of it",
                               peri_checkpoint_level(level, 0), x.name);
-        if (was_read(t, r.offset[0], r.offset[0] + r.extent[0])) continue;
+        if (rows_were_read(t, r.offset[0], r.offset[0] + r.extent[0])) continue;
         if (!r.rows) PERI_TRY(take_whole(m, c, t, r.offset[0], r.offset[0] + r.extent[0]));
         for (int64_t from = 0, n; r.rows && from < r.listed; from += n) {
-            n = peri__min(block_of(t), r.listed - from);
+            n = peri__min(rows_per_block(t), r.listed - from);
             PERI_TRY(take_listed(m, c, level, t, index, piece, &r, from, n));
         }
     }
@@ -472,15 +472,16 @@ static peri_status open_level(const peri_checkpoint *c, int64_t k, peri_checkpoi
 }
 
 /** Whether section @i has rows, or raw ids, of a tensor of the checkpoint. */
-static bool of_rows(const peri_model *m, const target *list, int32_t i)
+static bool has_rows(const peri_model *m, const target *list, int32_t i)
 {
     return (list[i].kind == ROWS || list[i].kind == IDS) && m->sections[i].formula < 0;
 }
 
-static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t level, target *list, const target *given)
+static peri_status take_sections(const peri_model *m, peri_checkpoint *c, int64_t level, target *list,
+                                 const target *given)
 {
     for (int32_t i = 0; i < m->n_sections; i++) {
-        if (of_rows(m, list, i) && level < 0) PERI_TRY(take_rows(m, c, &list[i], 0, list[i].rows));
+        if (has_rows(m, list, i) && level < 0) PERI_TRY(take_rows(m, c, &list[i], 0, list[i].rows));
         if ((list[i].kind == VALUES || list[i].kind == PANELS) && m->sections[i].formula < 0)
             PERI_TRY(take_dense(c, &list[i], &m->sections[i]));
     }
@@ -490,7 +491,7 @@ static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t lev
         PERI_TRY(open_level(c, k, &one));
         peri_status status = PERI_OK;
         for (int32_t i = 0; status >= 0 && i < m->n_sections; i++)
-            if (of_rows(m, list, i)) status = take_level(m, c, one, &list[i]);
+            if (has_rows(m, list, i)) status = take_level(m, c, one, &list[i]);
         peri_checkpoint_release(one);
         PERI_TRY(status);
     }
@@ -500,23 +501,24 @@ static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t lev
 void peri__model_copy(peri_model *m, const peri_model *from)
 {
     for (int64_t at = 0; at < m->file.bytes; at += PAGE_BYTES)
-        lay((char *)(uintptr_t)m->file.data + at, from->file.data + at, peri__min(PAGE_BYTES, m->file.bytes - at));
+        write_changed((char *)(uintptr_t)m->file.data + at, from->file.data + at,
+                      peri__min(PAGE_BYTES, m->file.bytes - at));
 }
 
 /** All tensors that sections (@list) and formulas (@given) are made of. */
-static peri_status find_all(const peri_model *m, const peri_checkpoint *c, const char *prefix, target *list,
-                            target *given)
+static peri_status find_tensors(const peri_model *m, const peri_checkpoint *c, const char *prefix, target *list,
+                                target *given)
 {
     for (int32_t i = 0; i < m->n_sections; i++) {
         list[i].from = peri_checkpoint_level(c, 0);
         if (list[i].kind != NOTHING && m->sections[i].formula < 0)
-            PERI_TRY(find(c, prefix, &m->sections[i], &list[i]));
+            PERI_TRY(find_tensor(c, prefix, &m->sections[i], &list[i]));
     }
     for (int32_t i = 0; m->formulas && i < m->formulas->n_inputs; i++) {
         const peri_model_input *input = &m->formulas->inputs[i];
         const peri__model_section as = {.source = (char *)(uintptr_t)input->name, .formula = -1};
         given[i] = (target){.kind = VALUES, .rows = 1, .columns = input->columns, .from = peri_checkpoint_level(c, 0)};
-        PERI_TRY(find(c, prefix, &as, &given[i]));
+        PERI_TRY(find_tensor(c, prefix, &as, &given[i]));
     }
     return PERI_OK;
 }
@@ -526,11 +528,11 @@ peri_status peri__model_update(peri_model *m, peri_checkpoint *c, int64_t level,
     *begun = false;
     target *list = peri__alloc_zero(sizeof *list * (size_t)m->n_sections + 1);
     target *given = peri__alloc_zero(sizeof *given * (size_t)(m->formulas ? m->formulas->n_inputs : 0) + 1);
-    peri_status status = list && given ? uses(m, list) : PERI_ENOMEM;
-    if (status >= 0) status = find_all(m, c, prefix, list, given);
+    peri_status status = list && given ? note_uses(m, list) : PERI_ENOMEM;
+    if (status >= 0) status = find_tensors(m, c, prefix, list, given);
     if (status >= 0) {
         *begun = true;
-        status = level == 0 ? PERI_OK : take_all(m, c, level, list, given);
+        status = level == 0 ? PERI_OK : take_sections(m, c, level, list, given);
     }
     if (list) free_targets(m, list);
     peri__free(given);

@@ -37,13 +37,13 @@ struct peri_model_writer {
     peri_status spent; /* after an error of the file system */
 };
 
-static peri_status failed(peri_model_writer *w, const char *what)
+static peri_status fail_writing(peri_model_writer *w, const char *what)
 {
     const int why = errno;
     return w->spent = peri__fail(PERI_EIO, "model file '%.200s': %s: %s", w->path, what, strerror(why));
 }
 
-static peri_status usable(const peri_model_writer *w, const char *function)
+static peri_status check_usable(const peri_model_writer *w, const char *function)
 {
     if (w->spent < 0) return peri__fail(w->spent, "%s: '%.200s': writing has failed before", function, w->path);
     if (w->finished) return peri__fail(PERI_EINVAL, "%s: '%.200s' is finished", function, w->path);
@@ -71,7 +71,7 @@ peri_status peri_model_writer_new(const char *path, peri_model_writer **out)
     if (status >= 0) {
         peri__make_folders(path, false);
         w->fd = peri__fd_of_ours(open(fresh, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
-        if (w->fd < 0) status = failed(w, "it cannot be made");
+        if (w->fd < 0) status = fail_writing(w, "it cannot be made");
     }
     if (status >= 0) {
         w->at = sizeof(peri__model_preamble);
@@ -84,21 +84,21 @@ peri_status peri_model_writer_new(const char *path, peri_model_writer **out)
     return status;
 }
 
-static peri_status flush(peri_model_writer *w)
+static peri_status flush_buffer(peri_model_writer *w)
 {
     PERI__QUIET;
     const char *from = w->buffer;
     while (w->filled > 0) {
         ssize_t n = write(w->fd, from, (size_t)w->filled);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return failed(w, "it cannot be written");
+        if (n <= 0) return fail_writing(w, "it cannot be written");
         from += n;
         w->filled -= n;
     }
     return PERI_OK;
 }
 
-static peri_status put(peri_model_writer *w, const void *data, int64_t bytes)
+static peri_status write_bytes(peri_model_writer *w, const void *data, int64_t bytes)
 {
     const char *from = data;
     while (bytes > 0) {
@@ -108,16 +108,16 @@ static peri_status put(peri_model_writer *w, const void *data, int64_t bytes)
         w->at += n;
         from += n;
         bytes -= n;
-        if (w->filled == BUFFER) PERI_TRY(flush(w));
+        if (w->filled == BUFFER) PERI_TRY(flush_buffer(w));
     }
     return PERI_OK;
 }
 
 /** Zeros up to the next place where a section may begin. */
-static peri_status align(peri_model_writer *w)
+static peri_status align_section(peri_model_writer *w)
 {
     static const char zeros[PERI__MODEL_ALIGN];
-    return put(w, zeros, (PERI__MODEL_ALIGN - w->at % PERI__MODEL_ALIGN) % PERI__MODEL_ALIGN);
+    return write_bytes(w, zeros, (PERI__MODEL_ALIGN - w->at % PERI__MODEL_ALIGN) % PERI__MODEL_ALIGN);
 }
 
 /** End the section that is being written. */
@@ -134,12 +134,12 @@ peri_status peri_model_writer_begin(peri_model_writer *writer, int32_t *section)
 {
     PERI_NEED(writer);
     PERI_NEED(section);
-    PERI_TRY(usable(writer, "peri_model_writer_begin"));
+    PERI_TRY(check_usable(writer, "peri_model_writer_begin"));
     peri__model_section *more = peri__realloc(writer->sections, sizeof *more * (size_t)(writer->n + 1));
     if (!more) return PERI_ENOMEM;
     writer->sections = more;
     end_section(writer);
-    PERI_TRY(align(writer));
+    PERI_TRY(align_section(writer));
     writer->sections[writer->n] = (peri__model_section){.offset = writer->at};
     XXH3_64bits_reset(writer->hash);
     writer->open = true;
@@ -150,17 +150,17 @@ peri_status peri_model_writer_begin(peri_model_writer *writer, int32_t *section)
 peri_status peri_model_writer_put(peri_model_writer *writer, const void *data, int64_t bytes)
 {
     PERI_NEED(writer);
-    PERI_TRY(usable(writer, "peri_model_writer_put"));
+    PERI_TRY(check_usable(writer, "peri_model_writer_put"));
     if (!writer->open) return peri__fail(PERI_EINVAL, "peri_model_writer_put: no section was begun");
     if (bytes < 0 || (bytes > 0 && !data))
         return peri__fail(PERI_EINVAL, "peri_model_writer_put: %lld bytes%s", (long long)bytes,
                           data ? "" : " at no place");
     XXH3_64bits_update(writer->hash, data, (size_t)bytes);
-    return put(writer, data, bytes);
+    return write_bytes(writer, data, bytes);
 }
 
 /** The code of a number; 0 where the scale is no use. */
-static int8_t code_of(float x, float scale)
+static int8_t code_of_number(float x, float scale)
 {
     return scale > 0 && scale <= FLT_MAX ? (int8_t)lrintf(fmaxf(-127, fminf(127, x / scale))) : 0;
 }
@@ -177,7 +177,7 @@ static void panel_as_codes(const float *panel, int64_t inner, char *to)
         }
         scales[c] = most / 127;
     }
-    for (int64_t i = 0; i < inner * PERI_PANEL; i++) to[i] = (char)code_of(panel[i], scales[i % PERI_PANEL]);
+    for (int64_t i = 0; i < inner * PERI_PANEL; i++) to[i] = (char)code_of_number(panel[i], scales[i % PERI_PANEL]);
     memcpy(to + inner * PERI_PANEL, scales, sizeof scales);
 }
 
@@ -280,12 +280,12 @@ peri_status peri_model_writer_finish(peri_model_writer *writer, const char *head
 {
     PERI_NEED(writer);
     PERI_NEED(header);
-    PERI_TRY(usable(writer, "peri_model_writer_finish"));
+    PERI_TRY(check_usable(writer, "peri_model_writer_finish"));
     if (bytes < 0 || bytes > PERI__MODEL_HEADER_MOST)
         return peri__fail(PERI_EINVAL, "peri_model_writer_finish: a header of %lld bytes, allowed: 0..%d",
                           (long long)bytes, PERI__MODEL_HEADER_MOST);
     end_section(writer);
-    PERI_TRY(align(writer));
+    PERI_TRY(align_section(writer));
     XXH128_hash_t digest = XXH3_128bits(header, (size_t)bytes);
     peri__model_preamble p = {.magic = PERI__MODEL_MAGIC,
                               .version = PERI_MODEL_VERSION,
@@ -294,11 +294,11 @@ peri_status peri_model_writer_finish(peri_model_writer *writer, const char *head
                               .file_bytes = (uint64_t)(writer->at + bytes),
                               .digest = {digest.low64, digest.high64}};
     p.checksum = XXH3_64bits(&p, offsetof(peri__model_preamble, checksum));
-    PERI_TRY(put(writer, header, bytes));
-    PERI_TRY(flush(writer));
-    if (peri__write_at(writer->fd, &p, sizeof p, 0) != sizeof p) return failed(writer, "it cannot be written");
-    if (fsync(writer->fd) != 0) return failed(writer, "it cannot be written");
-    if (close(writer->fd) != 0) return writer->fd = -1, failed(writer, "it cannot be written");
+    PERI_TRY(write_bytes(writer, header, bytes));
+    PERI_TRY(flush_buffer(writer));
+    if (peri__write_at(writer->fd, &p, sizeof p, 0) != sizeof p) return fail_writing(writer, "it cannot be written");
+    if (fsync(writer->fd) != 0) return fail_writing(writer, "it cannot be written");
+    if (close(writer->fd) != 0) return writer->fd = -1, fail_writing(writer, "it cannot be written");
     writer->fd = -1;
     writer->finished = true;
     return PERI_OK;
@@ -325,7 +325,7 @@ peri_status peri_model_writer_publish(peri_model_writer *writer)
     if (!writer->finished)
         return peri__fail(PERI_EINVAL, "peri_model_writer_publish: '%.200s' is not finished", writer->path);
     if (writer->published) return PERI_OK;
-    if (rename(writer->fresh, writer->path) != 0) return failed(writer, "it cannot get its name");
+    if (rename(writer->fresh, writer->path) != 0) return fail_writing(writer, "it cannot get its name");
     writer->published = true;
     sync_folder(writer->path);
     return PERI_OK;

@@ -34,7 +34,8 @@ static bool function_in(peri__model_operation *o, const char *const *names, int3
 }
 
 /** A view of @columns numbers: whether shape and strides stay inside. */
-static bool inside(const int64_t *shape, const int64_t *stride, int32_t ndim, int64_t offset, int64_t columns)
+static bool view_stays_inside(const int64_t *shape, const int64_t *stride, int32_t ndim, int64_t offset,
+                              int64_t columns)
 {
     if (offset < 0 || offset >= columns) return false;
     for (int32_t d = 0; d < ndim; d++) {
@@ -162,7 +163,8 @@ static peri_status check_binary(const checker *c, peri__model_operation *o, int6
     const int32_t ndim = (int32_t)o->sizes[0];
     const int64_t *shape = o->sizes + 1, *x = shape + ndim, *y = x + ndim;
     WANT(product_of(shape, ndim) == out, "its shape is not that of its result");
-    WANT(inside(shape, x, ndim, 0, columns_of(c, o, 0)) && inside(shape, y, ndim, 0, columns_of(c, o, 1)),
+    WANT(view_stays_inside(shape, x, ndim, 0, columns_of(c, o, 0)) &&
+         view_stays_inside(shape, y, ndim, 0, columns_of(c, o, 1)),
          "its strides lead out of its values");
     return PERI_OK;
 }
@@ -179,7 +181,7 @@ static peri_status check_elements(const checker *c, peri__model_operation *o, in
     const int32_t ndim = (int32_t)o->sizes[0];
     WANT(product_of(o->sizes + 1, ndim) == out, "its shape is not that of its result");
     for (int32_t i = 0; i < o->n_in; i++)
-        WANT(inside(o->sizes + 1, o->sizes + 1 + (i + 1) * ndim, ndim, 0, columns_of(c, o, i)),
+        WANT(view_stays_inside(o->sizes + 1, o->sizes + 1 + (i + 1) * ndim, ndim, 0, columns_of(c, o, i)),
              "its strides lead out of its values");
     return PERI_OK;
 }
@@ -190,7 +192,7 @@ static peri_status check_copy(const checker *c, const peri__model_operation *o, 
          "it wants the sizes dimensions, offset, shape, strides");
     const int32_t ndim = (int32_t)o->sizes[0];
     WANT(product_of(o->sizes + 2, ndim) == out, "its shape is not that of its result");
-    WANT(inside(o->sizes + 2, o->sizes + 2 + ndim, ndim, o->sizes[1], columns_of(c, o, 0)),
+    WANT(view_stays_inside(o->sizes + 2, o->sizes + 2 + ndim, ndim, o->sizes[1], columns_of(c, o, 0)),
          "its strides lead out of its value");
     return PERI_OK;
 }
@@ -265,7 +267,8 @@ static peri_status check_matmul(const checker *c, const peri__model_operation *o
     const int64_t *s = o->sizes, x[] = {s[0], s[1], s[3]}, y[] = {s[0], s[3], s[2]};
     const int64_t factors[] = {s[3], s[1]}, panels[] = {s[3], s[2] + PERI_PANEL};
     WANT(product_of(factors, 2) > 0 && product_of(panels, 2) > 0, "its sizes are too large");
-    WANT(inside(x, s + 4, 3, 0, columns_of(c, o, 0)) && inside(y, s + 7, 3, 0, columns_of(c, o, 1)),
+    WANT(view_stays_inside(x, s + 4, 3, 0, columns_of(c, o, 0)) &&
+         view_stays_inside(y, s + 7, 3, 0, columns_of(c, o, 1)),
          "its strides lead out of its values");
     return PERI_OK;
 }
@@ -330,7 +333,7 @@ static peri_status check_pick(const checker *c, const peri__model_operation *o, 
     const int32_t ndim = (int32_t)s[2];
     WANT(product_of(s + 3, ndim) == out && columns_of(c, o, 1) == out, "its shape is not that of its result");
     WANT(s[0] >= 1 && s[1] >= 1 && product_of(s, 2) > 0 && (s[0] - 1) * s[1] < columns &&
-             inside(s + 3, s + 3 + ndim, ndim, (s[0] - 1) * s[1], columns),
+             view_stays_inside(s + 3, s + 3 + ndim, ndim, (s[0] - 1) * s[1], columns),
          "its strides lead out of its value");
     return PERI_OK;
 }
@@ -349,7 +352,7 @@ static peri_status check_put(const checker *c, peri__model_operation *o, int64_t
     WANT(all > 0 && all == columns_of(c, o, 1) && all == columns_of(c, o, 2),
          "its shape is not that of its places and of what it puts there");
     WANT(s[0] >= 1 && s[0] <= PERI__MODEL_WHOLE && s[1] >= 1 && product_of(s, 2) > 0 && (s[0] - 1) * s[1] < out &&
-             inside(s + 3, s + 3 + ndim, ndim, (s[0] - 1) * s[1], out),
+             view_stays_inside(s + 3, s + 3 + ndim, ndim, (s[0] - 1) * s[1], out),
          "its strides lead out of its value");
     return PERI_OK;
 }

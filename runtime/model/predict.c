@@ -71,7 +71,7 @@ static void run_linear(const run *r)
 }
 
 /** One of a sample's matrices of @s: its left factor, in rows that lie together. */
-static const float *left(const int64_t *s, const float *x, float *room)
+static const float *left_factor(const int64_t *s, const float *x, float *room)
 {
     if (s[6] == 1) return x;
     for (int64_t i = 0; i < s[1]; i++)
@@ -87,9 +87,10 @@ static void run_matmul(const run *r)
         const float *x = in(r, 0) + b / s[0] * in_step(r, 0) + b % s[0] * s[4];
         const float *y = in(r, 1) + b / s[0] * in_step(r, 1) + b % s[0] * s[7];
         peri_panel_pack(panels, y, s[2], s[3], s[9], s[8]);
-        const peri_k_panel_product_args args = {.y = r->out + b * s[1] * s[2], .x = left(s, x, room), .panels = panels,
-                                                .act = PERI_UNARY_IDENTITY, .inner = s[3], .cols = s[2],
-                                                .x_stride = s[6] == 1 ? s[5] : s[3], .y_stride = s[2]};
+        const peri_k_panel_product_args args =
+            {.y = r->out + b * s[1] * s[2], .x = left_factor(s, x, room), .panels = panels,
+             .act = PERI_UNARY_IDENTITY, .inner = s[3], .cols = s[2],
+             .x_stride = s[6] == 1 ? s[5] : s[3], .y_stride = s[2]};
         CALL(r, panel_product, &args, s[1]);
     }
 }
@@ -141,13 +142,13 @@ static void run_binary(const run *r)
 
 /** Dimensions [d, ndim) of one sample of compare (1 or 2 values) and where (3), in row-major order; returns the end of
  *  what was written. */
-static float *choose(const run *r, float *to, const float *const *x, int32_t d)
+static float *choose_elements(const run *r, float *to, const float *const *x, int32_t d)
 {
     const int32_t ndim = (int32_t)r->o->sizes[0], n = r->o->n_in;
     const int64_t size = r->o->sizes[1 + d];
     const float *at[3] = {x[0], x[n > 1], x[n > 2 ? 2 : 0]};
     for (int64_t i = 0; i < size; i++) {
-        if (d + 1 < ndim) to = choose(r, to, at, d + 1);
+        if (d + 1 < ndim) to = choose_elements(r, to, at, d + 1);
         else if (n == 3) *to++ = *at[0] != 0 ? *at[1] : *at[2];
         else *to++ = peri_compared(r->o->code, *at[0], n == 2 ? *at[1] : (float)r->o->numbers[0]) ? 1.0f : 0.0f;
         for (int32_t k = 0; k < n; k++) at[k] += r->o->sizes[1 + (k + 1) * ndim + d];
@@ -160,7 +161,7 @@ static void run_compare(const run *r)
     for (int64_t b = 0; b < r->n; b++) {
         const float *x[3] = {NULL};
         for (int32_t k = 0; k < r->o->n_in; k++) x[k] = in(r, k) + b * in_step(r, k);
-        choose(r, r->out + b * r->columns, x, 0);
+        choose_elements(r, r->out + b * r->columns, x, 0);
     }
 }
 
@@ -380,12 +381,12 @@ static void run_search(const run *r)
 }
 
 /** Dimensions [d, ndim) of one sample of pick, in row-major order; @places moves on with @to. */
-static float *pick(const run *r, float *to, const float *x, const float **places, int32_t d)
+static float *pick_elements(const run *r, float *to, const float *x, const float **places, int32_t d)
 {
     const int64_t *s = r->o->sizes, *shape = s + 3, *stride = shape + s[2];
     for (int64_t i = 0; i < shape[d]; i++, x += stride[d]) {
         if (d + 1 < s[2]) {
-            to = pick(r, to, x, places, d + 1);
+            to = pick_elements(r, to, x, places, d + 1);
             continue;
         }
         const float place = *(*places)++;
@@ -399,17 +400,17 @@ static void run_pick(const run *r)
 {
     for (int64_t b = 0; b < r->n; b++) {
         const float *places = in(r, 1) + b * in_step(r, 1);
-        pick(r, r->out + b * r->columns, in(r, 0) + b * in_step(r, 0), &places, 0);
+        pick_elements(r, r->out + b * r->columns, in(r, 0) + b * in_step(r, 0), &places, 0);
     }
 }
 
 /** Dimensions [d, ndim) of one sample of put, in row-major order; @places and @src move on. */
-static void put(const run *r, float *to, const float **places, const float **src, int32_t d)
+static void put_elements(const run *r, float *to, const float **places, const float **src, int32_t d)
 {
     const int64_t *s = r->o->sizes, *shape = s + 3, *stride = shape + s[2];
     for (int64_t i = 0; i < shape[d]; i++, to += stride[d]) {
         if (d + 1 < s[2]) {
-            put(r, to, places, src, d + 1);
+            put_elements(r, to, places, src, d + 1);
             continue;
         }
         const float place = *(*places)++, x = *(*src)++;
@@ -425,7 +426,7 @@ static void run_put(const run *r)
         const float *places = in(r, 1) + b * in_step(r, 1), *src = in(r, 2) + b * in_step(r, 2);
         float *out = r->out + b * r->columns;
         memcpy(out, in(r, 0) + b * in_step(r, 0), sizeof *out * (size_t)r->columns);
-        put(r, out, &places, &src, 0);
+        put_elements(r, out, &places, &src, 0);
     }
 }
 
@@ -502,7 +503,8 @@ static void lists_of_block(peri_model_context *c, int64_t first, int64_t n, cons
 }
 
 /** The numbers of samples from @first on, or of their lists' members, that the caller gives for value @v. */
-static const float *given(const peri_model_context *c, int32_t v, int64_t first, const peri_model_values *inputs)
+static const float *given_numbers(const peri_model_context *c, int32_t v, int64_t first,
+                                  const peri_model_values *inputs)
 {
     const peri__model_value *value = &c->model->values[v];
     const peri_model_values *from = &inputs[value->input];
@@ -532,7 +534,7 @@ static void run_samples(peri_model_context *c, int64_t first, int64_t n, const p
     ask_for_rows(&r);
     lists_of_block(c, first, n, inputs);
     for (int32_t v = 0; v < m->n_values; v++)
-        if (m->values[v].input >= 0) c->at[v] = given(c, v, first, inputs);
+        if (m->values[v].input >= 0) c->at[v] = given_numbers(c, v, first, inputs);
     for (int32_t i = 0; i < m->n_operations; i++) {
         r.o = &m->operations[i];
         r.out = c->values[r.o->out];
@@ -545,7 +547,7 @@ static void run_samples(peri_model_context *c, int64_t first, int64_t n, const p
 }
 
 /** Numbers of output @i for samples [first, first + n), behind those of the samples before. */
-static void give(const peri_model_context *c, int32_t i, int64_t first, int64_t n, float *to, int64_t *offsets)
+static void give_output(const peri_model_context *c, int32_t i, int64_t first, int64_t n, float *to, int64_t *offsets)
 {
     const int64_t columns = c->model->outputs[i].columns;
     const float *result = c->values[c->model->output_values[i]];
@@ -577,8 +579,8 @@ static peri_status check_outputs(const char *function, const peri_model *m, floa
     return PERI_OK;
 }
 
-static peri_status answer(const char *function, peri_model_context *context, int64_t batch,
-                          const peri_model_values *inputs, float *const *outputs, int64_t *const *offsets)
+static peri_status predict_batch(const char *function, peri_model_context *context, int64_t batch,
+                                 const peri_model_values *inputs, float *const *outputs, int64_t *const *offsets)
 {
     const peri_model *m = context->model;
     if (batch < 0 || batch > context->max_batch)
@@ -591,7 +593,7 @@ static peri_status answer(const char *function, peri_model_context *context, int
         n = peri__model_block_of(context, first, batch, inputs);
         run_samples(context, first, n, inputs);
         for (int32_t i = 0; i < m->n_outputs; i++)
-            if (outputs[i]) give(context, i, first, n, outputs[i], offsets ? offsets[i] : NULL);
+            if (outputs[i]) give_output(context, i, first, n, outputs[i], offsets ? offsets[i] : NULL);
     }
     return peri__model_unchanged(function, m);
 }
@@ -600,7 +602,7 @@ peri_status peri_model_predict(peri_model_context *context, int64_t batch, const
                                float *const *outputs)
 {
     PERI_NEED(context);
-    return answer("peri_model_predict", context, batch, inputs, outputs, NULL);
+    return predict_batch("peri_model_predict", context, batch, inputs, outputs, NULL);
 }
 
 peri_status peri_model_predict_lists(peri_model_context *context, int64_t batch, const peri_model_values *inputs,
@@ -609,5 +611,5 @@ peri_status peri_model_predict_lists(peri_model_context *context, int64_t batch,
     static const char f[] = "peri_model_predict_lists";
     PERI_NEED(context);
     if (!offsets) return peri__fail(PERI_EINVAL, "%s: offsets is missing", f);
-    return answer(f, context, batch, inputs, outputs, offsets);
+    return predict_batch(f, context, batch, inputs, outputs, offsets);
 }

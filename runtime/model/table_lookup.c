@@ -38,7 +38,7 @@ void peri__model_rows_of(const run *r, const peri__model_rows *rows, const void 
     CALL(r, tbe_forward, &forward, 1);
 }
 
-static void look_up(const run *r, const peri__model_bag *bag, const lists *l)
+static void look_up_rows(const run *r, const peri__model_bag *bag, const lists *l)
 {
     const peri_model *m = r->c->model;
     const peri__model_rows *rows = &m->rows[bag->table];
@@ -46,7 +46,7 @@ static void look_up(const run *r, const peri__model_bag *bag, const lists *l)
 }
 
 /** The weights of lists whose offsets are @offsets[n + 1], by places. */
-static const float *weights_of(const run *r, const peri__model_bag *bag, const int64_t *offsets, int64_t n)
+static const float *place_weights(const run *r, const peri__model_bag *bag, const int64_t *offsets, int64_t n)
 {
     const float *places = r->c->at[bag->positions];
     for (int64_t b = 0; b < n; b++)
@@ -56,7 +56,7 @@ static const float *weights_of(const run *r, const peri__model_bag *bag, const i
 
 /** The same where rows of raw ids, or weights of places, are made first: of as many samples at a time as the context
  *  has room for. */
-static void look_up_made(const run *r, const peri__model_bag *bag, const lists *all)
+static void look_up_made_rows(const run *r, const peri__model_bag *bag, const lists *all)
 {
     lists part = *all;
     for (int64_t first = 0; first < all->n; first += part.n) {
@@ -67,21 +67,21 @@ static void look_up_made(const run *r, const peri__model_bag *bag, const lists *
         part.ids = all->ids + begin;
         part.offsets = r->c->moved;
         part.weights = all->weights ? all->weights + begin : NULL;
-        if (bag->positions >= 0) part.weights = weights_of(r, bag, part.offsets, part.n);
+        if (bag->positions >= 0) part.weights = place_weights(r, bag, part.offsets, part.n);
         if (bag->map >= 0) {
             peri__model_map_find(r->c->model, &r->c->model->maps[bag->map], part.ids, offsets[part.n] - begin,
                                  r->c->rows);
             part.ids = r->c->rows;
         }
         part.out = all->out + first * all->out_stride;
-        look_up(r, bag, &part);
+        look_up_rows(r, bag, &part);
     }
 }
 
 void peri__model_look_up(const run *r, const peri__model_bag *bag, const lists *all)
 {
-    if ((bag->map < 0 && bag->positions < 0) || all->offsets[all->n] == all->offsets[0]) look_up(r, bag, all);
-    else look_up_made(r, bag, all);
+    if ((bag->map < 0 && bag->positions < 0) || all->offsets[all->n] == all->offsets[0]) look_up_rows(r, bag, all);
+    else look_up_made_rows(r, bag, all);
 }
 
 lists peri__model_lists(const run *r, const peri__model_bag *bag)

@@ -46,7 +46,7 @@ static int64_t sort_keys(void) { return peri__tune(PERI__TUNE_sort_ids); }
 /** The kernel that the backend which this thread loads asked for last without getting it; "": none. */
 static _Thread_local char missed[96];
 
-static void (*kernel(const char *name, int64_t args))(const void *args, int64_t begin, int64_t end)
+static void (*kernel_named(const char *name, int64_t args))(const void *args, int64_t begin, int64_t end)
 {
     int32_t n;
     bool other = false;
@@ -76,7 +76,7 @@ static const peri_plugin_host host = {
     .alloc_zero = peri__alloc_zero,
     .free = peri__free,
     .parallel_for = peri__parallel_for,
-    .kernel = kernel,
+    .kernel = kernel_named,
     .fault = peri__fault,
     .time_ns = peri_time_ns,
     .pause = peri_pause,

@@ -34,17 +34,17 @@ static void print_number(peri__buffer *b, float x)
     peri__buffer_append(b, text, peri__serve_print(text, x));
 }
 
-static void word(peri__buffer *b, const char *text) { peri__buffer_append(b, text, (int64_t)strlen(text)); }
+static void print_word(peri__buffer *b, const char *text) { peri__buffer_append(b, text, (int64_t)strlen(text)); }
 
 /** The first @n numbers of a sample of @width: one alone, or a list. */
 static void print_sample(peri__buffer *b, const float *numbers, int64_t n, int64_t width)
 {
-    if (width != 1) word(b, "[");
+    if (width != 1) print_word(b, "[");
     for (int64_t i = 0; i < n; i++) {
-        if (i) word(b, ",");
+        if (i) print_word(b, ",");
         print_number(b, numbers[i]);
     }
-    if (width != 1) word(b, "]");
+    if (width != 1) print_word(b, "]");
 }
 
 /** An answer while it is written. */
@@ -57,15 +57,15 @@ typedef struct writer {
 } writer;
 
 /** Where sample @i's numbers of output @k begin, counted in widths. */
-static int64_t begin_of(const writer *w, int32_t k, int64_t i)
+static int64_t place_of_sample(const writer *w, int32_t k, int64_t i)
 {
     return w->facts->outputs[k].listed ? w->offsets[k][i] : i;
 }
-static int64_t begin(const writer *w, int32_t k) { return begin_of(w, k, w->q->first); }
-static int64_t end(const writer *w, int32_t k) { return begin_of(w, k, w->q->first + w->q->samples); }
+static int64_t sample_begin(const writer *w, int32_t k) { return place_of_sample(w, k, w->q->first); }
+static int64_t sample_end(const writer *w, int32_t k) { return place_of_sample(w, k, w->q->first + w->q->samples); }
 
 /** How many of output @k's numbers the question wants. */
-static int64_t shown(const writer *w, int32_t k)
+static int64_t numbers_shown(const writer *w, int32_t k)
 {
     const peri__serve_output *o = &w->facts->outputs[k];
     return o->best && w->q->k > 0 ? peri__min(w->q->k, o->width) : o->width;
@@ -75,22 +75,22 @@ static int64_t shown(const writer *w, int32_t k)
 static void print_output(const writer *w, int32_t k, int64_t i)
 {
     const int64_t width = w->facts->outputs[k].width;
-    if (!w->facts->outputs[k].listed) return print_sample(w->b, w->outputs[k] + i * width, shown(w, k), width);
-    word(w->b, "[");
+    if (!w->facts->outputs[k].listed) return print_sample(w->b, w->outputs[k] + i * width, numbers_shown(w, k), width);
+    print_word(w->b, "[");
     for (int64_t n = w->offsets[k][i]; n < w->offsets[k][i + 1]; n++) {
-        if (n > w->offsets[k][i]) word(w->b, ",");
+        if (n > w->offsets[k][i]) print_word(w->b, ",");
         print_sample(w->b, w->outputs[k] + n * width, width, width);
     }
-    word(w->b, "]");
+    print_word(w->b, "]");
 }
 
-static peri_status check(const writer *w)
+static peri_status check_finite(const writer *w)
 {
     for (int32_t k = 0; k < w->facts->n_outputs; k++) {
         const int64_t width = w->facts->outputs[k].width;
         int64_t sample = w->q->first;
-        for (int64_t i = begin(w, k) * width; w->q->wanted[k] && i < end(w, k) * width; i++) {
-            while (i >= begin_of(w, k, sample + 1) * width) sample++;
+        for (int64_t i = sample_begin(w, k) * width; w->q->wanted[k] && i < sample_end(w, k) * width; i++) {
+            while (i >= place_of_sample(w, k, sample + 1) * width) sample++;
             if (!isfinite(w->outputs[k][i]))
                 return peri__fail(PERI_EINVAL, "output '%s' of sample %lld is %f", w->facts->outputs[k].name,
                                   (long long)(sample - w->q->first), (double)w->outputs[k][i]);
@@ -104,47 +104,47 @@ static void write_rows(const writer *w)
 {
     peri__buffer *b = w->b;
     const peri__serve_facts *facts = w->facts;
-    word(b, "{\"predictions\":[");
+    print_word(b, "{\"predictions\":[");
     for (int64_t i = w->q->first; i < w->q->first + w->q->samples; i++) {
-        if (i > w->q->first) word(b, ",");
-        if (facts->n_outputs != 1) word(b, "{");
+        if (i > w->q->first) print_word(b, ",");
+        if (facts->n_outputs != 1) print_word(b, "{");
         for (int32_t k = 0; k < facts->n_outputs; k++) {
             if (facts->n_outputs != 1) {
-                if (k) word(b, ",");
+                if (k) print_word(b, ",");
                 peri__buffer_quote(b, facts->outputs[k].name);
-                word(b, ":");
+                print_word(b, ":");
             }
             print_output(w, k, i);
         }
-        if (facts->n_outputs != 1) word(b, "}");
+        if (facts->n_outputs != 1) print_word(b, "}");
     }
-    word(b, "]}\n");
+    print_word(b, "]}\n");
 }
 
 static void write_column(const writer *w, int32_t k)
 {
-    word(w->b, "[");
+    print_word(w->b, "[");
     for (int64_t i = w->q->first; i < w->q->first + w->q->samples; i++) {
-        if (i > w->q->first) word(w->b, ",");
+        if (i > w->q->first) print_word(w->b, ",");
         print_output(w, k, i);
     }
-    word(w->b, "]");
+    print_word(w->b, "]");
 }
 
 static void write_columns(const writer *w)
 {
     peri__buffer *b = w->b;
     const peri__serve_facts *facts = w->facts;
-    word(b, facts->n_outputs == 1 ? "{\"outputs\":" : "{\"outputs\":{");
+    print_word(b, facts->n_outputs == 1 ? "{\"outputs\":" : "{\"outputs\":{");
     for (int32_t k = 0; k < facts->n_outputs; k++) {
         if (facts->n_outputs != 1) {
-            if (k) word(b, ",");
+            if (k) print_word(b, ",");
             peri__buffer_quote(b, facts->outputs[k].name);
-            word(b, ":");
+            print_word(b, ":");
         }
         write_column(w, k);
     }
-    word(b, facts->n_outputs == 1 ? "}\n" : "}}\n");
+    print_word(b, facts->n_outputs == 1 ? "}\n" : "}}\n");
 }
 
 /** A tensor's head: its name with @more behind, and shape [rows] or [rows, width]. */
@@ -152,39 +152,40 @@ static void write_head(const writer *w, int32_t k, const char *more, int64_t row
 {
     char name[256];
     snprintf(name, sizeof name, "%s%s", w->facts->outputs[k].name, more);
-    word(w->b, "{\"name\":");
+    print_word(w->b, "{\"name\":");
     peri__buffer_quote(w->b, name);
     peri__buffer_print(w->b, flat ? ",\"shape\":[%" PRId64 "]" : ",\"shape\":[%" PRId64 ",%" PRId64 "]", rows,
-                       shown(w, k));
+                       numbers_shown(w, k));
     peri__buffer_print(w->b, ",\"datatype\":\"%s\"", datatype);
 }
 
 static void write_tensor(const writer *w, int32_t k)
 {
-    const int64_t width = w->facts->outputs[k].width, n = shown(w, k), rows = end(w, k) - begin(w, k);
+    const int64_t width = w->facts->outputs[k].width, n = numbers_shown(w, k), rows =
+        sample_end(w, k) - sample_begin(w, k);
     write_head(w, k, "", rows, width == 1, "FP32");
     if (w->q->binary[k]) {
         peri__buffer_print(w->b, ",\"parameters\":{\"binary_data_size\":%" PRId64 "}}",
                            rows * n * (int64_t)sizeof(float));
         return;
     }
-    word(w->b, ",\"data\":[");
+    print_word(w->b, ",\"data\":[");
     for (int64_t i = 0; i < rows * n; i++) {
-        if (i > 0) word(w->b, ",");
-        print_number(w->b, w->outputs[k][(begin(w, k) + i / n) * width + i % n]);
+        if (i > 0) print_word(w->b, ",");
+        print_number(w->b, w->outputs[k][(sample_begin(w, k) + i / n) * width + i % n]);
     }
-    word(w->b, "]}");
+    print_word(w->b, "]}");
 }
 
 /** How many of a listed output's rows each sample has. */
 static void write_lengths(const writer *w, int32_t k)
 {
-    word(w->b, ",");
+    print_word(w->b, ",");
     write_head(w, k, ".lengths", w->q->samples, true, "INT64");
-    word(w->b, ",\"data\":[");
+    print_word(w->b, ",\"data\":[");
     for (int64_t i = w->q->first; i < w->q->first + w->q->samples; i++)
         peri__buffer_print(w->b, i > w->q->first ? ",%" PRId64 : "%" PRId64, w->offsets[k][i + 1] - w->offsets[k][i]);
-    word(w->b, "]}");
+    print_word(w->b, "]}");
 }
 
 /** Returns the bytes of JSON if binary tensors follow, else 0. */
@@ -193,29 +194,30 @@ static int64_t write_v2(const writer *w)
     peri__buffer *b = w->b;
     const peri__serve_facts *facts = w->facts;
     bool any = false, first = true;
-    word(b, "{\"model_name\":");
+    print_word(b, "{\"model_name\":");
     peri__buffer_quote(b, facts->name);
-    word(b, ",\"model_version\":");
+    print_word(b, ",\"model_version\":");
     peri__buffer_quote(b, facts->version);
     if (*w->q->id) {
-        word(b, ",\"id\":");
+        print_word(b, ",\"id\":");
         peri__buffer_quote(b, w->q->id);
     }
-    word(b, ",\"outputs\":[");
+    print_word(b, ",\"outputs\":[");
     for (int32_t k = 0; k < facts->n_outputs; k++) {
         if (!w->q->wanted[k]) continue;
-        if (!first) word(b, ",");
+        if (!first) print_word(b, ",");
         first = false;
         any |= w->q->binary[k];
         write_tensor(w, k);
         if (facts->outputs[k].listed) write_lengths(w, k);
     }
-    word(b, any ? "]}" : "]}\n");
+    print_word(b, any ? "]}" : "]}\n");
     int64_t json = any ? b->bytes : 0;
     for (int32_t k = 0; k < facts->n_outputs; k++) {
         /* rows at once */
-        const int64_t width = facts->outputs[k].width, n = shown(w, k), each = n == width ? end(w, k) - begin(w, k) : 1;
-        for (int64_t i = begin(w, k); w->q->wanted[k] && w->q->binary[k] && i < end(w, k); i += each)
+        const int64_t width = facts->outputs[k].width, n = numbers_shown(w, k), each = n == width
+            ? sample_end(w, k) - sample_begin(w, k) : 1;
+        for (int64_t i = sample_begin(w, k); w->q->wanted[k] && w->q->binary[k] && i < sample_end(w, k); i += each)
             peri__buffer_append(b, (const char *)(w->outputs[k] + i * width), each * n * (int64_t)sizeof(float));
     }
     return json;
@@ -228,7 +230,7 @@ peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_
     peri__buffer b = {0};
     const writer w = {&b, facts, question, outputs, offsets};
     int64_t json = 0;
-    PERI_TRY(check(&w));
+    PERI_TRY(check_finite(&w));
     if (question->form == PERI__SERVE_ROWS) write_rows(&w);
     else if (question->form == PERI__SERVE_COLUMNS) write_columns(&w);
     else json = write_v2(&w);
@@ -246,48 +248,48 @@ static void describe_input(peri__buffer *b, const peri__serve_facts *facts, cons
 {
     static const char *const kinds[] = {"numbers", "ids", "weights"};
     const bool ids = in->kind == PERI__SERVE_IDS;
-    word(b, "{\"name\":");
+    print_word(b, "{\"name\":");
     peri__buffer_quote(b, in->name);
     peri__buffer_print(b, ",\"datatype\":\"%s\"", ids ? (in->whole ? "INT64" : "UINT64") : "FP32");
-    if (in->kind != PERI__SERVE_NUMBERS) word(b, ",\"shape\":[-1,-1]");
-    else if (in->width == 1) word(b, ",\"shape\":[-1]");
+    if (in->kind != PERI__SERVE_NUMBERS) print_word(b, ",\"shape\":[-1,-1]");
+    else if (in->width == 1) print_word(b, ",\"shape\":[-1]");
     else peri__buffer_print(b, ",\"shape\":[-1,%" PRId64 "]", in->width);
     peri__buffer_print(b, ",\"parameters\":{\"kind\":\"%s\"", in->whole ? "whole" : kinds[in->kind]);
-    if (in->whole) word(b, ",\"least\":\"-9223372036854775808\",\"most\":\"9223372036854775807\"");
+    if (in->whole) print_word(b, ",\"least\":\"-9223372036854775808\",\"most\":\"9223372036854775807\"");
     else if (ids) /* rows 0: all ids up to 2^64 - 1 */
         peri__buffer_print(b, ",\"least\":\"0\",\"most\":\"%" PRIu64 "\"", in->rows - 1);
     if (ids && in->length > 0) peri__buffer_print(b, ",\"length\":%" PRId64, in->length);
     if (in->same || in->counts || in->kind == PERI__SERVE_WEIGHTS) {
-        word(b, in->counts ? ",\"counts\":" : ",\"like\":");
+        print_word(b, in->counts ? ",\"counts\":" : ",\"like\":");
         peri__buffer_quote(b, facts->inputs[in->of].name);
     }
-    word(b, in->optional ? ",\"optional\":true" : ",\"optional\":false");
-    if (ids && !in->whole) word(b, in->skip ? ",\"unknown\":\"skip\"" : ",\"unknown\":\"refuse\"");
-    word(b, "}}");
+    print_word(b, in->optional ? ",\"optional\":true" : ",\"optional\":false");
+    if (ids && !in->whole) print_word(b, in->skip ? ",\"unknown\":\"skip\"" : ",\"unknown\":\"refuse\"");
+    print_word(b, "}}");
 }
 
 peri_status peri__serve_describe(const peri__serve_facts *facts, char **out, int64_t *bytes)
 {
     peri__buffer b = {0};
-    word(&b, "{\"name\":");
+    print_word(&b, "{\"name\":");
     peri__buffer_quote(&b, facts->name);
-    word(&b, ",\"versions\":[");
+    print_word(&b, ",\"versions\":[");
     peri__buffer_quote(&b, facts->version);
-    word(&b, "],\"platform\":\"perilune\",\"inputs\":[");
+    print_word(&b, "],\"platform\":\"perilune\",\"inputs\":[");
     for (int32_t f = 0; f < facts->n_inputs; f++) {
-        if (f) word(&b, ",");
+        if (f) print_word(&b, ",");
         describe_input(&b, facts, &facts->inputs[f]);
     }
-    word(&b, "],\"outputs\":[");
+    print_word(&b, "],\"outputs\":[");
     for (int32_t k = 0; k < facts->n_outputs; k++) {
-        word(&b, k ? ",{\"name\":" : "{\"name\":");
+        print_word(&b, k ? ",{\"name\":" : "{\"name\":");
         peri__buffer_quote(&b, facts->outputs[k].name);
-        word(&b, facts->outputs[k].listed ? ",\"datatype\":\"FP32\",\"shape\":[-1,-1"
+        print_word(&b, facts->outputs[k].listed ? ",\"datatype\":\"FP32\",\"shape\":[-1,-1"
                                           : ",\"datatype\":\"FP32\",\"shape\":[-1");
         if (facts->outputs[k].width != 1) peri__buffer_print(&b, ",%" PRId64, facts->outputs[k].width);
-        word(&b, "]}");
+        print_word(&b, "]}");
     }
-    word(&b, "]}\n");
+    print_word(&b, "]}\n");
     if (b.status < 0) {
         peri__free(b.data);
         return b.status;

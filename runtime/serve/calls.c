@@ -47,7 +47,7 @@ bool peri__server_sound(peri__server *server)
 /* -- answers ------------------------------------------------------------------------------------------------------- */
 
 /** Copy @text, with a '?' for each byte that is not part of UTF-8: all answers are JSON. */
-static void clean(char *to, size_t room, const char *text)
+static void copy_utf8(char *to, size_t room, const char *text)
 {
     size_t n = 0;
     while (*text && n + 5 < room) {
@@ -61,7 +61,7 @@ static void clean(char *to, size_t room, const char *text)
 void peri__server_note(peri__server *s, const char *note)
 {
     pthread_mutex_lock(&s->lock);
-    clean(s->note, sizeof s->note, note);
+    copy_utf8(s->note, sizeof s->note, note);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -70,7 +70,7 @@ peri__http_reply peri__serve_error(int status, const char *why)
     static char sorry[] = "{\"error\":\"no memory\"}\n";
     char text[PERI_MESSAGE_MAX + 8];
     peri__buffer b = {0};
-    clean(text, sizeof text, why);
+    copy_utf8(text, sizeof text, why);
     peri__buffer_append(&b, "{\"error\":", 9);
     peri__buffer_quote(&b, text);
     peri__buffer_append(&b, "}\n", 2);

@@ -82,7 +82,7 @@ struct peri__http {
 /* -- what the kernel knows of a socket ----------------------------------------------------------------------------- */
 
 /** How many bytes a socket has received; @left (may be NULL): whether its peer has closed. */
-static uint64_t received(int fd, bool *left)
+static uint64_t bytes_received(int fd, bool *left)
 {
     struct tcp_info info;
     socklen_t bytes = sizeof info;
@@ -100,7 +100,7 @@ bool peri__http_left(const peri__http_call *call)
 
 /* -- connections --------------------------------------------------------------------------------------------------- */
 
-static void event(peri__http *http, int kind) { http->owner.event(http->owner.ctx, kind); }
+static void count_event(peri__http *http, int kind) { http->owner.event(http->owner.ctx, kind); }
 
 /** With the lock: make the library close a connection. @why: an event; -1: none, its client has left. */
 static void end_link(peri__http_link *link, int why)
@@ -108,12 +108,12 @@ static void end_link(peri__http_link *link, int why)
     if (link->ending) return;
     link->ending = true;
     shutdown(link->fd, SHUT_RDWR);
-    if (why >= 0) event(link->http, why);
+    if (why >= 0) count_event(link->http, why);
 }
 
-static void enter(peri__http_link *link, int state)
+static void enter_state(peri__http_link *link, int state)
 {
-    const uint64_t bytes = state == IDLE ? received(link->fd, NULL) : 0;
+    const uint64_t bytes = state == IDLE ? bytes_received(link->fd, NULL) : 0;
     pthread_mutex_lock(&link->http->lock);
     link->state = state;
     link->since_ns = peri_time_ns();
@@ -147,7 +147,7 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **c
         http->links = link;
         http->n_links++;
         pthread_mutex_unlock(&http->lock);
-        event(http, PERI__HTTP_ACCEPTED);
+        count_event(http, PERI__HTTP_ACCEPTED);
         return;
     }
     peri__http_link *link = *context;
@@ -161,7 +161,7 @@ static void on_connection(void *cls, struct MHD_Connection *connection, void **c
     http->n_links--;
     pthread_mutex_unlock(&http->lock);
     peri__free(link);
-    event(http, PERI__HTTP_CLOSED);
+    count_event(http, PERI__HTTP_CLOSED);
 }
 
 /** Library: whether to accept. */
@@ -179,12 +179,12 @@ static enum MHD_Result on_accept(void *cls, const struct sockaddr *address, sock
         if (!oldest || http->n_links >= http->options.most_connections + SPARE_CONNECTIONS / 2) accept = MHD_NO;
     }
     pthread_mutex_unlock(&http->lock);
-    if (accept == MHD_NO) event(http, PERI__HTTP_FULL);
+    if (accept == MHD_NO) count_event(http, PERI__HTTP_FULL);
     return accept;
 }
 
 /** With the lock: end the connection if its time is over. */
-static void look_at(peri__http_link *link, int64_t now)
+static void check_deadline(peri__http_link *link, int64_t now)
 {
     const peri__http_options *o = &link->http->options;
     if (link->ending || link->state == WORKING) return;
@@ -194,7 +194,7 @@ static void look_at(peri__http_link *link, int64_t now)
     }
     if (link->stirred) {
         bool left;
-        if (received(link->fd, &left) != link->received && !link->began_ns) link->began_ns = now;
+        if (bytes_received(link->fd, &left) != link->received && !link->began_ns) link->began_ns = now;
         if (left && now - link->since_ns > TICK_MS * 1000000L) return end_link(link, -1);
         link->stirred = left; /* looked at again, once the library has had its time to see the end */
     }
@@ -215,7 +215,7 @@ static void see_arrivals(peri__http *http)
     }
 }
 
-static void *watch(void *ctx)
+static void *watch_connections(void *ctx)
 {
     peri__http *http = ctx;
     pthread_mutex_lock(&http->lock);
@@ -223,7 +223,7 @@ static void *watch(void *ctx)
         struct timespec t;
         see_arrivals(http);
         int64_t now = peri_time_ns();
-        for (peri__http_link *l = http->links; l; l = l->next) look_at(l, now);
+        for (peri__http_link *l = http->links; l; l = l->next) check_deadline(l, now);
         clock_gettime(CLOCK_MONOTONIC, &t);
         t.tv_nsec += TICK_MS * 1000000L;
         if (t.tv_nsec >= 1000000000L) t.tv_sec++, t.tv_nsec -= 1000000000L;
@@ -320,7 +320,7 @@ static bool own_origin(const headers *h)
 }
 
 /** Why the framing or the origin of a request is refused, with its status; NULL: it is not. */
-static const char *objection(const peri__http *http, const headers *h, const char *version, int *status)
+static const char *objection_to_headers(const peri__http *http, const headers *h, const char *version, int *status)
 {
     *status = 415;
     if (h->content && strcasecmp(h->content, "identity") != 0) return "Content-Encoding: bodies are taken as they are";
@@ -342,13 +342,13 @@ static const char *objection(const peri__http *http, const headers *h, const cha
 
 /* -- replies ------------------------------------------------------------------------------------------------------- */
 
-static void release(void *p) { peri__free(p); }
+static void free_body(void *p) { peri__free(p); }
 
 static enum MHD_Result send_reply(struct MHD_Connection *connection, const peri__http_reply *r, bool last)
 {
     struct MHD_Response *response =
         r->keep ? MHD_create_response_from_buffer((size_t)r->bytes, r->body, MHD_RESPMEM_PERSISTENT)
-                : MHD_create_response_from_buffer_with_free_callback((size_t)r->bytes, r->body, release);
+                : MHD_create_response_from_buffer_with_free_callback((size_t)r->bytes, r->body, free_body);
     if (!response) {
         if (!r->keep) peri__free(r->body);
         return MHD_NO;
@@ -371,7 +371,7 @@ static enum MHD_Result send_reply(struct MHD_Connection *connection, const peri_
 }
 
 /** A refusal before there is a call; the connection ends with it, since nobody knows where the next request begins. */
-static enum MHD_Result refuse(struct MHD_Connection *connection, int status, const char *why)
+static enum MHD_Result refuse_call(struct MHD_Connection *connection, int status, const char *why)
 {
     char text[256];
     int n = snprintf(text, sizeof text, "{\"error\":\"%s\"}\n", why);
@@ -397,7 +397,7 @@ void peri__http_answer(peri__http_call *call, const peri__http_reply *reply)
 
 /* -- requests ------------------------------------------------------------------------------------------------------ */
 
-static peri__http_link *link_of(struct MHD_Connection *connection)
+static peri__http_link *link_of_connection(struct MHD_Connection *connection)
 {
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     return info ? info->socket_context : NULL;
@@ -405,7 +405,7 @@ static peri__http_link *link_of(struct MHD_Connection *connection)
 
 /** Bytes of "http://name:port" before the path of a request's target in absolute form (RFC 9112, 3.2.2); 0: the target
  *  has another form; -1: its host is empty, too long, or has an escape, which may stand for a slash. */
-static int64_t before_path(const char *target)
+static int64_t bytes_before_path(const char *target)
 {
     static const char scheme[] = "http://";
     const size_t n = sizeof scheme - 1;
@@ -415,9 +415,9 @@ static int64_t before_path(const char *target)
 }
 
 /** Library: the first line of a request has been read. */
-static void *on_line(void *cls, const char *uri, struct MHD_Connection *connection)
+static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *connection)
 {
-    peri__http_link *link = link_of(connection);
+    peri__http_link *link = link_of_connection(connection);
     if (!link) return NULL;
     peri__http *http = cls;
     pthread_mutex_lock(&http->lock);
@@ -426,17 +426,17 @@ static void *on_line(void *cls, const char *uri, struct MHD_Connection *connecti
     if (!link->began_ns) link->began_ns = link->since_ns;
     pthread_mutex_unlock(&http->lock);
     link->zero = strstr(uri, "%00") != NULL;
-    link->prefix = before_path(uri);
+    link->prefix = bytes_before_path(uri);
     return NULL;
 }
 
 /** The headers are there: a call, or a refusal. */
-static enum MHD_Result begin(peri__http *http, struct MHD_Connection *connection, const char *path, const char *method,
-                             const char *version, void **context)
+static enum MHD_Result begin_call(peri__http *http, struct MHD_Connection *connection, const char *path,
+                                  const char *method, const char *version, void **context)
 {
     headers h = {0};
     int status;
-    peri__http_link *link = link_of(connection);
+    peri__http_link *link = link_of_connection(connection);
     char host[MOST_HOST];
     MHD_get_connection_values(connection, MHD_HEADER_KIND, on_header, &h);
     if (link && link->prefix > 0) { /* the target says the host, and Host is not looked at (RFC 9112, 3.2.2) */
@@ -445,20 +445,20 @@ static enum MHD_Result begin(peri__http *http, struct MHD_Connection *connection
         path += link->prefix;
         if (!*path) path = "/";
     }
-    const char *why = link ? objection(http, &h, version, &status) : "no memory";
+    const char *why = link ? objection_to_headers(http, &h, version, &status) : "no memory";
     if (link && link->zero) why = "the path has a zero byte (%00)", status = 400;
     if (link && link->prefix < 0) why = "the target's host is empty, too long, or has an escape", status = 400;
-    if (why) return refuse(connection, link ? status : 503, why);
+    if (why) return refuse_call(connection, link ? status : 503, why);
     int64_t length = h.lengths ? plain_number(h.length) : 0;
     const char *expect = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Expect");
     if (expect && strcasecmp(expect, "100-continue") != 0)
-        return refuse(connection, 417, "Expect: allowed is 100-continue");
+        return refuse_call(connection, 417, "Expect: allowed is 100-continue");
     /* What is not much too large is read first, and refused then: clients see the answer that look for it when they
      * have sent all. */
     if (length > http->options.most_body && (expect || length / MUCH > http->options.most_body))
-        return refuse(connection, 413, "the body is too large (perilune serve --body)");
+        return refuse_call(connection, 413, "the body is too large (perilune serve --body)");
     peri__http_call *call = peri__alloc_zero(sizeof *call);
-    if (!call) return refuse(connection, 503, "no memory");
+    if (!call) return refuse_call(connection, 503, "no memory");
     atomic_fetch_add(&http->calls, 1);
     *call = (peri__http_call){.method = method,
                               .path = path,
@@ -484,7 +484,7 @@ static void drop_body(peri__http *http, peri__http_call *call)
 
 /** More of a body. What is refused is read to its end, and thrown away: a client that is still sending would not read
  *  the answer. */
-static void append(peri__http *http, peri__http_call *call, const char *data, int64_t n)
+static void append_body(peri__http *http, peri__http_call *call, const char *data, int64_t n)
 {
     if (call->refusal) return;
     if (n > http->options.most_body - call->bytes) {
@@ -511,7 +511,7 @@ static void append(peri__http *http, peri__http_call *call, const char *data, in
     call->body[call->bytes] = 0;
 }
 
-static enum MHD_Result finish(peri__http *http, peri__http_call *call)
+static enum MHD_Result finish_call(peri__http *http, peri__http_call *call)
 {
     bool draining;
     pthread_mutex_lock(&http->lock);
@@ -529,21 +529,21 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, 
 {
     peri__http *http = cls;
     peri__http_call *call = *context;
-    if (!call) return begin(http, connection, path, method, version, context);
+    if (!call) return begin_call(http, connection, path, method, version, context);
     if (*bytes > 0) {
-        append(http, call, data, (int64_t)*bytes);
+        append_body(http, call, data, (int64_t)*bytes);
         *bytes = 0;
         return MHD_YES;
     }
-    if (call->answered) return finish(http, call);
+    if (call->answered) return finish_call(http, call);
     call->whole_ns = peri_time_ns();
     if (!call->body) {
         static char none[1];
         call->body = none;
     }
-    if (http->owner.now(http->owner.ctx, call)) return finish(http, call);
+    if (http->owner.now(http->owner.ctx, call)) return finish_call(http, call);
     MHD_suspend_connection(connection); /* before others know of the call, who may answer it at once */
-    enter(call->link, WORKING);
+    enter_state(call->link, WORKING);
     http->owner.later(http->owner.ctx, call);
     return MHD_YES;
 }
@@ -559,7 +559,7 @@ static void on_completed(void *cls, struct MHD_Connection *connection, void **co
     if (call->room) drop_body(http, call);
     /* the connection broke before its answer's turn */
     if (call->answered && !call->reply.keep) peri__free(call->reply.body);
-    if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK) enter(call->link, IDLE);
+    if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK) enter_state(call->link, IDLE);
     peri__free(call);
     *context = NULL;
     atomic_fetch_sub(&http->calls, 1);
@@ -600,7 +600,7 @@ static peri_status listen_on(const peri__http_options *o, int *out, int32_t *por
     return PERI_OK;
 }
 
-static void quiet(void *cls, const char *format, va_list args) { (void)cls, (void)format, (void)args; }
+static void ignore_log(void *cls, const char *format, va_list args) { (void)cls, (void)format, (void)args; }
 
 static void free_http(peri__http *http)
 {
@@ -613,7 +613,7 @@ static void free_http(peri__http *http)
     peri__free(http);
 }
 
-static peri_status start(peri__http *http, int fd)
+static peri_status start_daemon(peri__http *http, int fd)
 {
     struct MHD_OptionItem items[] = {
         {MHD_OPTION_LISTEN_SOCKET, fd, NULL},
@@ -623,16 +623,16 @@ static peri_status start(peri__http *http, int fd)
         {MHD_OPTION_STRICT_FOR_CLIENT, 1, NULL},
         {MHD_OPTION_NOTIFY_COMPLETED, (intptr_t)on_completed, http},
         {MHD_OPTION_NOTIFY_CONNECTION, (intptr_t)on_connection, http},
-        {MHD_OPTION_URI_LOG_CALLBACK, (intptr_t)on_line, http},
+        {MHD_OPTION_URI_LOG_CALLBACK, (intptr_t)on_request_line, http},
         {MHD_OPTION_END, 0, NULL},
     };
     unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
-    http->daemon = MHD_start_daemon(flags, 0, on_accept, http, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, quiet,
+    http->daemon = MHD_start_daemon(flags, 0, on_accept, http, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, ignore_log,
                                     NULL, MHD_OPTION_ARRAY, items, MHD_OPTION_END);
     if (!http->daemon)
         return peri__fail(PERI_EIO, "perilune serve: the HTTP library does not start: %s", strerror(errno));
     http->epoll = MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
-    int problem = peri__thread_start(&http->watcher, watch, http);
+    int problem = peri__thread_start(&http->watcher, watch_connections, http);
     if (problem) return peri__fail(PERI_EIO, "perilune serve: no thread: %s", strerror(problem));
     http->watching = true;
     return PERI_OK;
@@ -667,7 +667,7 @@ peri_status peri__http_open(const peri__http_options *options, const peri__http_
     if (status >= 0 && !http->names) status = PERI_ENOMEM;
     for (int32_t i = 0; status >= 0 && i < options->n_names; i++)
         if (!(http->names[i] = peri__strdup(options->names[i]))) status = PERI_ENOMEM;
-    if (status >= 0) status = start(http, fd);
+    if (status >= 0) status = start_daemon(http, fd);
     if (status < 0) {
         if (http->daemon) MHD_stop_daemon(http->daemon); /* closes the socket */
         else close(fd);
@@ -681,7 +681,7 @@ peri_status peri__http_open(const peri__http_options *options, const peri__http_
 void peri__http_wake(peri__http *http) { (void)!write(http->alarm, &(uint64_t){1}, sizeof(uint64_t)); }
 
 /** Wait until there is something to do. */
-static void rest(peri__http *http)
+static void wait_for_work(peri__http *http)
 {
     struct pollfd p[] = {{.fd = http->alarm, .events = POLLIN}, {.fd = http->epoll, .events = POLLIN}};
     uint64_t count;
@@ -705,7 +705,7 @@ void peri__http_turn(peri__http *http, bool wait)
 {
     MHD_UNSIGNED_LONG_LONG ms;
     const bool pending = MHD_get_timeout(http->daemon, &ms) == MHD_YES && ms == 0;
-    if (wait && !pending) rest(http);
+    if (wait && !pending) wait_for_work(http);
     resume_answered(http);
     /* It fails where epoll does, for want of memory in the kernel, and then at once, again and again. */
     if (MHD_run(http->daemon) == MHD_NO) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);

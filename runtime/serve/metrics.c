@@ -6,9 +6,9 @@
 
 #include <inttypes.h>
 
-static void word(peri__buffer *b, const char *text) { peri__buffer_append(b, text, (int64_t)strlen(text)); }
+static void print_word(peri__buffer *b, const char *text) { peri__buffer_append(b, text, (int64_t)strlen(text)); }
 
-static uint64_t get(atomic_ullong *x) { return atomic_load_explicit(x, memory_order_relaxed); }
+static uint64_t load_counter(atomic_ullong *x) { return atomic_load_explicit(x, memory_order_relaxed); }
 
 void peri__serve_observe(peri__serve_histogram *h, uint64_t first, uint64_t value)
 {
@@ -20,40 +20,42 @@ void peri__serve_observe(peri__serve_histogram *h, uint64_t first, uint64_t valu
 
 void peri__serve_label(peri__buffer *b, const char *text)
 {
-    word(b, "\"");
+    print_word(b, "\"");
     for (const char *c = text; *c; c++) {
-        if (*c == '\\') word(b, "\\\\");
-        else if (*c == '"') word(b, "\\\"");
-        else if (*c == '\n') word(b, "\\n");
+        if (*c == '\\') print_word(b, "\\\\");
+        else if (*c == '"') print_word(b, "\\\"");
+        else if (*c == '\n') print_word(b, "\\n");
         else peri__buffer_append(b, c, 1);
     }
-    word(b, "\"");
+    print_word(b, "\"");
 }
 
-static void head(peri__buffer *b, const char *name, const char *kind, const char *help)
+static void print_metric_head(peri__buffer *b, const char *name, const char *kind, const char *help)
 {
     peri__buffer_print(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind);
 }
 
 void peri__serve_gauge(peri__buffer *b, const char *name, const char *kind, const char *help, double value)
 {
-    head(b, name, kind, help);
+    print_metric_head(b, name, kind, help);
     peri__buffer_print(b, "%s %.15g\n", name, value);
 }
 
 /** @scale: what is added, in the metric's unit. */
-static void histogram(peri__buffer *b, peri__serve_histogram *h, const char *name, const char *help, uint64_t first,
+static void print_histogram(peri__buffer *b, peri__serve_histogram *h, const char *name, const char *help,
+                            uint64_t first,
                       double scale)
 {
     uint64_t total = 0;
-    head(b, name, "histogram", help);
+    print_metric_head(b, name, "histogram", help);
     for (int k = 0; k < PERI__SERVE_BUCKETS; k++) {
-        total += get(&h->counts[k]);
+        total += load_counter(&h->counts[k]);
         if (k < PERI__SERVE_BUCKETS - 1)
             peri__buffer_print(b, "%s_bucket{le=\"%.9g\"} %" PRIu64 "\n", name, (double)(first << k) * scale, total);
         else peri__buffer_print(b, "%s_bucket{le=\"+Inf\"} %" PRIu64 "\n", name, total);
     }
-    peri__buffer_print(b, "%s_sum %.15g\n%s_count %" PRIu64 "\n", name, (double)get(&h->sum) * scale, name, total);
+    peri__buffer_print(b, "%s_sum %.15g\n%s_count %" PRIu64 "\n", name, (double)load_counter(&h->sum) * scale, name,
+                       total);
 }
 
 void peri__serve_metrics_print(peri__serve_metrics *m, peri__buffer *b)
@@ -65,32 +67,37 @@ void peri__serve_metrics_print(peri__serve_metrics *m, peri__buffer *b)
                                                                [PERI__HTTP_STUCK] = "answer_not_read",
                                                                [PERI__HTTP_EVICTED] = "room",
                                                                [PERI__HTTP_FULL] = "refused"};
-    head(b, "perilune_requests_total", "counter", "Requests for predictions, by how they ended.");
+    print_metric_head(b, "perilune_requests_total", "counter", "Requests for predictions, by how they ended.");
     for (int k = 0; k < PERI__SERVE_END_COUNT; k++)
-        peri__buffer_print(b, "perilune_requests_total{end=\"%s\"} %" PRIu64 "\n", ends[k], get(&m->ends[k]));
+        peri__buffer_print(b, "perilune_requests_total{end=\"%s\"} %" PRIu64 "\n", ends[k], load_counter(&m->ends[k]));
     peri__serve_gauge(b, "perilune_other_requests_total", "counter",
-                      "Requests for health, metrics, descriptions, or what is not there.", (double)get(&m->other));
-    head(b, "perilune_connections_closed_total", "counter",
-         "Connections that the server closed or refused, by the reason.");
+                      "Requests for health, metrics, descriptions, or what is not there.",
+                          (double)load_counter(&m->other));
+    print_metric_head(b, "perilune_connections_closed_total", "counter",
+                      "Connections that the server closed or refused, by the reason.");
     for (int k = 0; k < PERI__HTTP_EVENT_COUNT; k++)
         if (closed[k])
             peri__buffer_print(b, "perilune_connections_closed_total{why=\"%s\"} %" PRIu64 "\n", closed[k],
-                               get(&m->http[k]));
-    uint64_t gone = get(&m->http[PERI__HTTP_CLOSED]), come = get(&m->http[PERI__HTTP_ACCEPTED]);
+                               load_counter(&m->http[k]));
+    uint64_t gone = load_counter(&m->http[PERI__HTTP_CLOSED]), come = load_counter(&m->http[PERI__HTTP_ACCEPTED]);
     peri__serve_gauge(b, "perilune_connections", "gauge", "Connections that are open.", (double)(come - gone));
     peri__serve_gauge(b, "perilune_connections_total", "counter", "Connections that were accepted.", (double)come);
-    histogram(b, &m->request_ns, "perilune_request_seconds", "From the first byte of a request to its answer.",
-              PERI__SERVE_FIRST_NS, 1e-9);
-    histogram(b, &m->queue_ns, "perilune_queue_seconds", "From the last byte of a request to its turn.",
-              PERI__SERVE_FIRST_NS, 1e-9);
-    histogram(b, &m->compute_ns, "perilune_compute_seconds", "What the model took for a batch.", PERI__SERVE_FIRST_NS,
+    print_histogram(b, &m->request_ns, "perilune_request_seconds", "From the first byte of a request to its answer.",
+                    PERI__SERVE_FIRST_NS, 1e-9);
+    print_histogram(b, &m->queue_ns, "perilune_queue_seconds", "From the last byte of a request to its turn.",
+                    PERI__SERVE_FIRST_NS, 1e-9);
+    print_histogram(b, &m->compute_ns, "perilune_compute_seconds", "What the model took for a batch.",
+                    PERI__SERVE_FIRST_NS,
               1e-9);
-    histogram(b, &m->batch_samples, "perilune_batch_samples", "Samples of a batch.", PERI__SERVE_FIRST_SAMPLES, 1);
-    peri__serve_gauge(b, "perilune_samples_total", "counter", "Samples that were predicted.", (double)get(&m->samples));
+    print_histogram(b, &m->batch_samples, "perilune_batch_samples", "Samples of a batch.", PERI__SERVE_FIRST_SAMPLES,
+                    1);
+    peri__serve_gauge(b, "perilune_samples_total", "counter", "Samples that were predicted.",
+                      (double)load_counter(&m->samples));
     peri__serve_gauge(b, "perilune_skipped_ids_total", "counter",
-                      "Raw ids that the model has no row for, and that count as zeros.", (double)get(&m->skipped));
+                      "Raw ids that the model has no row for, and that count as zeros.",
+                          (double)load_counter(&m->skipped));
     peri__serve_gauge(b, "perilune_reloads_total", "counter", "States of the model that were taken after the first.",
-                      (double)get(&m->reloads));
+                      (double)load_counter(&m->reloads));
     peri__serve_gauge(b, "perilune_reload_failures_total", "counter", "States that could not be taken.",
-                      (double)get(&m->reload_failures));
+                      (double)load_counter(&m->reload_failures));
 }

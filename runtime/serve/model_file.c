@@ -46,7 +46,7 @@ static void close_file(peri__serve_model *model)
     peri__free(m);
 }
 
-static void drop(peri__serve_model *model, void *context)
+static void drop_context(peri__serve_model *model, void *context)
 {
     file_context *c = context;
     (void)model;
@@ -63,12 +63,12 @@ static peri_status new_context(peri__serve_model *model, int64_t most, void **ou
     c->values = peri__alloc_zero(sizeof *c->values * (size_t)m->n);
     peri_status status =
         c->values ? peri_model_context_new(m->file, most, PERI__SERVE_MOST_IDS, &c->context) : PERI_ENOMEM;
-    if (status < 0) return drop(model, c), status;
+    if (status < 0) return drop_context(model, c), status;
     *out = c;
     return PERI_OK;
 }
 
-static const peri_model_values *values_of(file_model *m, file_context *c, const peri__serve_column *columns)
+static const peri_model_values *model_values(file_model *m, file_context *c, const peri__serve_column *columns)
 {
     for (int32_t i = 0; i < m->n; i++) {
         const peri__serve_column *column = &columns[m->map[i].column];
@@ -81,31 +81,36 @@ static const peri_model_values *values_of(file_model *m, file_context *c, const 
     return c->values;
 }
 
-static peri_status predict(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns,
+static peri_status predict_samples(peri__serve_model *model, void *context, int64_t samples,
+                                   const peri__serve_column *columns,
                            float *const *outputs, int64_t *const *offsets)
 {
     file_context *c = context;
-    return peri_model_predict_lists(c->context, samples, values_of((file_model *)model, c, columns), outputs, offsets);
+    return peri_model_predict_lists(c->context, samples, model_values((file_model *)model, c, columns), outputs,
+                                    offsets);
 }
 
-static int32_t refused(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns)
+static int32_t refused_column(peri__serve_model *model, void *context, int64_t samples,
+                              const peri__serve_column *columns)
 {
     file_model *m = (file_model *)model;
-    const int32_t i = peri__model_refused_input(m->file, samples, values_of(m, context, columns));
+    const int32_t i = peri__model_refused_input(m->file, samples, model_values(m, context, columns));
     return i < 0 ? -1 : m->map[i].column;
 }
 
-static int64_t skipped(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns)
+static int64_t skipped_ids(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns)
 {
     int64_t n = 0;
     file_model *m = (file_model *)model;
-    return peri_model_check(m->file, samples, values_of(m, context, columns), &n) < 0 ? 0 : n;
+    return peri_model_check(m->file, samples, model_values(m, context, columns), &n) < 0 ? 0 : n;
 }
 
-static bool sound(peri__serve_model *model) { return peri_model_changed(((file_model *)model)->file) >= 0; }
+static bool file_unchanged(peri__serve_model *model) { return peri_model_changed(((file_model *)model)->file) >= 0; }
 
-static const peri__serve_kind kind = {new_context, drop, predict, refused, NULL, close_file, sound};
-static const peri__serve_kind mapped_kind = {new_context, drop, predict, refused, skipped, close_file, sound};
+static const peri__serve_kind kind =
+    {new_context, drop_context, predict_samples, refused_column, NULL, close_file, file_unchanged};
+static const peri__serve_kind mapped_kind =
+    {new_context, drop_context, predict_samples, refused_column, skipped_ids, close_file, file_unchanged};
 
 /** The inputs of the file as features: those with weights are two. */
 static peri_status take_inputs(file_model *m)

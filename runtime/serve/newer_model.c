@@ -56,7 +56,7 @@ struct peri__follow {
     bool running, stop;
 };
 
-static bool look(const char *path, identity *out)
+static bool identify_file(const char *path, identity *out)
 {
     struct stat st;
     memset(out, 0, sizeof *out);
@@ -65,7 +65,7 @@ static bool look(const char *path, identity *out)
     return true;
 }
 
-static bool alike(const identity *a, const identity *b)
+static bool same_identity(const identity *a, const identity *b)
 {
     return a->device == b->device && a->inode == b->inode && a->bytes == b->bytes &&
            a->changed.tv_sec == b->changed.tv_sec && a->changed.tv_nsec == b->changed.tv_nsec;
@@ -95,7 +95,7 @@ static peri_status open_model(peri__follow *f, const char *name, bool verify, pe
 }
 
 /** Say once what is amiss; "": nothing is. */
-static void say(peri__follow *f)
+static void report_note(peri__follow *f)
 {
     const char *text = "";
     for (int i = 0; i < NOTES && !*text; i++) text = f->notes[i];
@@ -106,7 +106,7 @@ static void say(peri__follow *f)
     fflush(stdout);
 }
 
-static void amiss(peri__follow *f, int which, const char *why)
+static void note_failure(peri__follow *f, int which, const char *why)
 {
     char text[PERI_MESSAGE_MAX];
     char because[PERI_MESSAGE_MAX];
@@ -121,7 +121,7 @@ static void amiss(peri__follow *f, int which, const char *why)
 }
 
 /** Give the server a model, which is taken over. */
-static peri_status swap(peri__follow *f, peri__serve_model *model)
+static peri_status swap_model(peri__follow *f, peri__serve_model *model)
 {
     char version[64];
     snprintf(version, sizeof version, "%s", model->facts.version);
@@ -138,7 +138,7 @@ static void take_file(peri__follow *f, const identity *now)
     peri__serve_model *model = NULL;
     peri_model_follower *run = NULL;
     peri_status status = open_model(f, f->name, true, &run, &model);
-    if (status >= 0) status = swap(f, model);
+    if (status >= 0) status = swap_model(f, model);
     if (status >= 0) {
         peri_model_follower_release(f->run);
         f->run = run;
@@ -146,11 +146,11 @@ static void take_file(peri__follow *f, const identity *now)
         *f->notes[FILE_NOTE] = 0;
         return;
     }
-    amiss(f, FILE_NOTE, peri_error_message());
+    note_failure(f, FILE_NOTE, peri_error_message());
     peri_model_follower_release(run);
     const bool unread = status == PERI_EIO;
     if (status != PERI_EFORMAT && status != PERI_EUNSUPPORTED && !unread) return;
-    f->looks = alike(now, &f->refused) ? peri__min(2 * f->looks, unread ? MOST_UNREAD : MOST_LOOKS)
+    f->looks = same_identity(now, &f->refused) ? peri__min(2 * f->looks, unread ? MOST_UNREAD : MOST_LOOKS)
                : unread                ? FIRST_UNREAD
                                        : FIRST_LOOKS;
     f->left = f->looks;
@@ -161,18 +161,18 @@ static void look_at_file(peri__follow *f)
 {
     identity now;
     char text[PERI_MESSAGE_MAX];
-    if (!look(f->source.path, &now)) {
+    if (!identify_file(f->source.path, &now)) {
         snprintf(text, sizeof text, "'%.300s': %s", f->source.path, strerror(errno));
-        amiss(f, FILE_NOTE, text);
-    } else if (alike(&now, &f->served) && peri__server_sound(f->server)) {
+        note_failure(f, FILE_NOTE, text);
+    } else if (same_identity(&now, &f->served) && peri__server_sound(f->server)) {
         *f->notes[FILE_NOTE] = 0;
-    } else if (!alike(&now, &f->refused) || --f->left <= 0) {
+    } else if (!same_identity(&now, &f->refused) || --f->left <= 0) {
         take_file(f, &now);
     }
 }
 
 /** Whether the checkpoint that is served is gone, and the folder has no other. */
-static bool emptied(const peri__follow *f)
+static bool checkpoints_are_gone(const peri__follow *f)
 {
     const char *path = peri_model_follower_path(f->run);
     char *names;
@@ -217,7 +217,7 @@ static void find_unfinished(const peri__follow *f, char found[NAME_MAX + 1])
 }
 
 /** Why a folder without anything new to follow has nothing, if what lies there tells; false: it tells nothing. */
-static bool explain(const peri__follow *f, char *text, size_t room)
+static bool explain_idle_folder(const peri__follow *f, char *text, size_t room)
 {
     char found[NAME_MAX + 1], manifest[PATH_MAX];
     find_unfinished(f, found);
@@ -241,28 +241,28 @@ static void look_at_run(peri__follow *f)
     char text[PERI_MESSAGE_MAX];
     peri_model *model;
     peri__serve_model *served;
-    if (!look(f->source.folder, &folder)) {
+    if (!identify_file(f->source.folder, &folder)) {
         snprintf(text, sizeof text, "'%.300s': %s", f->source.folder, strerror(errno));
-        amiss(f, FOLDER_NOTE, text);
+        note_failure(f, FOLDER_NOTE, text);
         return;
     }
     peri_status status = peri_model_follower_poll(f->run, &model);
-    if (status == PERI_PENDING && emptied(f)) {
+    if (status == PERI_PENDING && checkpoints_are_gone(f)) {
         snprintf(text, sizeof text, "'%.300s' has no checkpoint any more", f->source.folder);
-        amiss(f, FOLDER_NOTE, text);
+        note_failure(f, FOLDER_NOTE, text);
         return;
     }
-    if (status == PERI_PENDING && explain(f, text, sizeof text)) amiss(f, FOLDER_NOTE, text);
+    if (status == PERI_PENDING && explain_idle_folder(f, text, sizeof text)) note_failure(f, FOLDER_NOTE, text);
     else *f->notes[FOLDER_NOTE] = 0;
     if (status == PERI_PENDING) return; /* what was amiss with a checkpoint is, until there is a good one */
     if (status >= 0)
         status = peri__serve_take_file(model, f->source.path, f->name, peri_model_follower_path(f->run), &served);
-    if (status >= 0) status = swap(f, served);
+    if (status >= 0) status = swap_model(f, served);
     if (status >= 0) *f->notes[RUN_NOTE] = 0;
-    else amiss(f, RUN_NOTE, peri_error_message());
+    else note_failure(f, RUN_NOTE, peri_error_message());
 }
 
-static void *follow(void *ctx)
+static void *follow_model(void *ctx)
 {
     peri__follow *f = ctx;
     peri__thread_alone();
@@ -276,7 +276,7 @@ static void *follow(void *ctx)
         pthread_mutex_unlock(&f->lock);
         look_at_file(f);
         if (f->run) look_at_run(f);
-        say(f);
+        report_note(f);
         pthread_mutex_lock(&f->lock);
     }
     pthread_mutex_unlock(&f->lock);
@@ -288,7 +288,8 @@ peri_status peri__follow_open(const peri__follow_source *source, peri__serve_mod
     peri__follow *f = peri__alloc_zero(sizeof *f);
     if (!f) return PERI_ENOMEM;
     f->source = *source;
-    look(source->path, &f->served); /* before it is opened: what replaces it meanwhile is seen at the first look */
+    /* before it is opened: what replaces it meanwhile is seen at the first look */
+    identify_file(source->path, &f->served);
     peri_status status = open_model(f, source->name, false, &f->run, model);
     if (status < 0) {
         peri__free(f);
@@ -308,7 +309,7 @@ peri_status peri__follow_start(peri__follow *f, peri__server *server, int64_t ev
     pthread_cond_init(&f->wake, &clock);
     pthread_condattr_destroy(&clock);
     pthread_mutex_init(&f->lock, NULL);
-    int problem = peri__thread_start(&f->thread, follow, f);
+    int problem = peri__thread_start(&f->thread, follow_model, f);
     if (problem) return peri__fail(PERI_EIO, "perilune serve: no thread: %s", strerror(problem));
     f->running = true;
     return PERI_OK;

@@ -8,9 +8,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-static void word(peri__buffer *b, const char *text) { peri__buffer_append(b, text, (int64_t)strlen(text)); }
+static void print_word(peri__buffer *b, const char *text) { peri__buffer_append(b, text, (int64_t)strlen(text)); }
 
-static bool reply(peri__server *s, peri__http_call *call, const peri__http_reply *r)
+static bool send_reply(peri__server *s, peri__http_call *call, const peri__http_reply *r)
 {
     atomic_fetch_add_explicit(&s->metrics.other, 1, memory_order_relaxed);
     peri__http_answer(call, r);
@@ -20,7 +20,7 @@ static bool reply(peri__server *s, peri__http_call *call, const peri__http_reply
 static bool reply_error(peri__server *s, peri__http_call *call, int status, const char *why)
 {
     peri__http_reply r = peri__serve_error(status, why);
-    return reply(s, call, &r);
+    return send_reply(s, call, &r);
 }
 
 /** A reply with what a buffer has, which is taken. */
@@ -31,17 +31,17 @@ static bool reply_buffer(peri__server *s, peri__http_call *call, int status, con
         return reply_error(s, call, 500, "no memory");
     }
     peri__http_reply r = {.status = status, .type = type, .body = b->data, .bytes = b->bytes, .retry = status == 503};
-    return reply(s, call, &r);
+    return send_reply(s, call, &r);
 }
 
 /** What follows @prefix in @path; NULL: @path does not begin so. */
-static const char *after(const char *path, const char *prefix)
+static const char *rest_after_prefix(const char *path, const char *prefix)
 {
     size_t n = strlen(prefix);
     return path && strncmp(path, prefix, n) == 0 ? path + n : NULL;
 }
 
-static bool is(const char *path, const char *text) { return path && strcmp(path, text) == 0; }
+static bool path_is(const char *path, const char *text) { return path && strcmp(path, text) == 0; }
 
 /* -- health and metrics -------------------------------------------------------------------------------------------- */
 
@@ -60,7 +60,7 @@ typedef struct state {
     char note[PERI_MESSAGE_MAX];
 } state;
 
-static state look(peri__server *s)
+static state look_at_server(peri__server *s)
 {
     state now;
     pthread_mutex_lock(&s->lock);
@@ -72,41 +72,40 @@ static state look(peri__server *s)
 }
 
 /** Alive: it answers. Ready: it has a model whose file is whole, and is not stopping. Fresh: the age. */
-static bool health(peri__server *s, peri__http_call *call, bool whole)
+static bool reply_health(peri__server *s, peri__http_call *call, bool whole)
 {
-    state now = look(s);
+    state now = look_at_server(s);
     peri__buffer b = {0};
     const bool sound = peri__server_sound(s), ready = sound && !now.stopping;
     if (now.model && !sound && !now.note[0]) /* nobody who follows has looked since */
         snprintf(now.note, sizeof now.note, "the model's file was cut or written to, or cannot be read");
-    word(&b, ready ? "{\"live\":true,\"ready\":true" : "{\"live\":true,\"ready\":false");
+    print_word(&b, ready ? "{\"live\":true,\"ready\":true" : "{\"live\":true,\"ready\":false");
     if (whole && now.model) {
-        word(&b, ",\"model\":");
+        print_word(&b, ",\"model\":");
         peri__buffer_quote(&b, now.model->facts.name);
-        word(&b, ",\"version\":");
+        print_word(&b, ",\"version\":");
         peri__buffer_quote(&b, now.model->facts.version);
         peri__buffer_print(&b, ",\"age_seconds\":%.3f", age_seconds(now.model));
     }
     if (whole && now.note[0]) {
-        word(&b, ",\"note\":");
+        print_word(&b, ",\"note\":");
         peri__buffer_quote(&b, now.note);
     }
-    word(&b, "}\n");
+    print_word(&b, "}\n");
     peri__serve_model_release(now.model);
     return reply_buffer(s, call, ready || whole ? 200 : 503, "application/json", &b);
 }
 
 static void print_features(peri__server *s, peri__buffer *b)
 {
-    word(b, "# HELP perilune_feature_values_total Values and lists that did not fit, by feature (empty: of names that "
-            "the model does not "
-            "have).\n# TYPE perilune_feature_values_total counter\n");
+    print_word(b, "# HELP perilune_feature_values_total Values and lists that did not fit, by feature (empty: of names "
+                  "that the model does not have).\n# TYPE perilune_feature_values_total counter\n");
     pthread_mutex_lock(&s->lock);
     for (peri__serve_counter *c = s->counters; c; c = c->next) {
         for (int k = 0; k < PERI__SERVE_PROBLEM_COUNT; k++) {
             uint64_t n = atomic_load_explicit(&c->counts[k], memory_order_relaxed);
             if (!n) continue;
-            word(b, "perilune_feature_values_total{feature=");
+            print_word(b, "perilune_feature_values_total{feature=");
             peri__serve_label(b, c->name ? c->name : "");
             peri__buffer_print(b, ",what=\"%s\"} %" PRIu64 "\n", peri__serve_problem_names[k], n);
         }
@@ -114,25 +113,25 @@ static void print_features(peri__server *s, peri__buffer *b)
     pthread_mutex_unlock(&s->lock);
 }
 
-static bool metrics(peri__server *s, peri__http_call *call)
+static bool reply_metrics(peri__server *s, peri__http_call *call)
 {
-    state now = look(s);
+    state now = look_at_server(s);
     peri__buffer b = {0};
     peri__serve_gauge(&b, "perilune_ready", "gauge", "1: there is a model, and the server is not stopping.",
                       peri__server_sound(s) && !now.stopping);
     if (now.note[0]) {
-        word(&b, "# HELP perilune_note What is amiss, as /health says it.\n# TYPE perilune_note gauge\n"
+        print_word(&b, "# HELP perilune_note What is amiss, as /health says it.\n# TYPE perilune_note gauge\n"
                  "perilune_note{note=");
         peri__serve_label(&b, now.note);
-        word(&b, "} 1\n");
+        print_word(&b, "} 1\n");
     }
     if (now.model) {
-        word(&b, "# HELP perilune_model_info The model that serves.\n# TYPE perilune_model_info "
+        print_word(&b, "# HELP perilune_model_info The model that serves.\n# TYPE perilune_model_info "
                  "gauge\nperilune_model_info{model=");
         peri__serve_label(&b, now.model->facts.name);
-        word(&b, ",version=");
+        print_word(&b, ",version=");
         peri__serve_label(&b, now.model->facts.version);
-        word(&b, "} 1\n");
+        print_word(&b, "} 1\n");
         peri__serve_gauge(&b, "perilune_model_bytes", "gauge",
                           "Of its file, which is mapped; a new file takes its own beside it until it serves.",
                           (double)now.model->bytes);
@@ -157,7 +156,7 @@ static bool metrics(peri__server *s, peri__http_call *call)
 
 /* -- models -------------------------------------------------------------------------------------------------------- */
 
-static bool describe(peri__server *s, peri__http_call *call, const peri__serve_model *model)
+static bool reply_description(peri__server *s, peri__http_call *call, const peri__serve_model *model)
 {
     peri__buffer b = {0};
     b.status = peri__serve_describe(&model->facts, &b.data, &b.bytes);
@@ -165,12 +164,12 @@ static bool describe(peri__server *s, peri__http_call *call, const peri__serve_m
 }
 
 /** As TensorFlow Serving says it. */
-static bool status_of(peri__server *s, peri__http_call *call, const peri__serve_model *model)
+static bool reply_status(peri__server *s, peri__http_call *call, const peri__serve_model *model)
 {
     peri__buffer b = {0};
-    word(&b, "{\"model_version_status\":[{\"version\":");
+    print_word(&b, "{\"model_version_status\":[{\"version\":");
     peri__buffer_quote(&b, model->facts.version);
-    word(&b, ",\"state\":\"AVAILABLE\",\"status\":{\"error_code\":\"OK\",\"error_message\":\"\"}}]}\n");
+    print_word(&b, ",\"state\":\"AVAILABLE\",\"status\":{\"error_code\":\"OK\",\"error_message\":\"\"}}]}\n");
     return reply_buffer(s, call, 200, "application/json", &b);
 }
 
@@ -178,24 +177,24 @@ static bool status_of(peri__server *s, peri__http_call *call, const peri__serve_
  *  another model. */
 static const char *behind_model(const char *path, const peri__serve_facts *facts)
 {
-    const char *rest = after(path, facts->name);
+    const char *rest = rest_after_prefix(path, facts->name);
     if (!rest || !strchr("/:", *rest)) return NULL; /* strchr finds the end, too */
-    const char *versions = after(rest, "/versions/");
+    const char *versions = rest_after_prefix(rest, "/versions/");
     if (!versions) return rest;
-    rest = after(versions, facts->version);
+    rest = rest_after_prefix(versions, facts->version);
     return rest && strchr("/:", *rest) ? rest : NULL;
 }
 
-static bool wrong_method(peri__server *s, peri__http_call *call, const char *allow)
+static bool reply_wrong_method(peri__server *s, peri__http_call *call, const char *allow)
 {
     char why[64];
     snprintf(why, sizeof why, "the method is %.16s, allowed: %s", call->method, allow);
     peri__http_reply r = peri__serve_error(405, why);
     r.allow = allow;
-    return reply(s, call, &r);
+    return send_reply(s, call, &r);
 }
 
-static bool asks(const peri__http_call *call)
+static bool is_get_or_head(const peri__http_call *call)
 {
     return strcmp(call->method, "GET") == 0 || strcmp(call->method, "HEAD") == 0;
 }
@@ -212,16 +211,16 @@ static bool model_route(peri__server *s, peri__http_call *call, const peri__serv
                  (int)peri__min((int64_t)strcspn(path, ":"), 100), path, model->facts.name, model->facts.version);
         return reply_error(s, call, 404, why);
     }
-    if (is(rest, v2 ? "/infer" : ":predict")) {
-        if (strcmp(call->method, "POST") != 0) return wrong_method(s, call, "POST");
+    if (path_is(rest, v2 ? "/infer" : ":predict")) {
+        if (strcmp(call->method, "POST") != 0) return reply_wrong_method(s, call, "POST");
         call->form = v2 ? PERI__SERVE_CALL_V2 : PERI__SERVE_CALL_V1;
         return false;
     }
-    bool known = !*rest || is(rest, v2 ? "/ready" : "/metadata");
+    bool known = !*rest || path_is(rest, v2 ? "/ready" : "/metadata");
     if (!known) return reply_error(s, call, 404, "no such path: docs/serving.md has all");
-    if (!asks(call)) return wrong_method(s, call, "GET, HEAD");
-    if (v2 && *rest) return health(s, call, false);
-    return v2 || *rest ? describe(s, call, model) : status_of(s, call, model);
+    if (!is_get_or_head(call)) return reply_wrong_method(s, call, "GET, HEAD");
+    if (v2 && *rest) return reply_health(s, call, false);
+    return v2 || *rest ? reply_description(s, call, model) : reply_status(s, call, model);
 }
 
 static bool plain_route(peri__server *s, peri__http_call *call)
@@ -232,35 +231,35 @@ static bool plain_route(peri__server *s, peri__http_call *call)
     for (int i = 0; i < (int)(sizeof paths / sizeof *paths); i++)
         if (strcmp(call->path, paths[i]) == 0) which = i;
     if (which < 0) return reply_error(s, call, 404, "no such path: docs/serving.md has all");
-    if (!asks(call)) return wrong_method(s, call, "GET, HEAD");
+    if (!is_get_or_head(call)) return reply_wrong_method(s, call, "GET, HEAD");
     static char live[] = "{\"live\":true}\n";
     switch (which) {
     case 0:
-        return reply(s, call,
-                     &(peri__http_reply){.status = 200,
+        return send_reply(s, call,
+                          &(peri__http_reply){.status = 200,
                                          .type = "text/html; charset=utf-8",
                                          .body = (char *)peri__serve_page,
                                          .bytes = (int64_t)peri__serve_page_bytes,
                                          .keep = true});
-    case 1: return metrics(s, call);
-    case 2: return health(s, call, true);
+    case 1: return reply_metrics(s, call);
+    case 2: return reply_health(s, call, true);
     case 3:
     case 4:
-        return reply(
+        return send_reply(
             s, call,
             &(peri__http_reply){
                 .status = 200, .type = "application/json", .body = live, .bytes = sizeof live - 1, .keep = true});
     case 5:
-    case 6: return health(s, call, false);
+    case 6: return reply_health(s, call, false);
     default: break;
     }
     peri__buffer b = {0};
-    word(&b, "{\"name\":\"perilune\",\"version\":");
+    print_word(&b, "{\"name\":\"perilune\",\"version\":");
     peri__buffer_quote(&b, peri_version());
-    word(&b, ",\"extensions\":[\"binary_tensor_data\"],\"models\":[");
+    print_word(&b, ",\"extensions\":[\"binary_tensor_data\"],\"models\":[");
     peri__serve_model *model = peri__server_model(s);
     if (model) peri__buffer_quote(&b, model->facts.name);
-    word(&b, "]}\n");
+    print_word(&b, "]}\n");
     peri__serve_model_release(model);
     return reply_buffer(s, call, 200, "application/json", &b);
 }
@@ -272,7 +271,7 @@ bool peri__serve_route(void *ctx, peri__http_call *call)
         peri__server_fail(s, call, call->refusal == 413 ? PERI__SERVE_TOO_LARGE : PERI__SERVE_MEMORY, call->why);
         return true;
     }
-    const char *v1 = after(call->path, "/v1/models/"), *v2 = after(call->path, "/v2/models/");
+    const char *v1 = rest_after_prefix(call->path, "/v1/models/"), *v2 = rest_after_prefix(call->path, "/v2/models/");
     if (!v1 && !v2) return plain_route(s, call);
     peri__serve_model *model = peri__server_model(s);
     bool answered = model_route(s, call, model, v2 ? v2 : v1, v2 != NULL);

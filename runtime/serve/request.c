@@ -44,7 +44,7 @@ void peri__serve_batch_fini(peri__serve_batch *batch)
 }
 
 /** Forget all samples from @samples on. */
-static void cut(peri__serve_batch *batch, int64_t samples)
+static void cut_samples(peri__serve_batch *batch, int64_t samples)
 {
     for (int32_t f = 0; f < batch->facts->n_inputs; f++) {
         peri__serve_column *c = &batch->columns[f];
@@ -57,12 +57,12 @@ static void cut(peri__serve_batch *batch, int64_t samples)
 
 void peri__serve_batch_clear(peri__serve_batch *batch)
 {
-    cut(batch, 0);
+    cut_samples(batch, 0);
     memset(batch->problems, 0, sizeof *batch->problems * ((size_t)batch->facts->n_inputs + 1));
 }
 
-static bool fail(peri__serve_reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static bool fail(peri__serve_reader *r, const char *format, ...)
+static bool fail_request(peri__serve_reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static bool fail_request(peri__serve_reader *r, const char *format, ...)
 {
     if (r->j->status < 0) return false;
     va_list args;
@@ -152,7 +152,7 @@ static bool settle_lists(peri__serve_reader *r)
 }
 
 /** All features have as many samples, and missing ones are seen to. */
-static bool settle(peri__serve_reader *r)
+static bool settle_features(peri__serve_reader *r)
 {
     const peri__serve_facts *facts = r->batch->facts;
     int32_t first = -1;
@@ -219,7 +219,8 @@ static bool read_best(peri__serve_reader *r, int64_t *k)
     if (*k) return peri__json_fail(r->j, "k is there twice");
     *k = peri__json_integer(r->j);
     if (r->j->status < 0 || (*k >= 1 && *k <= most)) return r->j->status >= 0;
-    return fail(r, "k is %lld, allowed: 1 to %lld, as many items as the model finds", (long long)*k, (long long)most);
+    return fail_request(r, "k is %lld, allowed: 1 to %lld, as many items as the model finds", (long long)*k,
+                        (long long)most);
 }
 
 /** Whether there are outputs of which a request may want fewer numbers. */
@@ -284,7 +285,7 @@ static bool read_type(peri__json *j, tensor *t)
 }
 
 /** Whose tensor it is: the feature's, or that of its lengths. */
-static tensor *place(v2 *v, const char *name)
+static tensor *place_of_tensor(v2 *v, const char *name)
 {
     const peri__serve_facts *facts = v->r->batch->facts;
     static const char suffix[] = ".lengths";
@@ -318,9 +319,9 @@ static bool read_tensor(v2 *v)
                     : strcmp(key, "parameters") == 0 ? PARAMETERS
                                                      : 0;
         if (!which)
-            return fail(
+            return fail_request(
                 v->r, "inputs: '%.100s' is no key of a tensor; allowed: name, shape, datatype, data, parameters", key);
-        if (seen & which) return fail(v->r, "inputs: '%s' is there twice in a tensor", key);
+        if (seen & which) return fail_request(v->r, "inputs: '%s' is there twice in a tensor", key);
         seen |= which;
         if (which == NAME) peri__json_text(j, name, sizeof name);
         else if (which == SHAPE) read_shape(j, &t);
@@ -335,17 +336,18 @@ static bool read_tensor(v2 *v)
     }
     if (j->status < 0) return false;
     if ((seen & (NAME | SHAPE | TYPE)) != (NAME | SHAPE | TYPE))
-        return fail(v->r, "inputs: a tensor has name, shape and datatype");
+        return fail_request(v->r, "inputs: a tensor has name, shape and datatype");
     if (!t.data == (size < 0))
-        return fail(v->r, "inputs: tensor '%.100s' has data or binary_data_size, one of both", name);
+        return fail_request(v->r, "inputs: tensor '%.100s' has data or binary_data_size, one of both", name);
     if (size >= 0) {
         if (size > v->left)
-            return fail(v->r, "tensor '%.100s': %lld bytes, and %lld are left in the body", name, (long long)size,
+            return fail_request(v->r, "tensor '%.100s': %lld bytes, and %lld are left in the body", name,
+                                (long long)size,
                         (long long)v->left);
         t.data = v->binary, t.bytes = size, t.binary = true;
         v->binary += size, v->left -= size;
     }
-    tensor *to = place(v, name);
+    tensor *to = place_of_tensor(v, name);
     if (!to) return false;
     t.there = true;
     *to = t;
@@ -361,16 +363,16 @@ static bool read_output(v2 *v)
     for (peri__json_enter(j, '{'); peri__json_key(j, key, sizeof key);) {
         if (strcmp(key, "name") == 0) peri__json_text(j, name, sizeof name);
         else if (strcmp(key, "parameters") == 0) read_parameters(j, NULL, "binary_data", &binary);
-        else return fail(v->r, "outputs: '%.100s' is no key of an output; allowed: name, parameters", key);
+        else return fail_request(v->r, "outputs: '%.100s' is no key of an output; allowed: name, parameters", key);
     }
     for (int32_t k = 0; k < facts->n_outputs && j->status >= 0; k++) {
         if (strcmp(facts->outputs[k].name, name) != 0) continue;
-        if (v->out->wanted[k]) return fail(v->r, "output '%s' is there twice", name);
+        if (v->out->wanted[k]) return fail_request(v->r, "output '%s' is there twice", name);
         v->out->wanted[k] = true;
         v->out->binary[k] = binary;
         return true;
     }
-    return fail(v->r, "the model has no output '%.100s'", name);
+    return fail_request(v->r, "the model has no output '%.100s'", name);
 }
 
 static bool read_v2_keys(v2 *v)
@@ -387,8 +389,10 @@ static bool read_v2_keys(v2 *v)
                     : strcmp(key, "outputs") == 0    ? OUTPUTS
                     : strcmp(key, "parameters") == 0 ? PARAMETERS
                                                      : 0;
-        if (!which) return fail(v->r, "'%.100s' is no key of a request; allowed: id, inputs, outputs, parameters", key);
-        if (seen & which) return fail(v->r, "'%s' is there twice", key);
+        if (!which) return fail_request(v->r,
+                                        "'%.100s' is no key of a request; allowed: id, inputs, outputs, parameters",
+                                            key);
+        if (seen & which) return fail_request(v->r, "'%s' is there twice", key);
         seen |= which;
         if (which == ID) peri__json_text(j, v->out->id, sizeof v->out->id);
         else if (which == OUTPUTS) peri__json_skip(j, &outputs, &bytes); /* after parameters, wherever they stand */
@@ -398,11 +402,12 @@ static bool read_v2_keys(v2 *v)
                 if (!read_tensor(v)) return false;
         }
         if (j->status < 0) return false;
-        if (which == ID && !peri__is_utf8(v->out->id)) return fail(v->r, "id is not UTF-8, and the answer has it");
+        if (which == ID && !peri__is_utf8(v->out->id)) return fail_request(v->r,
+                                                                           "id is not UTF-8, and the answer has it");
     }
     if (j->status < 0 || peri__json_close(j) < 0) return false;
-    if (!(seen & INPUTS)) return fail(v->r, "a request has inputs");
-    if (v->left) return fail(v->r, "%lld bytes of the body belong to no tensor", (long long)v->left);
+    if (!(seen & INPUTS)) return fail_request(v->r, "a request has inputs");
+    if (v->left) return fail_request(v->r, "%lld bytes of the body belong to no tensor", (long long)v->left);
     for (int32_t k = 0; !outputs && k < v->r->batch->facts->n_outputs; k++)
         v->out->wanted[k] = true, v->out->binary[k] = v->all_binary;
     if (!outputs) return true;
@@ -531,7 +536,7 @@ static bool read_nested(peri__serve_reader *r, int32_t f, int64_t samples, int64
 }
 
 /** Whether the data are lists in a list. */
-static bool nested(const tensor *t)
+static bool data_is_nested(const tensor *t)
 {
     if (t->binary) return false;
     for (int64_t i = 1; i < t->bytes; i++)
@@ -554,7 +559,7 @@ static bool read_data(v2 *v, int32_t f)
     bool fits = t->ndim >= 1 && t->ndim <= 2 && n >= 0 &&
                 (!ragged    ? each == in->width
                  : l->there ? !columns
-                            : each >= 0 || nested(t));
+                            : each >= 0 || data_is_nested(t));
     if (!fits)
         return peri__serve_blame(r, f, PERI__SERVE_KIND,
                                  !ragged ? "feature '%s': wanted: shape [samples, %lld]"
@@ -563,13 +568,13 @@ static bool read_data(v2 *v, int32_t f)
                                            "[samples, -1]",
                                  in->name, (long long)in->width);
     if (!l->there && n > r->rules->most_samples)
-        return fail(r, "more than %lld samples in a request (perilune serve --samples)",
-                    (long long)r->rules->most_samples);
+        return fail_request(r, "more than %lld samples in a request (perilune serve --samples)",
+                            (long long)r->rules->most_samples);
     int64_t *lengths = NULL;
     if (l->there && !read_lengths(r, f, l, n, &lengths)) return peri__free(lengths), false;
     if (!t->binary) peri__json_open(r->j, t->data, t->bytes, in->name);
     bool good = lengths     ? read_flat(r, f, t, l->shape[0], 0, lengths)
-                : nested(t) ? read_nested(r, f, n, each)
+                : data_is_nested(t) ? read_nested(r, f, n, each)
                             : read_flat(r, f, t, n, each, NULL);
     peri__free(lengths);
     return good;
@@ -597,7 +602,7 @@ static bool read_v2(peri__serve_reader *r, peri__serve_question *out, const char
                                      r->batch->facts->inputs[f].name);
     }
     peri__free(v.tensors);
-    return good && settle(r);
+    return good && settle_features(r);
 }
 
 /* -- a request ----------------------------------------------------------------------------------------------------- */
@@ -616,22 +621,22 @@ static bool read_v1(peri__serve_reader *r, peri__serve_question *out)
             continue;
         }
         if (!rows && !columns && !signs)
-            return fail(r, "'%.100s' is no key of a request; allowed: instances, inputs, signature_name", key);
+            return fail_request(r, "'%.100s' is no key of a request; allowed: instances, inputs, signature_name", key);
         if (signs ? named : data)
-            return fail(r, signs ? "signature_name is there twice" : "a request has instances or inputs, once");
+            return fail_request(r, signs ? "signature_name is there twice" : "a request has instances or inputs, once");
         if (signs) {
             named = true;
             if (!peri__json_text(j, signature, sizeof signature)) return false;
             if (strcmp(signature, "serving_default") != 0)
-                return fail(r, "signature_name '%s', allowed: serving_default", signature);
+                return fail_request(r, "signature_name '%s', allowed: serving_default", signature);
             continue;
         }
         data = true;
         out->form = rows ? PERI__SERVE_ROWS : PERI__SERVE_COLUMNS;
-        if (!(rows ? read_rows(r) : read_columns(r) && settle(r))) return false;
+        if (!(rows ? read_rows(r) : read_columns(r) && settle_features(r))) return false;
     }
     if (j->status < 0 || peri__json_close(j) < 0) return false;
-    return data || fail(r, "a request has instances or inputs");
+    return data || fail_request(r, "a request has instances or inputs");
 }
 
 peri_status peri__serve_read(peri__serve_batch *batch, const peri__serve_rules *rules, bool v2_form, const char *body,
@@ -659,7 +664,7 @@ peri_status peri__serve_read(peri__serve_batch *batch, const peri__serve_rules *
     int64_t samples = batch->facts->n_inputs ? batch->columns[0].n_samples : 0;
     good = good && settle_lists(&r);
     if (!good) {
-        cut(batch, batch->samples);
+        cut_samples(batch, batch->samples);
         return j.status < 0 ? j.status : peri__fail(PERI_EFORMAT, "the request cannot be read");
     }
     out->samples = samples - batch->samples;

@@ -24,7 +24,7 @@ typedef struct settings {
 } settings;
 
 /** A number of a word; what is out of range is refused, though serve.lua has looked. */
-static bool number(const char *text, int64_t least, int64_t most, int64_t *out)
+static bool parse_number(const char *text, int64_t least, int64_t most, int64_t *out)
 {
     char *end;
     errno = 0;
@@ -70,7 +70,7 @@ static bool take_number(settings *s, const char *key, const char *value)
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(key, known[i].key) != 0) continue;
-        if (!number(value, known[i].least, known[i].most, known[i].to)) return false;
+        if (!parse_number(value, known[i].least, known[i].most, known[i].to)) return false;
         s->server.http.port = (int32_t)port;
         s->server.workers = (int32_t)workers;
         s->server.http.most_connections = (int32_t)connections;
@@ -116,7 +116,7 @@ static bool allow_files(int64_t connections)
     return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
-static int serve(const settings *s, const sigset_t *set)
+static int serve_until_signal(const settings *s, const sigset_t *set)
 {
     peri__serve_model *model;
     peri__server *server;
@@ -179,5 +179,5 @@ int main(int argc, char **argv)
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* before there are threads, which must not take them */
-    return serve(&s, &set);
+    return serve_until_signal(&s, &set);
 }

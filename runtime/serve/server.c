@@ -70,7 +70,7 @@ peri__serve_metrics *peri__server_metrics(peri__server *s) { return &s->metrics;
 
 /* -- the queue ----------------------------------------------------------------------------------------------------- */
 
-static void enqueue(void *ctx, peri__http_call *call)
+static void enqueue_call(void *ctx, peri__http_call *call)
 {
     peri__server *s = ctx;
     pthread_mutex_lock(&s->lock);
@@ -99,7 +99,7 @@ static void enqueue(void *ctx, peri__http_call *call)
 }
 
 /** With the lock: take those out of the queue whose time is over, or (@all) all; those whose clients have left, too. */
-static peri__http_call *take_out(peri__server *s, bool all)
+static peri__http_call *take_out_of_queue(peri__server *s, bool all)
 {
     peri__http_call *out = NULL, **at = &s->head, *last = NULL;
     int64_t now = peri_time_ns();
@@ -148,7 +148,7 @@ static void *run_clock(void *ctx)
         busy = s->turns != turns ? BUSY_TICKS : peri__max(0, busy - 1);
         if (!s->turning && s->turns == turns) pthread_cond_signal(&s->wake);
         turns = s->turns;
-        peri__http_call *list = take_out(s, false);
+        peri__http_call *list = take_out_of_queue(s, false);
         if (!list) continue;
         pthread_mutex_unlock(&s->lock);
         refuse_all(s, list, false);
@@ -226,7 +226,7 @@ peri_status peri__server_open(const peri__server_options *options, peri__serve_m
     pthread_mutex_init(&s->lock, NULL);
     peri_status status = peri__serve_make_workers(s);
     if (status >= 0) status = start_threads(s);
-    peri__http_owner owner = {.ctx = s, .now = peri__serve_route, .later = enqueue, .event = count_event};
+    peri__http_owner owner = {.ctx = s, .now = peri__serve_route, .later = enqueue_call, .event = count_event};
     if (status >= 0 && model) status = peri__server_swap(s, model);
     bool taken = s->model != NULL;
     peri__http *http = NULL;
@@ -263,7 +263,7 @@ void peri__server_stop(peri__server *s, int64_t grace_ns)
     while (unfinished(s, true) > 0 && peri_time_ns() < until) nanosleep(&pause, NULL);
     pthread_mutex_lock(&s->lock);
     s->stopping = true;
-    peri__http_call *list = take_out(s, true);
+    peri__http_call *list = take_out_of_queue(s, true);
     pthread_cond_broadcast(&s->more);
     pthread_mutex_unlock(&s->lock);
     refuse_all(s, list, true);

@@ -15,7 +15,8 @@ const char *const peri__serve_problem_names[PERI__SERVE_PROBLEM_COUNT] = {"missi
 
 /* -- what does not fit --------------------------------------------------------------------------------------------- */
 
-static const peri__serve_input *input(const peri__serve_reader *r, int32_t f) { return &r->batch->facts->inputs[f]; }
+static const peri__serve_input *feature_of(const peri__serve_reader *r,
+                                           int32_t f) { return &r->batch->facts->inputs[f]; }
 
 bool peri__serve_blame(peri__serve_reader *r, int32_t f, int problem, const char *format, ...)
 {
@@ -35,7 +36,7 @@ int64_t peri__serve_samples(const peri__serve_reader *r, int32_t f)
 
 /** peri__serve_blame with the feature and the sample in front. */
 #define BLAME(r, f, problem, format, ...)                                                                              \
-    peri__serve_blame((r), (f), (problem), "feature '%s', sample %lld: " format, input((r), (f))->name,                \
+    peri__serve_blame((r), (f), (problem), "feature '%s', sample %lld: " format, feature_of((r), (f))->name,           \
                       (long long)peri__serve_samples((r), (f)), __VA_ARGS__)
 
 int32_t peri__serve_find(peri__serve_reader *r, const char *name)
@@ -60,7 +61,7 @@ int32_t peri__serve_find(peri__serve_reader *r, const char *name)
 bool peri__serve_once(peri__serve_reader *r, int32_t f)
 {
     if (r->batch->seen[f])
-        return peri__serve_blame(r, f, PERI__SERVE_REPEATED, "feature '%s' is there twice", input(r, f)->name);
+        return peri__serve_blame(r, f, PERI__SERVE_REPEATED, "feature '%s' is there twice", feature_of(r, f)->name);
     return r->batch->seen[f] = true;
 }
 
@@ -71,7 +72,7 @@ static bool make_room(peri__serve_reader *r, int32_t f)
 {
     peri__serve_column *c = &r->batch->columns[f];
     if (c->n_values < c->room_values) return true;
-    peri_status status = input(r, f)->kind != PERI__SERVE_IDS
+    peri_status status = feature_of(r, f)->kind != PERI__SERVE_IDS
                              ? peri__grow((void **)&c->numbers, &c->room_values, c->n_values + 1, sizeof *c->numbers)
                              : peri__grow((void **)&c->ids, &c->room_values, c->n_values + 1, sizeof *c->ids);
     if (status < 0) r->j->status = status;
@@ -82,7 +83,7 @@ bool peri__serve_add_number(peri__serve_reader *r, int32_t f, double x)
 {
     float single = (float)x;
     if (!isfinite(x)) {
-        if (!input(r, f)->any) return BLAME(r, f, PERI__SERVE_NAN, "%f is no number", x);
+        if (!feature_of(r, f)->any) return BLAME(r, f, PERI__SERVE_NAN, "%f is no number", x);
         r->batch->problems[f][PERI__SERVE_NAN]++;
     } else if (!isfinite(single)) return BLAME(r, f, PERI__SERVE_RANGE, "%g is too large for f32", x);
     if (!make_room(r, f)) return false;
@@ -93,11 +94,11 @@ bool peri__serve_add_number(peri__serve_reader *r, int32_t f, double x)
 
 bool peri__serve_add_id(peri__serve_reader *r, int32_t f, uint64_t id, bool negative)
 {
-    uint64_t rows = input(r, f)->rows;
-    if (input(r, f)->whole && !negative && id > INT64_MAX)
+    uint64_t rows = feature_of(r, f)->rows;
+    if (feature_of(r, f)->whole && !negative && id > INT64_MAX)
         return BLAME(r, f, PERI__SERVE_RANGE, "%llu, allowed: up to 9223372036854775807", (unsigned long long)id);
     if (rows ? negative || id >= rows : negative && id > (uint64_t)1 << 63) {
-        if (!input(r, f)->skip || (negative && id > (uint64_t)1 << 63))
+        if (!feature_of(r, f)->skip || (negative && id > (uint64_t)1 << 63))
             return BLAME(r, f, PERI__SERVE_RANGE, "id %s%llu, allowed: %s to %llu", negative ? "-" : "",
                          (unsigned long long)id, rows ? "0" : "-9223372036854775808", (unsigned long long)(rows - 1));
         r->batch->problems[f][PERI__SERVE_RANGE]++;
@@ -166,7 +167,8 @@ bool peri__serve_add_text(peri__serve_reader *r, int32_t f, const char *at, cons
         return BLAME(r, f, PERI__SERVE_KIND, "'%.*s', wanted: an id, a whole number", shown, at);
     if (fits) return peri__serve_add_id(r, f, id, negative && id > 0);
     return BLAME(r, f, PERI__SERVE_RANGE, "id %.*s, allowed: %s to %llu", shown, at,
-                 input(r, f)->rows ? "0" : "-9223372036854775808", (unsigned long long)(input(r, f)->rows - 1));
+                 feature_of(r, f)->rows ? "0" : "-9223372036854775808",
+                     (unsigned long long)(feature_of(r, f)->rows - 1));
 }
 
 /* -- a sample ------------------------------------------------------------------------------------------------------ */
@@ -180,18 +182,18 @@ bool peri__serve_end(peri__serve_reader *r, int32_t f)
                                   (long long)r->rules->most_samples);
         return false;
     }
-    if (input(r, f)->kind != PERI__SERVE_NUMBERS) {
+    if (feature_of(r, f)->kind != PERI__SERVE_NUMBERS) {
         peri_status status = peri__grow((void **)&c->offsets, &c->room_offsets, c->n_samples + 2, sizeof *c->offsets);
         if (status < 0) return r->j->status = status, false;
         c->offsets[0] = 0;
         int64_t n = c->n_values - c->offsets[c->n_samples];
         if (n > PERI__SERVE_MOST_IDS)
             return BLAME(r, f, PERI__SERVE_KIND, "a list of %lld, allowed: %d", (long long)n, PERI__SERVE_MOST_IDS);
-        if (input(r, f)->length > 0 && n != input(r, f)->length)
+        if (feature_of(r, f)->length > 0 && n != feature_of(r, f)->length)
             return BLAME(r, f, PERI__SERVE_KIND, "a list of %lld, wanted: %lld", (long long)n,
-                         (long long)input(r, f)->length);
+                         (long long)feature_of(r, f)->length);
         c->offsets[c->n_samples + 1] = c->n_values;
-        r->batch->problems[f][PERI__SERVE_EMPTY] += n == 0 && input(r, f)->kind == PERI__SERVE_IDS;
+        r->batch->problems[f][PERI__SERVE_EMPTY] += n == 0 && feature_of(r, f)->kind == PERI__SERVE_IDS;
     }
     c->n_samples++;
     return true;
@@ -200,7 +202,7 @@ bool peri__serve_end(peri__serve_reader *r, int32_t f)
 /** A list of numbers or ids. @wanted: how many; -1: any. */
 static bool list(peri__serve_reader *r, int32_t f, int64_t wanted)
 {
-    bool numbers = input(r, f)->kind != PERI__SERVE_IDS;
+    bool numbers = feature_of(r, f)->kind != PERI__SERVE_IDS;
     int64_t n = 0;
     for (peri__json_enter(r->j, '['); peri__json_item(r->j); n++)
         if (!(numbers ? peri__serve_number(r, f) : peri__serve_id(r, f))) return false;
@@ -213,7 +215,7 @@ static bool list(peri__serve_reader *r, int32_t f, int64_t wanted)
 
 bool peri__serve_sample(peri__serve_reader *r, int32_t f, int64_t length)
 {
-    const peri__serve_input *in = input(r, f);
+    const peri__serve_input *in = feature_of(r, f);
     char c = peri__json_next(r->j);
     if (in->kind == PERI__SERVE_NUMBERS) {
         if (c == '[') return list(r, f, in->width);
@@ -234,7 +236,7 @@ static bool empty(const peri__serve_column *c, int64_t i)
 
 bool peri__serve_missing(peri__serve_reader *r, int32_t f)
 {
-    const peri__serve_input *in = input(r, f);
+    const peri__serve_input *in = feature_of(r, f);
     if (r->j->status < 0) return false;
     if (in->one && empty(&r->batch->columns[in->of], r->batch->columns[f].n_samples)) return peri__serve_end(r, f);
     if (!in->optional)

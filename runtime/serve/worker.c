@@ -139,13 +139,13 @@ static void before_answer(worker *w)
     pthread_mutex_unlock(&w->s->lock);
 }
 
-static void fail(worker *w, peri__http_call *call, int end, const char *why)
+static void fail_call(worker *w, peri__http_call *call, int end, const char *why)
 {
     before_answer(w);
     peri__server_fail(w->s, call, end, why);
 }
 
-static uint64_t waited(const peri__http_call *call, int64_t now)
+static uint64_t waited_ns(const peri__http_call *call, int64_t now)
 {
     return (uint64_t)peri__max(0, now - call->whole_ns);
 }
@@ -155,16 +155,16 @@ static void take(worker *w, peri__http_call *call)
 {
     peri__server *s = w->s;
     int64_t now = peri_time_ns();
-    peri__serve_observe(&s->metrics.queue_ns, PERI__SERVE_FIRST_NS, waited(call, now));
+    peri__serve_observe(&s->metrics.queue_ns, PERI__SERVE_FIRST_NS, waited_ns(call, now));
     w->bytes += call->bytes;
     if (peri__http_left(call))
-        return fail(w, call, PERI__SERVE_LEFT, "the client has closed its connection");
+        return fail_call(w, call, PERI__SERVE_LEFT, "the client has closed its connection");
     if (now > call->deadline_ns)
-        return fail(w, call, PERI__SERVE_LATE, "its time was over (perilune serve --timeout)");
+        return fail_call(w, call, PERI__SERVE_LATE, "its time was over (perilune serve --timeout)");
     peri_status status = peri__serve_read(&w->batch, &s->options.rules, call->form == PERI__SERVE_CALL_V2, call->body,
                                           call->bytes, call->json_bytes, &w->questions[w->n_calls]);
     if (status < 0)
-        return fail(w, call, status == PERI_EFORMAT ? PERI__SERVE_BAD : PERI__SERVE_FAILED, peri_error_message());
+        return fail_call(w, call, status == PERI_EFORMAT ? PERI__SERVE_BAD : PERI__SERVE_FAILED, peri_error_message());
     w->calls[w->n_calls++] = call;
 }
 
@@ -199,16 +199,16 @@ static peri_status make_room(worker *w)
     return PERI_OK;
 }
 
-static void answer(worker *w, int32_t i, int64_t begin, int64_t end)
+static void answer_call(worker *w, int32_t i, int64_t begin, int64_t end)
 {
     peri__http_call *call = w->calls[i];
     peri__http_reply r = {.status = 200, .type = "application/json"};
     peri_status status =
         peri__serve_write(&w->model->facts, &w->questions[i], w->outputs, w->offsets, &r.body, &r.bytes, &r.json_bytes);
-    if (status < 0) return fail(w, call, PERI__SERVE_FAILED, peri_error_message());
+    if (status < 0) return fail_call(w, call, PERI__SERVE_FAILED, peri_error_message());
     if (r.json_bytes) r.type = "application/octet-stream";
     snprintf(r.timing, sizeof r.timing, "queue;dur=%.3f, compute;dur=%.3f, batch;desc=\"%lld\"",
-             (double)waited(call, begin) * 1e-6, (double)(end - begin) * 1e-6, (long long)w->batch.samples);
+             (double)waited_ns(call, begin) * 1e-6, (double)(end - begin) * 1e-6, (long long)w->batch.samples);
     before_answer(w);
     peri__server_end(w->s, call, PERI__SERVE_OK, &r);
 }
@@ -259,8 +259,8 @@ static bool predict(worker *w, int32_t first, int32_t last)
     snprintf(why, sizeof why, "%s", status < 0 ? peri_error_message() : "");
     if (refused) count_refusal(w);
     for (int32_t i = first; i < last; i++) {
-        if (status < 0) fail(w, w->calls[i], refused ? PERI__SERVE_BAD : PERI__SERVE_FAILED, why);
-        else answer(w, i, begin, end);
+        if (status < 0) fail_call(w, w->calls[i], refused ? PERI__SERVE_BAD : PERI__SERVE_FAILED, why);
+        else answer_call(w, i, begin, end);
     }
     return true;
 }
@@ -273,12 +273,12 @@ static void predict_each(worker *w)
         peri__serve_batch_clear(&w->batch);
         peri_status status = peri__serve_read(&w->batch, &w->s->options.rules, call->form == PERI__SERVE_CALL_V2,
                                               call->body, call->bytes, call->json_bytes, &w->questions[i]);
-        if (status < 0) fail(w, call, PERI__SERVE_FAILED, peri_error_message()); /* no memory */
+        if (status < 0) fail_call(w, call, PERI__SERVE_FAILED, peri_error_message()); /* no memory */
         else predict(w, i, i + 1);
     }
 }
 
-static void serve(worker *w, peri__http_call *call)
+static void serve_batch(worker *w, peri__http_call *call)
 {
     peri__server *s = w->s;
     int64_t until = call->whole_ns + s->options.delay_ns;
@@ -314,8 +314,8 @@ static void work(peri__server *s)
     pthread_mutex_unlock(&s->lock);
     const int64_t begin = peri_time_ns();
     peri_status status = stale ? adopt(w) : PERI_OK;
-    if (status < 0) fail(w, call, PERI__SERVE_MEMORY, peri_error_message());
-    else serve(w, call);
+    if (status < 0) fail_call(w, call, PERI__SERVE_MEMORY, peri_error_message());
+    else serve_batch(w, call);
     const int64_t end = peri_time_ns();
     pthread_mutex_lock(&s->lock);
     if (status >= 0) s->ns_per_byte = (double)(end - begin) / (double)peri__max(1, w->bytes);

@@ -44,7 +44,7 @@ static peri_status check_members(const char *f, const marks *m, int64_t contextu
 }
 
 /** *m->t[at ..] = @from, i32 or i64. */
-static peri_status put(const marks *m, int64_t at, peri_tensor *from)
+static peri_status put_marks(const marks *m, int64_t at, peri_tensor *from)
 {
     const int64_t n = from->shape[0], one = 1;
     peri_tensor *view;
@@ -61,7 +61,7 @@ typedef struct place {
     int32_t dtype;
 } place;
 
-static place place_of(const peri_tensor *t)
+static place tensor_place(const peri_tensor *t)
 {
     if (!t) return (place){0};
     return (place){peri__storage_serial(t->storage), peri__version(t), t->offset, t->shape[0], t->stride[0], t->dtype};
@@ -90,16 +90,16 @@ static void known_fini(peri__note *note)
 }
 
 /** Whether @k answers for these, on the current stream, in whose order k->t was made. */
-static bool answers(const known *k, const peri_tensor *offsets, const peri_tensor *targets, int64_t rows,
-                    int64_t contextual)
+static bool known_answers(const known *k, const peri_tensor *offsets, const peri_tensor *targets, int64_t rows,
+                          int64_t contextual)
 {
-    const place o = place_of(offsets), t = place_of(targets);
+    const place o = tensor_place(offsets), t = tensor_place(targets);
     return same_place(&k->offsets, &o) && (!targets || same_place(&k->targets, &t)) && k->rows == rows &&
            k->contextual >= contextual && k->t->storage->home == peri_stream_current(peri__device(offsets));
 }
 
 /** Check the sequences that @offsets cut out of k->rows rows, and make k->t. Waits. */
-static peri_status look(const char *f, known *k, peri_tensor *offsets, peri_tensor *targets)
+static peri_status look_at_sequences(const char *f, known *k, peri_tensor *offsets, peri_tensor *targets)
 {
     peri_tensor *flat;
     peri__bags bags = {0};
@@ -111,8 +111,8 @@ static peri_status look(const char *f, known *k, peri_tensor *offsets, peri_tens
     int64_t size = bags.bags + 1 + (targets ? bags.bags : 0);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(offsets), PERI_I64, 1, &size, &k->t), out);
     const marks m = {k->t, bags.bags, targets};
-    PERI_TRY_GOTO(put(&m, 0, bags.offsets), out);
-    if (targets) PERI_TRY_GOTO(put(&m, bags.bags + 1, targets), out);
+    PERI_TRY_GOTO(put_marks(&m, 0, bags.offsets), out);
+    if (targets) PERI_TRY_GOTO(put_marks(&m, bags.bags + 1, targets), out);
     if (targets || k->contextual > 0) PERI_TRY_GOTO(check_members(f, &m, k->contextual), out);
 out:
     peri__bags_fini(&bags);
@@ -126,7 +126,7 @@ static peri_status marks_init(const char *f, marks *m, peri_tensor *offsets, per
 {
     peri__storage *s = offsets->storage;
     known *k = (known *)(void *)peri__note_take(s);
-    if (k && !answers(k, offsets, targets, rows, contextual)) {
+    if (k && !known_answers(k, offsets, targets, rows, contextual)) {
         known_fini(&k->note);
         k = NULL;
     }
@@ -135,11 +135,11 @@ static peri_status marks_init(const char *f, marks *m, peri_tensor *offsets, per
         k = peri__alloc_zero(sizeof *k);
         if (!k) return PERI_ENOMEM;
         k->note = (peri__note){peri__version(offsets), known_fini};
-        k->offsets = place_of(offsets);
-        k->targets = place_of(targets);
+        k->offsets = tensor_place(offsets);
+        k->targets = tensor_place(targets);
         k->rows = rows;
         k->contextual = contextual;
-        status = look(f, k, offsets, targets);
+        status = look_at_sequences(f, k, offsets, targets);
     }
     if (status >= 0 && most > 0 && k->longest > most)
         status = peri__fail(PERI_ERANGE, "%s: a sequence of %lld members, allowed: max_seq_len, %lld", f,
@@ -186,7 +186,7 @@ static peri_status rows_in_place(peri_tensor *t, peri_tensor **out)
 static int64_t row_stride(const peri_tensor *t) { return t->shape[0] > 1 ? t->stride[0] : t->shape[1] * t->shape[2]; }
 
 /** Rows of one head that are worth a thread, if each sees half of a sequence of average length. */
-static int64_t grain(const peri_k_attention_args *a)
+static int64_t rows_per_thread(const peri_k_attention_args *a)
 {
     int64_t each = peri__max(1, a->rows / peri__max(1, a->sequences) * (a->dim + a->v_dim));
     return peri__max(32, 2 * PERI_ELEMENT_GRAIN / each);
@@ -197,7 +197,7 @@ enum { Q, K, V, OUT, LSE, MARKS };
 enum { KEPT_SEQUENCES, KEPT_TARGETS, KEPT_WINDOW, KEPT_CONTEXTUAL, KEPT_FULL, KEPT_FORM, KEPT_CAUSAL };
 
 /** What both directions have in common. @saved: q, k and v as the kernels take them, out, lse (or NULL), marks. */
-static peri_k_attention_args arguments(peri_tensor *const *saved, const int64_t *kept, const double *number)
+static peri_k_attention_args attention_arguments(peri_tensor *const *saved, const int64_t *kept, const double *number)
 {
     const peri_tensor *q = saved[Q], *v = saved[V];
     marks m = {saved[MARKS], kept[KEPT_SEQUENCES], kept[KEPT_TARGETS]};
@@ -229,7 +229,7 @@ static peri_k_attention_args arguments(peri_tensor *const *saved, const int64_t 
 /** saved, kept: see arguments. number: alpha, scale. */
 static peri_status attention_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    peri_k_attention_args a = arguments(node->saved, node->kept, node->number);
+    peri_k_attention_args a = attention_arguments(node->saved, node->kept, node->number);
     peri_tensor *g = NULL, *delta = NULL, *grad[3] = {NULL};
     int64_t items = a.heads * a.rows;
     peri_device *device = peri__device(node->saved[Q]);
@@ -244,8 +244,8 @@ static peri_status attention_backward(peri__node *node, peri_tensor *const *grad
     a.dq = grad[Q] ? peri__data(grad[Q]) : NULL;
     a.dk = grad[K] ? peri__data(grad[K]) : NULL;
     a.dv = grad[V] ? peri__data(grad[V]) : NULL;
-    if (a.dq || a.delta) PERI_TRY_GOTO(PERI_LAUNCH(device, attention_grad_q, &a, items, grain(&a)), out);
-    if (a.dk || a.dv) PERI_TRY_GOTO(PERI_LAUNCH(device, attention_grad_kv, &a, items, grain(&a)), out);
+    if (a.dq || a.delta) PERI_TRY_GOTO(PERI_LAUNCH(device, attention_grad_q, &a, items, rows_per_thread(&a)), out);
+    if (a.dk || a.dv) PERI_TRY_GOTO(PERI_LAUNCH(device, attention_grad_kv, &a, items, rows_per_thread(&a)), out);
     for (int32_t i = Q; i <= V; i++) {
         grad_in[i] = grad[i];
         grad[i] = NULL;
@@ -279,7 +279,7 @@ static peri_status check_operands(peri_tensor *const *in)
     return PERI_OK;
 }
 
-static peri_status compute(peri_tensor *const *in, const peri_attention_args *args, peri_tensor **out)
+static peri_status compute_attention(peri_tensor *const *in, const peri_attention_args *args, peri_tensor **out)
 {
     bool softmax = args->form == PERI_ATTENTION_SOFTMAX;
     peri_tensor *saved[PERI_NODE_SAVED] = {NULL};
@@ -304,8 +304,8 @@ static peri_status compute(peri_tensor *const *in, const peri_attention_args *ar
     for (int32_t i = Q; i <= V; i++) PERI_TRY_GOTO(rows_in_place(in[i], &saved[i]), out);
     PERI_TRY_GOTO(peri__tensor_like(in[V], 3, shape, &saved[OUT]), out);
     if (softmax) PERI_TRY_GOTO(peri__tensor_like(in[V], 1, &items, &saved[LSE]), out);
-    peri_k_attention_args a = arguments(saved, kept, number);
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(in[Q]), attention, &a, items, grain(&a)), out);
+    peri_k_attention_args a = attention_arguments(saved, kept, number);
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(in[Q]), attention, &a, items, rows_per_thread(&a)), out);
     PERI_TRY_GOTO(peri__attach(&attention_vtab, in, 3, &saved[OUT], 1, &node), out);
     if (node) {
         for (int32_t i = 0; i < PERI_NODE_SAVED; i++)
@@ -338,7 +338,7 @@ peri_status peri_sparse_attention(const peri_attention_args *args, peri_tensor *
     peri__operands o;
     peri_tensor *in[3] = {args->q, args->k, args->v};
     PERI_TRY(peri__widen_operands(&o, PERI__IN_F32, in, 3));
-    return peri__narrow(&o, compute(o.in, args, &o.out), out);
+    return peri__narrow(&o, compute_attention(o.in, args, &o.out), out);
 }
 
 /* -- places and times ---------------------------------------------------------------------------------------------- */
@@ -349,8 +349,8 @@ static peri_status numbers_new(const peri_tensor *like, int64_t rows, peri_tenso
 }
 
 /** The kernel's `out` for @rows members; *args has the rest, but for the marks. */
-static peri_status places(const char *f, peri_tensor *offsets, peri_tensor *targets, int64_t rows,
-                          peri_k_sequence_positions_args *args, peri_tensor **out)
+static peri_status members_places(const char *f, peri_tensor *offsets, peri_tensor *targets, int64_t rows,
+                                  peri_k_sequence_positions_args *args, peri_tensor **out)
 {
     PERI_NEED(out);
     PERI_TRY(check_marks(f, offsets, targets, offsets));
@@ -380,13 +380,14 @@ peri_status peri_sparse_sequence_positions(peri_tensor *seq_offsets, peri_tensor
     static const char f[] = "peri_sparse_sequence_positions";
     if (max_positions < 1)
         return peri__fail(PERI_EINVAL, "%s: max_positions %lld, allowed: 1 and more", f, (long long)max_positions);
-    return places(f, seq_offsets, num_targets, rows, &(peri_k_sequence_positions_args){.most = max_positions}, out);
+    return members_places(f, seq_offsets, num_targets, rows, &(peri_k_sequence_positions_args){.most = max_positions},
+                          out);
 }
 
 peri_status peri_sparse_sequence_numbers(peri_tensor *seq_offsets, int64_t rows, peri_tensor **out)
 {
     peri_k_sequence_positions_args args = {.most = 1, .number = true};
-    return places("peri_sparse_sequence_numbers", seq_offsets, NULL, rows, &args, out);
+    return members_places("peri_sparse_sequence_numbers", seq_offsets, NULL, rows, &args, out);
 }
 
 static peri_status check_times(const char *f, const peri_time_buckets_args *args)

@@ -81,7 +81,7 @@ static peri_status rows_like(const peri_tensor *t, int64_t rows, int32_t dtype, 
     return peri_tensor_new(peri__device(t), dtype, t->ndim, shape, out);
 }
 
-static void release(peri_bucket_result *r)
+static void release_bucket_result(peri_bucket_result *r)
 {
     peri_tensor **all[] = {&r->lengths, &r->ids, &r->weights, &r->positions, &r->unbucketize, &r->mapping};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -91,8 +91,8 @@ static void release(peri_bucket_result *r)
 }
 
 /** All outputs, uninitialised. */
-static peri_status allocate(peri_bucket_result *r, const peri_bucket_args *a, const peri__bags *b,
-                            int32_t lengths_dtype, const peri_tensor *ids, const peri_tensor *weights)
+static peri_status allocate_bucket_result(peri_bucket_result *r, const peri_bucket_args *a, const peri__bags *b,
+                                          int32_t lengths_dtype, const peri_tensor *ids, const peri_tensor *weights)
 {
     int64_t n = b->values, slots = b->bags * a->buckets;
     peri_device *device = peri__device(ids);
@@ -116,10 +116,10 @@ static peri_status bucketize(const peri_bucket_args *a, const plan *p, const per
     int64_t width = weights ? peri_dtype_size(weights->dtype) : 0;
     for (int32_t d = 1; weights && d < weights->ndim; d++) width *= weights->shape[d];
     int64_t ends = b->bags * a->buckets + 1;
-    peri_status status = allocate(&r, a, b, lengths_dtype, ids, weights);
+    peri_status status = allocate_bucket_result(&r, a, b, lengths_dtype, ids, weights);
     if (status >= 0 && offsets) status = peri_tensor_new(device, PERI_I64, 1, &ends, offsets);
     if (status < 0) {
-        release(&r);
+        release_bucket_result(&r);
         return status;
     }
     const int64_t *table = peri__data(p->table);
@@ -144,7 +144,7 @@ static peri_status bucketize(const peri_bucket_args *a, const plan *p, const per
                                   .ids_dtype = ids->dtype,
                                   .lengths_dtype = lengths_dtype};
     status = PERI_RUN(device, bucketize, &args);
-    if (status < 0) release(&r);
+    if (status < 0) release_bucket_result(&r);
     else *out = r;
     return status;
 }
@@ -171,7 +171,7 @@ static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
 }
 
 /** Wait for the check of the bags, and judge it. */
-static peri_status settle(peri__bags *b, const char *f, const int64_t *batch_sizes)
+static peri_status settle_bags(peri__bags *b, const char *f, const int64_t *batch_sizes)
 {
     PERI_TRY(peri__report_wait(b->report));
     return peri__bags_judge(b, f, bag_text, batch_sizes);
@@ -220,13 +220,13 @@ peri_status peri_sparse_bucketize(const peri_bucket_args *a, peri_tensor *length
     PERI_TRY_GOTO(batch_sizes_of(f, a, b.bags, batch_sizes, &sizes), out);
     PERI_TRY_GOTO(plan_init(&p, f, a, sizes, peri__device(ids)), out);
     PERI_TRY_GOTO(peri__bags_post(&b, NULL, 0, 0), out);
-    if (b.bags == 0) PERI_TRY_GOTO(settle(&b, f, sizes), out); /* no place for a bag's lengths, whatever the ids */
+    if (b.bags == 0) PERI_TRY_GOTO(settle_bags(&b, f, sizes), out); /* no place for a bag's lengths, whatever the ids */
     PERI_TRY_GOTO(peri_tensor_contiguous(ids, &flat), out);
     if (weights) PERI_TRY_GOTO(peri_tensor_contiguous(weights, &flat_weights), out);
     peri_bucket_result made;
     PERI_TRY_GOTO(bucketize(a, &p, &b, lengths->dtype, flat, flat_weights, &made, NULL), out);
-    status = settle(&b, f, sizes); /* the device has work meanwhile */
-    if (status < 0) release(&made);
+    status = settle_bags(&b, f, sizes); /* the device has work meanwhile */
+    if (status < 0) release_bucket_result(&made);
     else *out = made;
 out:
     peri__bags_fini(&b);
@@ -304,7 +304,7 @@ peri_status peri_kjt_bucketize(peri_kjt *k, const peri_bucket_args *a, peri_kjt 
         r.unbucketize = NULL;
     }
 out:
-    release(&r);
+    release_bucket_result(&r);
     peri_tensor_release(parts.offsets);
     peri__free(per_rank);
     peri_keys_release(parts.keys);

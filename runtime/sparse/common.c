@@ -30,8 +30,8 @@ peri_status peri__check_ints(const char *function, const char *what, const peri_
 
 /** The findings of index_check about @t, on their way to the host: the first bad place, or the extent; to be given
  *  back. @safe: or NULL, gets the operation's `safe`. */
-static peri_status inspect(const peri_tensor *t, int64_t limit, bool extent, const peri_tensor *safe,
-                           peri__report **out)
+static peri_status inspect_indices(const peri_tensor *t, int64_t limit, bool extent, const peri_tensor *safe,
+                                   peri__report **out)
 {
     int64_t words = extent ? 2 : 1;
     peri_device *device = peri__device(t);
@@ -98,7 +98,7 @@ static peri_status judge_indices(const char *function, const char *what, const p
 peri_status peri__check_indices(const char *function, const char *what, const peri_tensor *t, int64_t limit)
 {
     peri__report *report;
-    PERI_TRY(inspect(t, limit, false, NULL, &report));
+    PERI_TRY(inspect_indices(t, limit, false, NULL, &report));
     return judge_indices(function, what, t, limit, report);
 }
 
@@ -112,7 +112,7 @@ peri_status peri__indices_queue(const char *function, const peri__indices *indic
     }
     peri_tensor *made;
     PERI_TRY(peri__tensor_like(t, t->ndim, t->shape, &made));
-    peri_status status = inspect(t, indices->limit, false, made, report);
+    peri_status status = inspect_indices(t, indices->limit, false, made, report);
     if (status < 0) peri_tensor_release(made);
     else *safe = made;
     return status;
@@ -128,7 +128,7 @@ peri_status peri__indices_settle(const char *function, const peri__indices *indi
 peri_status peri__extent(const peri_tensor *t, int64_t *least, int64_t *most)
 {
     peri__report *report;
-    PERI_TRY(inspect(t, 0, true, NULL, &report));
+    PERI_TRY(inspect_indices(t, 0, true, NULL, &report));
     peri_status status = peri__report_wait(report);
     *least = report->words[0];
     *most = report->words[1];
@@ -199,7 +199,7 @@ peri_status peri__indices_and_bags(const char *function, const peri__indices *in
                                    peri_tensor *lengths, peri_tensor *offsets, int64_t rows, int64_t columns)
 {
     peri__report *found;
-    PERI_TRY(inspect(indices->t, indices->limit, false, NULL, &found));
+    PERI_TRY(inspect_indices(indices->t, indices->limit, false, NULL, &found));
     peri_status bags = bags_post(function, b, lengths, offsets, rows);
     peri_status status = judge_indices(function, indices->what, indices->t, indices->limit, found);
     if (status >= 0 && bags >= 0) return peri__bags_settle(function, &(peri__bag_names){what, columns}, b);
@@ -248,7 +248,7 @@ peri_status peri__bag_at(const peri_tensor *offsets, int64_t i, int64_t *bag)
 }
 
 /** The error about id number @i. */
-static peri_status not_there(const peri__tables *t, int64_t i)
+static peri_status fail_missing_id(const peri__tables *t, int64_t i)
 {
     int64_t id, bag, step = peri__max(t->step, 1), start, end;
     char where[96];
@@ -292,7 +292,7 @@ peri_status peri__table_rows(const peri__tables *t, int32_t dtype, peri_tensor *
                                    .out_dtype = dtype};
     PERI_TRY_GOTO(PERI_RUN(device, table_rows, &args), out);
     PERI_TRY_GOTO(peri__word_at(bad, 0, &first), out);
-    if (first != INT64_MAX) PERI_TRY_GOTO(not_there(t, first), out);
+    if (first != INT64_MAX) PERI_TRY_GOTO(fail_missing_id(t, first), out);
     *rows = out;
     out = NULL;
     if (bag) *bag = bags;

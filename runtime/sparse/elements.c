@@ -15,7 +15,7 @@
 /* -- by mask ------------------------------------------------------------------------------------------------------- */
 
 /** *out (new, recorded) = @t, repeated to @shape[ndim], as one dimension. */
-static peri_status flat_as(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
+static peri_status flatten_repeated(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
 {
     PERI__HELD peri_tensor *wide = NULL;
     PERI_TRY(peri_tensor_expand(t, ndim, shape, &wide));
@@ -33,13 +33,13 @@ peri_status peri_sparse_masked_elements(peri_tensor *x, peri_tensor *mask, peri_
     PERI_TRY(peri__check_tensor(f, "mask", mask, PERI_BOOL, -1));
     PERI_TRY(peri__check_same_device(f, mask, x));
     PERI_TRY(peri__broadcast_shape(f, x, mask, &ndim, shape));
-    PERI_TRY(flat_as(x, ndim, shape, &flat));
-    PERI_TRY(flat_as(mask, ndim, shape, &chosen));
+    PERI_TRY(flatten_repeated(x, ndim, shape, &flat));
+    PERI_TRY(flatten_repeated(mask, ndim, shape, &chosen));
     return peri__rows_masked(flat, chosen, out);
 }
 
 /** *out (new) = the numbers, from 0, of the elements of contiguous @mask that are true. */
-static peri_status numbers_of(peri_tensor *mask, peri_tensor **out)
+static peri_status numbers_of_true(peri_tensor *mask, peri_tensor **out)
 {
     const int64_t n = peri__numel(mask);
     PERI__HELD peri_tensor *all = NULL;
@@ -56,7 +56,7 @@ peri_status peri_sparse_nonzero(peri_tensor *x, peri_tensor **out)
     PERI_NEED(out);
     PERI_TRY(peri__check_tensor(f, "x", x, -1, -1));
     PERI_TRY(peri_op_compare(x, PERI_COMPARE_NE, NULL, 0, &mask));
-    PERI_TRY(numbers_of(mask, &flat));
+    PERI_TRY(numbers_of_true(mask, &flat));
     const int64_t shape[2] = {flat->shape[0], x->ndim};
     if (x->ndim == 1) {
         PERI_TRY(peri__shaped(&flat, 2, shape));
@@ -82,7 +82,7 @@ void peri__unique_release(peri_unique_result *r)
 
 /** *out (new) = where elements of contiguous @sorted [n], which rise, differ from the one before them, as the first one
  *  does, and every NaN. */
-static peri_status starts_of(const peri_tensor *sorted, peri_tensor **out)
+static peri_status starts_of_runs(const peri_tensor *sorted, peri_tensor **out)
 {
     const int64_t n = sorted->shape[0], size = peri_dtype_size(sorted->dtype);
     peri_device *device = peri__device(sorted);
@@ -103,7 +103,8 @@ static peri_status starts_of(const peri_tensor *sorted, peri_tensor **out)
 }
 
 /** The results beside r->unique, of elements that lay at @places before they were sorted; @starts as above. */
-static peri_status ranks_of(peri_tensor *starts, peri_tensor *places, bool inverse, bool counts, peri_unique_result *r)
+static peri_status ranks_of_elements(peri_tensor *starts, peri_tensor *places, bool inverse, bool counts,
+                                     peri_unique_result *r)
 {
     PERI__HELD peri_tensor *upto = NULL, *number = NULL;
     PERI_TRY(peri_op_running_sum(starts, 0, &upto));
@@ -117,9 +118,9 @@ static peri_status unique_floats(peri_tensor *x, bool inverse, bool counts, peri
 {
     PERI__HELD peri_tensor *sorted = NULL, *places = NULL, *starts = NULL;
     PERI_TRY(peri_op_sort(x, 0, false, -1, &sorted, &places));
-    PERI_TRY(starts_of(sorted, &starts));
+    PERI_TRY(starts_of_runs(sorted, &starts));
     PERI_TRY(peri__rows_masked(sorted, starts, &r->unique));
-    return inverse || counts ? ranks_of(starts, places, inverse, counts, r) : PERI_OK;
+    return inverse || counts ? ranks_of_elements(starts, places, inverse, counts, r) : PERI_OK;
 }
 
 peri_status peri_sparse_unique_elements(peri_tensor *x, bool inverse, bool counts, peri_unique_result *out)
@@ -154,7 +155,7 @@ out:
 /* -- intervals ----------------------------------------------------------------------------------------------------- */
 
 /** *number = the smallest (@least) or the largest element of @x, which has some. */
-static peri_status extreme(peri_tensor *x, bool least, double *number)
+static peri_status extreme_element(peri_tensor *x, bool least, double *number)
 {
     PERI__HELD peri_tensor *y = NULL;
     PERI_TRY(peri_op_amax(x, NULL, 0, false, least, &y));
@@ -162,7 +163,7 @@ static peri_status extreme(peri_tensor *x, bool least, double *number)
 }
 
 /** How many of contiguous @x fall into each of @bins intervals. */
-static peri_status bins_counted(const peri_tensor *x, int64_t bins, double min, double max, peri_tensor **out)
+static peri_status count_in_bins(const peri_tensor *x, int64_t bins, double min, double max, peri_tensor **out)
 {
     const int64_t n = peri__numel(x), all = bins + 1; /* the last one: those of no interval */
     peri_device *device = peri__device(x);
@@ -191,8 +192,8 @@ peri_status peri_sparse_histogram(peri_tensor *x, int64_t bins, double min, doub
                           peri__tensor_text(x, text, sizeof text));
     PERI_TRY(peri__detached(x, &own));
     if (min == 0 && max == 0 && peri__numel(x) > 0) {
-        PERI_TRY(extreme(own, true, &min));
-        PERI_TRY(extreme(own, false, &max));
+        PERI_TRY(extreme_element(own, true, &min));
+        PERI_TRY(extreme_element(own, false, &max));
     }
     if (min == max) min -= 1, max += 1;
     const bool wide = x->dtype == PERI_F64 || peri__is_integer(x->dtype);
@@ -201,5 +202,5 @@ peri_status peri_sparse_histogram(peri_tensor *x, int64_t bins, double min, doub
         return peri__fail(PERI_ERANGE, "%s: %lld bins from %g to %g, wanted 1..2^30, between finite bounds that rise",
                           f, (long long)bins, min, max);
     PERI_TRY(peri__contiguous_of(own, &flat));
-    return bins_counted(flat, bins, min, max, out);
+    return count_in_bins(flat, bins, min, max, out);
 }

@@ -91,7 +91,7 @@ static peri_status tree_check(const char *f, tree *t, peri_tensor *const *offset
 }
 
 /** Arguments for both directions; the values' rows are of @like. */
-static peri_k_levels_args arguments(const tree *t, const peri_tensor *values)
+static peri_k_levels_args level_arguments(const tree *t, const peri_tensor *values)
 {
     peri_k_levels_args a = {.width = peri__row_bytes(values),
                             .element = peri_dtype_size(values->dtype),
@@ -117,7 +117,7 @@ enum { KEPT_LEVELS, KEPT_ROWS, KEPT_MAX };
 _Static_assert(KEPT_MAX + PERI_MAX_LEVELS <= PERI_NODE_KEPT, "the largest sizes fit");
 
 /** saved: offsets by level. */
-static void remember(peri__node *node, const tree *t)
+static void save_tree(peri__node *node, const tree *t)
 {
     node->kept[KEPT_LEVELS] = t->levels;
     node->kept[KEPT_ROWS] = t->rows;
@@ -127,7 +127,7 @@ static void remember(peri__node *node, const tree *t)
     }
 }
 
-static tree remembered(const peri__node *node)
+static tree saved_tree(const peri__node *node)
 {
     tree t = {.levels = (int32_t)node->kept[KEPT_LEVELS], .rows = node->kept[KEPT_ROWS]};
     for (int32_t l = 0; l < t.levels; l++) {
@@ -143,13 +143,13 @@ static peri_status to_dense(const tree *t, peri_tensor *values, double padding, 
 
 static peri_status to_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    tree t = remembered(node);
+    tree t = saved_tree(node);
     return from_dense(&t, grad_out[0], &grad_in[0]);
 }
 
 static peri_status from_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    tree t = remembered(node);
+    tree t = saved_tree(node);
     peri_tensor *flat;
     PERI_TRY(peri_tensor_contiguous(grad_out[0], &flat));
     peri_status status = to_dense(&t, flat, 0, &grad_in[0]);
@@ -160,12 +160,12 @@ static peri_status from_backward(peri__node *node, peri_tensor *const *grad_out,
 static const peri__node_vtab to_vtab = {.name = "jagged_levels_to_dense", .backward = to_backward};
 static const peri__node_vtab from_vtab = {.name = "jagged_levels_from_dense", .backward = from_backward};
 
-static peri_status record(const peri__node_vtab *vtab, const tree *t, peri_tensor *in, peri_tensor *out)
+static peri_status record_tree(const peri__node_vtab *vtab, const tree *t, peri_tensor *in, peri_tensor *out)
 {
     peri__node *node;
     if (!peri__differentiable(in)) return PERI_OK;
     PERI_TRY(peri__record(vtab, &in, 1, &out, 1, &node));
-    remember(node, t);
+    save_tree(node, t);
     return PERI_OK;
 }
 
@@ -178,7 +178,7 @@ static peri_status to_dense(const tree *t, peri_tensor *values, double padding, 
     for (int32_t d = 1; d < values->ndim; d++) shape[t->levels + d] = values->shape[d];
     peri_tensor *dense;
     PERI_TRY(peri__tensor_like(values, ndim, shape, &dense));
-    peri_k_levels_args args = arguments(t, values);
+    peri_k_levels_args args = level_arguments(t, values);
     args.dense = peri__data(dense);
     args.values = peri__data(values);
     peri_k_convert_args element = {
@@ -187,7 +187,7 @@ static peri_status to_dense(const tree *t, peri_tensor *values, double padding, 
     peri_kernels_get()->fn[PERI_K_convert](&element, 0, 1);
     int64_t rows = args.width ? dense_rows(t) : 0;
     peri_status status = PERI_LAUNCH(peri__device(values), levels_to_dense, &args, rows, peri__row_grain(args.width));
-    if (status >= 0) status = record(&to_vtab, t, values, dense);
+    if (status >= 0) status = record_tree(&to_vtab, t, values, dense);
     if (status < 0) peri_tensor_release(dense);
     else *out = dense;
     return status;
@@ -202,12 +202,12 @@ static peri_status from_dense(const tree *t, peri_tensor *dense, peri_tensor **o
     PERI_TRY(peri_tensor_contiguous(dense, &flat));
     peri_status status;
     PERI_TRY_GOTO(peri__tensor_like(flat, ndim, shape, &values), out);
-    peri_k_levels_args args = arguments(t, values);
+    peri_k_levels_args args = level_arguments(t, values);
     args.dense = peri__data(flat);
     args.values = peri__data(values);
     int64_t rows = args.width ? t->rows : 0;
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), levels_from_dense, &args, rows, peri__row_grain(args.width)), out);
-    PERI_TRY_GOTO(record(&from_vtab, t, flat, values), out);
+    PERI_TRY_GOTO(record_tree(&from_vtab, t, flat, values), out);
     *out = values;
     values = NULL;
 out:

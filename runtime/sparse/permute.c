@@ -61,8 +61,8 @@ static peri_status move_backward(peri__node *node, peri_tensor *const *grad_out,
 static const peri__node_vtab move_vtab = {.name = "sparse_permute", .backward = move_backward};
 
 /** out[row] = place of each row of the segments that @out_offsets cuts: see jagged_places. */
-static peri_status places(const peri_tensor *like, const peri_tensor *out_offsets, const peri_tensor *in_offsets,
-                          const peri_tensor *permute, int64_t rows, peri_tensor **out)
+static peri_status row_places(const peri_tensor *like, const peri_tensor *out_offsets, const peri_tensor *in_offsets,
+                              const peri_tensor *permute, int64_t rows, peri_tensor **out)
 {
     peri_tensor *result;
     PERI_TRY(peri_tensor_new(peri__device(like), like->dtype, 1, &rows, &result));
@@ -90,7 +90,7 @@ static peri_status save_moves(const moves *m, peri__node *node)
 {
     if (!m->permute) {
         peri_tensor *chosen;
-        PERI_TRY(places(m->out, m->out, m->in, NULL, m->rows, &chosen));
+        PERI_TRY(row_places(m->out, m->out, m->in, NULL, m->rows, &chosen));
         peri__node_save(node, SAVED_PERMUTE, chosen);
         peri_tensor_release(chosen);
         return PERI_OK;
@@ -102,7 +102,7 @@ static peri_status save_moves(const moves *m, peri__node *node)
 }
 
 /** Rows of @src, which is contiguous, as @m says. */
-static peri_status move(const moves *m, peri_tensor *src, peri_tensor **out)
+static peri_status move_rows(const moves *m, peri_tensor *src, peri_tensor **out)
 {
     peri_tensor *result;
     PERI_TRY(peri__rows_like(src, m->rows, &result));
@@ -141,7 +141,7 @@ peri_status peri__rows_pick(peri_tensor *src, peri_tensor *out_offsets, peri_ten
                             peri_tensor **out)
 {
     moves m = {.in = starts, .out = out_offsets, .n = out_offsets->shape[0] - 1, .rows = rows};
-    return move(&m, src, out);
+    return move_rows(&m, src, out);
 }
 
 /* -- whole rows ---------------------------------------------------------------------------------------------------- */
@@ -161,7 +161,7 @@ peri_status peri_sparse_index_select(peri_tensor *values, peri_tensor *indices, 
     PERI_TRY_GOTO(peri_tensor_contiguous(indices, &m.permute), out);
     PERI_TRY_GOTO(peri__check_indices(f, "indices", m.permute, m.parts), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(values, &src), out);
-    status = move(&m, src, out);
+    status = move_rows(&m, src, out);
 out:
     peri_tensor_release(m.permute);
     peri_tensor_release(src);
@@ -264,10 +264,10 @@ static peri_status result_bounds(moves *m, peri__report **report)
 static peri_status move_lengths(const moves *m, peri_tensor *lengths, peri_tensor **out)
 {
     moves rows = {.permute = m->permute, .parts = m->parts, .n = m->n, .rows = m->n};
-    return move(&rows, lengths, out);
+    return move_rows(&rows, lengths, out);
 }
 
-static void release(peri_permute_result *r)
+static void release_permute_result(peri_permute_result *r)
 {
     peri_tensor_release(r->lengths);
     peri_tensor_release(r->values);
@@ -302,15 +302,15 @@ peri_status peri_sparse_permute(peri_tensor *permute, peri_tensor *lengths, peri
     PERI_TRY_GOTO(peri__bags_settle(f, &names, &bags), out);
     PERI_TRY_GOTO(peri__total_settle(f, &total, &m.rows), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(values, &src), out);
-    PERI_TRY_GOTO(move(&m, src, &r.values), out);
+    PERI_TRY_GOTO(move_rows(&m, src, &r.values), out);
     if (weights) {
         PERI_TRY_GOTO(peri_tensor_contiguous(weights, &src_weights), out);
-        PERI_TRY_GOTO(move(&m, src_weights, &r.weights), out);
+        PERI_TRY_GOTO(move_rows(&m, src_weights, &r.weights), out);
     }
     *out = r;
     r = (peri_permute_result){0};
 out:
-    release(&r);
+    release_permute_result(&r);
     peri__bags_fini(&bags);
     peri__report_return(checked);
     peri__report_return(total);
@@ -322,7 +322,7 @@ out:
 /* -- permutations as data ------------------------------------------------------------------------------------------ */
 
 /** A number stands twice in the permutation: say which. */
-static peri_status repeated(const char *f, const peri_tensor *permute)
+static peri_status fail_repeated_number(const char *f, const peri_tensor *permute)
 {
     int64_t n = permute->shape[0], *host = peri__alloc_zero(sizeof *host * (size_t)(2 * n));
     if (!host) return PERI_ENOMEM;
@@ -357,7 +357,8 @@ peri_status peri_sparse_invert_permute(peri_tensor *permute, peri_tensor **out)
         .inverse = peri__data(inverse), .permute = peri__data(flat), .n = n, .dtype = flat->dtype};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), invert_permute, &args, n, PERI_INT_GRAIN), out);
     if (n > 0) PERI_TRY_GOTO(peri__extent(inverse, &least, &most), out);
-    if (least < 0) PERI_TRY_GOTO(repeated(f, flat), out); /* a number that nobody hit: another was hit twice */
+    /* a number that nobody hit: another was hit twice */
+    if (least < 0) PERI_TRY_GOTO(fail_repeated_number(f, flat), out);
     *out = inverse;
     inverse = NULL;
 out:
@@ -367,7 +368,7 @@ out:
 }
 
 /** Last entry of complete offsets. Waits. */
-static peri_status last_of(const char *f, const char *what, peri_tensor *offsets, int64_t *last)
+static peri_status last_offset(const char *f, const char *what, peri_tensor *offsets, int64_t *last)
 {
     double number;
     if (offsets->shape[0] < 1)
@@ -422,8 +423,8 @@ peri_status peri_sparse_expand_permute(peri_tensor *permute, peri_tensor *in_off
     peri_tensor *p = NULL, *in = NULL, *to = NULL;
     peri__bags bags = {0};
     peri_status status;
-    PERI_TRY_GOTO(last_of(f, "input_offset", in_offsets, &in_rows), out);
-    PERI_TRY_GOTO(last_of(f, "output_offset", out_offsets, &out_rows), out);
+    PERI_TRY_GOTO(last_offset(f, "input_offset", in_offsets, &in_rows), out);
+    PERI_TRY_GOTO(last_offset(f, "output_offset", out_offsets, &out_rows), out);
     if (size >= 0 && size != out_rows)
         PERI_TRY_GOTO(peri__fail(PERI_EINVAL, "%s: output_size %lld, but the last output_offset is %lld", f,
                                  (long long)size, (long long)out_rows),
@@ -434,7 +435,7 @@ peri_status peri_sparse_expand_permute(peri_tensor *permute, peri_tensor *in_off
     const peri__indices indices = {"permute", p, in->shape[0] - 1};
     PERI_TRY_GOTO(peri__indices_and_bags(f, &indices, "input_offset", &bags, NULL, in, in_rows, 0), out);
     PERI_TRY_GOTO(check_expansion(f, p, in, to, out_rows), out);
-    status = places(p, to, in, p, out_rows, out);
+    status = row_places(p, to, in, p, out_rows, out);
 out:
     peri__bags_fini(&bags);
     peri_tensor_release(p);
@@ -454,7 +455,7 @@ peri_status peri_sparse_lengths_range(peri_tensor *lengths, peri_tensor **out)
     if (flat->shape[0] > 0) PERI_TRY_GOTO(peri__extent(flat, &least, &most), out);
     if (least < 0) PERI_TRY_GOTO(peri__check_indices(f, "lengths", flat, INT64_MAX), out);
     PERI_TRY_GOTO(peri__total_offsets(f, flat, &offsets, &rows), out);
-    status = places(flat, offsets, NULL, NULL, rows, out);
+    status = row_places(flat, offsets, NULL, NULL, rows, out);
 out:
     peri_tensor_release(flat);
     peri_tensor_release(offsets);
@@ -479,7 +480,7 @@ peri_status peri_sparse_offsets_range(peri_tensor *offsets, int64_t size, peri_t
     PERI_TRY_GOTO(peri_tensor_copy(head, offsets), out);
     PERI_TRY_GOTO(peri_tensor_fill(tail, (double)size), out);
     PERI_TRY_GOTO(peri__bags_of(f, "offsets", &bags, NULL, all, size, 0), out);
-    status = places(offsets, all, NULL, NULL, size, out);
+    status = row_places(offsets, all, NULL, NULL, size, out);
 out:
     peri__bags_fini(&bags);
     peri_tensor_release(all);

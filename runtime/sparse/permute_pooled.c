@@ -25,7 +25,7 @@ static peri_status blocks_new(const int64_t *offsets, int64_t features, const in
     return PERI_OK;
 }
 
-static int64_t columns_of(const blocks *b, int64_t p) { return b->offsets[p + 1] - b->offsets[p]; }
+static int64_t block_columns(const blocks *b, int64_t p) { return b->offsets[p + 1] - b->offsets[p]; }
 
 static void permute_fini(peri__node *node) /* called when the node is spent and when it is freed */
 {
@@ -46,7 +46,7 @@ static peri_status permute_backward(peri__node *node, peri_tensor *const *grad_o
     to = list + b->n;
     for (int64_t i = 0, at = 0; i < b->n; i++) {
         to[i] = at;
-        at += columns_of(b, b->permute[i]);
+        at += block_columns(b, b->permute[i]);
         first[b->permute[i] + 1]++;
     }
     for (int64_t p = 0; p < b->features; p++) first[p + 1] += first[p];
@@ -57,7 +57,7 @@ static peri_status permute_backward(peri__node *node, peri_tensor *const *grad_o
     PERI_TRY_GOTO(peri__tensor_like(flat, 2, shape, &grad), out);
     PERI_TRY_GOTO(peri__columns_init(&t, b->features, b->n), out);
     for (int64_t p = 0; p < b->features; p++) {
-        peri__columns_item(&t, grad, b->offsets[p], columns_of(b, p));
+        peri__columns_item(&t, grad, b->offsets[p], block_columns(b, p));
         for (int64_t i = p ? first[p - 1] : 0; i < first[p]; i++) peri__columns_source(&t, flat, to[list[i]]);
     }
     PERI_TRY_GOTO(peri__columns_run(&t, peri__device(flat), flat->dtype, shape[0]), out);

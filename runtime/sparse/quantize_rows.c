@@ -65,7 +65,7 @@ peri_status peri_quantize_row_bytes(const peri_row_format *format, int64_t cols,
 }
 
 /** @t with another last size and dtype. */
-static peri_status like(const peri_tensor *t, int64_t last, int32_t dtype, peri_tensor **out)
+static peri_status new_like(const peri_tensor *t, int64_t last, int32_t dtype, peri_tensor **out)
 {
     int64_t shape[PERI_MAX_DIMS];
     memcpy(shape, t->shape, sizeof shape);
@@ -73,14 +73,14 @@ static peri_status like(const peri_tensor *t, int64_t last, int32_t dtype, peri_
     return peri_tensor_new(peri__device(t), dtype, t->ndim, shape, out);
 }
 
-static int64_t rows_of(const peri_tensor *t)
+static int64_t rows_of_tensor(const peri_tensor *t)
 {
     int64_t n = 1;
     for (int32_t d = 0; d + 1 < t->ndim; d++) n *= t->shape[d];
     return n;
 }
 
-static int64_t grain(int64_t cols) { return peri__max(1, PERI_INT_GRAIN / peri__max(cols, 1)); }
+static int64_t rows_per_thread(int64_t cols) { return peri__max(1, PERI_INT_GRAIN / peri__max(cols, 1)); }
 
 /** Codes of fp8 have no NaN, and without a scale nothing else could say that there was one. @x contiguous. Waits for
  *  the device. */
@@ -121,7 +121,7 @@ peri_status peri_quantize_rows(peri_tensor *x, const peri_row_format *format, pe
                           peri__tensor_text(x, text, sizeof text));
     peri_k_rows_args args;
     PERI_TRY(peri__rows_layout(f, format, x->shape[x->ndim - 1], &args));
-    int64_t rows = rows_of(x);
+    int64_t rows = rows_of_tensor(x);
     if (min_max) {
         PERI_TRY(peri__check_tensor(f, "min_max", min_max, PERI_F32, 2));
         PERI_TRY(peri__check_same_device(f, min_max, x));
@@ -134,12 +134,12 @@ peri_status peri_quantize_rows(peri_tensor *x, const peri_row_format *format, pe
     PERI_TRY_GOTO(peri_tensor_contiguous(x, &src), out);
     if (min_max) PERI_TRY_GOTO(peri_tensor_contiguous(min_max, &limits), out);
     if (args.scale_at < 0) PERI_TRY_GOTO(check_numbers(f, src), out);
-    PERI_TRY_GOTO(like(x, args.stride, PERI_U8, &result), out);
+    PERI_TRY_GOTO(new_like(x, args.stride, PERI_U8, &result), out);
     args.bytes = peri__data(result);
     args.x = peri__data(src);
     args.min_max = limits ? peri__data(limits) : NULL;
     args.dtype = src->dtype;
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), rows_quantize, &args, rows, grain(args.cols)), out);
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), rows_quantize, &args, rows, rows_per_thread(args.cols)), out);
     *out = result;
     result = NULL;
 out:
@@ -166,11 +166,12 @@ peri_status peri_quantize_restore(peri_tensor *rows, const peri_row_format *form
     peri_tensor *src = NULL, *result = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_contiguous(rows, &src), out);
-    PERI_TRY_GOTO(like(rows, cols, dtype, &result), out);
+    PERI_TRY_GOTO(new_like(rows, cols, dtype, &result), out);
     args.bytes = peri__data(src);
     args.x = peri__data(result);
     args.dtype = dtype;
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(rows), rows_restore, &args, rows_of(rows), grain(cols)), out);
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(rows), rows_restore, &args, rows_of_tensor(rows), rows_per_thread(cols)),
+                  out);
     *out = result;
     result = NULL;
 out:

@@ -34,8 +34,8 @@ static peri_status check_items(const char *f, const peri_tensor *items, const pe
     return PERI_OK;
 }
 
-static peri_status check(const char *f, peri_tensor *queries, peri_tensor *items, const peri_row_format *format,
-                         int64_t k, peri_op_nearest *op)
+static peri_status check_search(const char *f, peri_tensor *queries, peri_tensor *items, const peri_row_format *format,
+                                int64_t k, peri_op_nearest *op)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(f, "queries", queries, -1, 2));
@@ -63,7 +63,7 @@ peri_status peri_top_products(peri_tensor *queries, peri_tensor *items, const pe
     peri_op_nearest op = {0};
     PERI_NEED(scores);
     PERI_NEED(indices);
-    PERI_TRY(check(f, queries, items, format, k, &op));
+    PERI_TRY(check_search(f, queries, items, format, k, &op));
     peri_tensor *wide = NULL, *rows = NULL, *best[2] = {NULL};
     peri_device *device = peri__device(queries);
     const int64_t n = queries->shape[0], shape[2] = {n, k}, step = peri__max(1, FOUND / k);

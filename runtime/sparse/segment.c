@@ -5,7 +5,7 @@
 #include "sparse_internal.h"
 #include "../../kernels/sparse.h"
 
-static int64_t grain(int64_t segments, int64_t n)
+static int64_t segments_per_thread(int64_t segments, int64_t n)
 {
     return peri__max(1, segments * PERI_INT_GRAIN / peri__max(1, peri__max(n, segments)));
 }
@@ -30,7 +30,8 @@ static peri_status sum_backward(peri__node *node, peri_tensor *const *grad_out, 
                                        .n = n,
                                        .dtype = flat->dtype,
                                        .offsets_dtype = offsets->dtype};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), segment_spread, &args, segments, grain(segments, n)), out);
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), segment_spread, &args, segments, segments_per_thread(segments, n)),
+                  out);
     grad_in[0] = grad;
     grad = NULL;
 out:
@@ -74,7 +75,7 @@ peri_status peri_sparse_segment_sum(peri_tensor *values, peri_tensor *offsets, i
                                     .step = step,
                                     .dtype = flat->dtype,
                                     .offsets_dtype = ends->dtype};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), segment_sum, &args, segments, grain(segments, n)), out);
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), segment_sum, &args, segments, segments_per_thread(segments, n)), out);
     if (peri__differentiable(flat)) {
         PERI_TRY_GOTO(peri__record(&sum_vtab, &flat, 1, &sums, 1, &node), out);
         peri__node_save(node, 0, ends);

@@ -118,7 +118,7 @@ out:
 /* -- by place ------------------------------------------------------------------------------------------------------ */
 
 /** The error about the start of bag @bag. */
-static peri_status bad_start(const char *f, const peri_tensor *start, const peri_tensor *lengths, int64_t bag)
+static peri_status fail_start(const char *f, const peri_tensor *start, const peri_tensor *lengths, int64_t bag)
 {
     int64_t first, members;
     PERI_TRY(peri__int_at(start, bag, &first));
@@ -158,7 +158,7 @@ peri_status peri_sparse_slice(peri_tensor *values, peri_tensor *lengths, peri_te
                                     .lengths_dtype = flat->dtype};
     PERI_TRY_GOTO(PERI_RUN(peri__device(flat), slice_bounds, &cut), out);
     PERI_TRY_GOTO(peri__word_at(found, 0, &bad), out);
-    if (bad != INT64_MAX) PERI_TRY_GOTO(bad_start(f, first, flat, bad), out);
+    if (bad != INT64_MAX) PERI_TRY_GOTO(fail_start(f, first, flat, bad), out);
     PERI_TRY_GOTO(peri__total_offsets(f, taken, &ends, &rows), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(values, &src), out);
     PERI_TRY_GOTO(peri__rows_pick(src, ends, starts, rows, out_values), out);
@@ -183,7 +183,7 @@ typedef struct matrices {
 enum { SAVED_TABLE, SAVED_ROWS };
 enum { KEPT_MATRICES, KEPT_PITCH, KEPT_ROWS, KEPT_ELEMENTS };
 
-static peri_status bad_size(const char *f, const char *what, int64_t i, int64_t size)
+static peri_status fail_size(const char *f, const char *what, int64_t i, int64_t size)
 {
     return peri__fail(PERI_EINVAL, "%s: %s[%lld] is %lld, allowed: 0 and more", f, what, (long long)i, (long long)size);
 }
@@ -198,9 +198,9 @@ static peri_status matrices_init(matrices *m, const char *f, const peri_batch_se
     for (int64_t i = 0; i < n; i++, w += PERI_SELECT_WORDS) {
         int64_t k = a->num_indices[i], rows = a->rows[i], columns = a->columns[i], *next = w + PERI_SELECT_WORDS, in,
                 out;
-        if (k < 0) return bad_size(f, "input_num_indices", i, k);
-        if (rows < 0) return bad_size(f, "input_rows", i, rows);
-        if (columns < 0) return bad_size(f, "input_columns", i, columns);
+        if (k < 0) return fail_size(f, "input_num_indices", i, k);
+        if (rows < 0) return fail_size(f, "input_rows", i, rows);
+        if (columns < 0) return fail_size(f, "input_columns", i, columns);
         if (side && k != a->num_indices[0])
             return peri__fail(PERI_EINVAL,
                               "%s: input_num_indices[%lld] is %lld and the first one is %lld: equal ones are wanted by "
@@ -221,11 +221,11 @@ static peri_status matrices_init(matrices *m, const char *f, const peri_batch_se
     return PERI_OK;
 }
 
-static const int64_t *ends_of(const matrices *m) { return m->words + m->n * PERI_SELECT_WORDS; }
+static const int64_t *matrix_ends(const matrices *m) { return m->words + m->n * PERI_SELECT_WORDS; }
 
 static peri_status check_inputs(const char *f, const matrices *m, const peri_tensor *inputs, const peri_tensor *indices)
 {
-    const int64_t *ends = ends_of(m);
+    const int64_t *ends = matrix_ends(m);
     if (inputs->shape[0] != ends[PERI_SELECT_FROM])
         return peri__fail(PERI_EINVAL, "%s: inputs have %lld elements, but input_rows and input_columns make %lld", f,
                           (long long)inputs->shape[0], (long long)ends[PERI_SELECT_FROM]);
@@ -268,7 +268,7 @@ static const peri__node_vtab select_vtab = {.name = "batch_select", .backward = 
 static peri_status select_rows(const matrices *m, peri_tensor *src, peri_tensor *table, peri_tensor *rows,
                                peri_tensor **out)
 {
-    const int64_t *ends = ends_of(m);
+    const int64_t *ends = matrix_ends(m);
     int64_t n = rows->shape[0], size = m->pitch ? m->pitch * (n / m->n) : ends[PERI_SELECT_TO];
     peri_tensor *result;
     peri__node *node;

@@ -6,7 +6,8 @@
 #include "../../kernels/sparse.h"
 
 /** Room for all of @n ids to be different. */
-static peri_status allocate(const peri_tensor *ids, int64_t n, bool inverse, bool counts, peri_unique_result *r)
+static peri_status allocate_unique_result(const peri_tensor *ids, int64_t n, bool inverse, bool counts,
+                                          peri_unique_result *r)
 {
     peri_device *device = peri__device(ids);
     PERI_TRY(peri__tensor_like(ids, 1, &n, &r->unique));
@@ -16,7 +17,7 @@ static peri_status allocate(const peri_tensor *ids, int64_t n, bool inverse, boo
 }
 
 /** Make *t its first @n elements: a view if that leaves less than half of it unused, else a copy. */
-static peri_status cut(peri_tensor **t, int64_t n)
+static peri_status cut_tensor(peri_tensor **t, int64_t n)
 {
     int64_t all = (*t)->shape[0], one = 1;
     peri_tensor *part, *copy = NULL;
@@ -35,7 +36,7 @@ static peri_status cut(peri_tensor **t, int64_t n)
     return PERI_OK;
 }
 
-static peri_status distinct(const peri_tensor *ids, peri_unique_result *r)
+static peri_status find_distinct(const peri_tensor *ids, peri_unique_result *r)
 {
     peri_device *device = peri__device(ids);
     int64_t one = 1, least, most, total;
@@ -54,8 +55,8 @@ static peri_status distinct(const peri_tensor *ids, peri_unique_result *r)
                            .dtype = ids->dtype};
     PERI_TRY_GOTO(PERI_RUN(device, unique, &args), out);
     PERI_TRY_GOTO(peri__word_at(count, 0, &total), out);
-    PERI_TRY_GOTO(cut(&r->unique, total), out);
-    if (r->counts) status = cut(&r->counts, total);
+    PERI_TRY_GOTO(cut_tensor(&r->unique, total), out);
+    if (r->counts) status = cut_tensor(&r->counts, total);
 out:
     peri_tensor_release(count);
     return status;
@@ -70,8 +71,8 @@ peri_status peri_sparse_unique(peri_tensor *ids, bool inverse, bool counts, peri
     peri_unique_result r = {0};
     peri_tensor *flat;
     PERI_TRY(peri_tensor_contiguous(ids, &flat));
-    peri_status status = allocate(flat, n, inverse, counts, &r);
-    if (status >= 0 && n > 0) status = distinct(flat, &r);
+    peri_status status = allocate_unique_result(flat, n, inverse, counts, &r);
+    if (status >= 0 && n > 0) status = find_distinct(flat, &r);
     peri_tensor_release(flat);
     if (status < 0) peri__unique_release(&r);
     else *out = r;
