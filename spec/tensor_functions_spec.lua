@@ -400,7 +400,7 @@ for _, device in ipairs(devices) do
       refuses("no method 'mm'; here it is 'matmul'", function() return x.mm end)
       refuses("no method 'repeat'; here it is 'tile'", function() return x["repeat"] end)
       refuses("peri has no 'cat'; it is peri.nn.functional.cat", function() return peri.cat end)
-      refuses("a mask tensor bool %[3%] on .*, wanted the first sizes of it", function() return x[x[0]:gt(0)] end)
+      refuses("a mask bool %[3%], wanted the first sizes of it", function() return x[x[0]:gt(0)] end)
       refuses("index 3 at flat position 1, allowed: 0%.%.2", x.gather, x, 2, peri.tensor({ { 0, 3 } }, "i64", device))
       refuses("may not be larger in the 1st dimension", x.gather, x, 2, peri.zeros({ 3, 1 }, "i64", device))
       refuses("the first 4 of the 2nd dimension of f32 %[2, 3%], allowed: 0%.%.3", x.topk, x, 4)

@@ -38,6 +38,34 @@ peri_status peri_sparse_masked_elements(peri_tensor *x, peri_tensor *mask, peri_
     return peri__rows_masked(flat, chosen, out);
 }
 
+peri_status peri_sparse_masked_parts(peri_tensor *x, peri_tensor *mask, peri_tensor **out)
+{
+    static const char f[] = "peri_sparse_masked_parts";
+    char text[128], mask_text[128];
+    int64_t shape[PERI_MAX_DIMS + 1];
+    PERI__HELD peri_tensor *rows = NULL, *flat = NULL, *chosen = NULL;
+    PERI_NEED(out);
+    PERI_TRY(peri__check_tensor(f, "x", x, -1, -1));
+    PERI_TRY(peri__check_tensor(f, "mask", mask, PERI_BOOL, -1));
+    PERI_TRY(peri__check_same_device(f, mask, x));
+    const int32_t own = mask->ndim, rest = x->ndim - own;
+    if (rest < 0 || memcmp(x->shape, mask->shape, sizeof *x->shape * (size_t)own) != 0)
+        return peri__fail(PERI_EINVAL, "%s: %s: a mask %s, wanted the first sizes of it", f,
+                          peri__tensor_text(x, text, sizeof text),
+                          peri__tensor_text(mask, mask_text, sizeof mask_text));
+    shape[0] = peri__numel(mask);
+    memcpy(shape + 1, x->shape + own, sizeof *shape * (size_t)rest);
+    if (own == 0 && rest == PERI_MAX_DIMS)
+        return peri__fail(PERI_EINVAL, "%s: a mask without dimensions for %d of them, allowed: fewer", f, rest);
+    PERI_TRY(peri_tensor_reshape(x, 1 + rest, shape, &rows));
+    PERI_TRY(peri_tensor_contiguous(rows, &flat));
+    PERI_TRY(peri_tensor_reshape(mask, 1, shape, &chosen));
+    PERI_TRY(peri_tensor_contiguous(chosen, &mask));
+    const peri_status status = peri__rows_masked(flat, mask, out);
+    peri_tensor_release(mask);
+    return status;
+}
+
 /** *out (new) = the numbers, from 0, of the elements of contiguous @mask that are true. */
 static peri_status numbers_of_true(peri_tensor *mask, peri_tensor **out)
 {

@@ -40,7 +40,7 @@ function Tensor.linspace(start, stop, steps, dtype, device) end
 ---@return peri.Tensor # `[rows, columns]`.
 function Tensor.eye(rows, columns, dtype, device) end
 
----The places of a matrix on its diagonal and above it, row by row: pairs of features, with `k = 1`. Waits. Everyday
+---The places of a matrix on its diagonal and above it, row by row: pairs of features, with `k = 1`. Everyday
 ---name: `peri.triu_indices`.
 ---
 ---Errors: sizes below 0.
@@ -56,7 +56,7 @@ function Tensor.eye(rows, columns, dtype, device) end
 ---@return peri.Tensor # Rows and columns, from 0: i64 `[2, number of places]`.
 function Tensor.triu_indices(rows, columns, k, device) end
 
----The places of a matrix on its diagonal and below it, row by row. Waits. Everyday name: `peri.tril_indices`.
+---The places of a matrix on its diagonal and below it, row by row. Everyday name: `peri.tril_indices`.
 ---
 ---Errors: sizes below 0.
 ---

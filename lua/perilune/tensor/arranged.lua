@@ -9,8 +9,6 @@ local spelled = require "perilune.tensor.spelled"
 local watch = signature.watch
 local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
 
-local lengths_out = ffi.new "peri_tensor *[1]"
-
 --- dim as a number from 1 on.
 local function counted(t, dim) return dim < 0 and dim + t:dim() + 1 or dim end
 
@@ -217,30 +215,16 @@ function F.take_along_dim(t, index, dim)
   return (F.gather(t:expand(own), d, index:expand(other)))
 end
 
---- The rows of `rows` where the mask of one dimension is true. Waits.
-local function chosen(rows, mask)
-  local n = Tensor.full({ 1 }, mask:numel(), "i64", mask:describe().device)
-  check(C.peri_sparse_masked_select(ptr(rows), ptr(n), ptr(mask), out, lengths_out))
-  wrap(lengths_out[0]):release()
-  return (wrap(out[0]))
-end
 --- The elements of t where the bool tensor `mask`, which broadcasts with it, is true, in row-major order: one
 --- dimension. Waits for the mask.
 function F.masked_select(t, mask)
   check(C.peri_sparse_masked_elements(ptr(t), ptr(mask), out))
   return (wrap(out[0]))
 end
---- t[mask]: the mask has the first sizes of t; the result has one dimension in their place.
+--- t[mask]: the mask has the first sizes of t; the result has one dimension in their place. Waits.
 function Tensor._by_mask(t, mask)
-  local own, given, rest = t:shape(), mask:shape(), { -1 }
-  for d = 1, math.max(#given, 1) do
-    if own[d] ~= given[d] then
-      P.fail(("%s: a mask %s, wanted the first sizes of it"):format(Tensor._text(t), Tensor._text(mask)))
-    end
-  end
-  for d = #given + 1, #own do rest[#rest + 1] = own[d] end
-  rest[1] = mask:numel()
-  return chosen(t:reshape(rest), mask:reshape(-1))
+  check(C.peri_sparse_masked_parts(ptr(t), ptr(mask), out))
+  return (wrap(out[0]))
 end
 --- The places of elements that are not 0: i64 [number of them, dimensions], from 0. Waits.
 function F.nonzero(t)

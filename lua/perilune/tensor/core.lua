@@ -55,6 +55,8 @@ local function fill_dims(func, shape)
   return n
 end
 
+M._fill_dims, M._dims = fill_dims, dims -- of this layer: until the next call that takes a shape
+
 -- -- making -----------------------------------------------------------------------------------------------------------
 
 --- An uninitialised tensor of a shape (list of sizes).

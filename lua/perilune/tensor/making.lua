@@ -29,19 +29,15 @@ function Tensor.eye(rows, columns, dtype, device)
   return (F.eq(F.unsqueeze(at, 2), along):to(dtype or "f32"))
 end
 
-local function places_where(compare, rows, columns, k, device)
-  local at, along = Tensor.arange(0, rows, 1, "i64", device), Tensor.arange(0, columns or rows, 1, "i64", device)
-  return F.nonzero(compare(F.sub(along, F.unsqueeze(at, 2)), k or 0)):transpose(1, 2):contiguous()
+local function triangle_places(rows, columns, k, upper, device)
+  check(C.peri_tensor_triangle_places(P.device(device), rows, columns or rows, k or 0, upper, out))
+  return (wrap(out[0]))
 end
 --- The places (row, column) of a matrix from its diagonal k (0) on upwards, row by row: i64 [2, n]. columns: rows if
---- not given. Waits.
-function Tensor.triu_indices(rows, columns, k, device)
-  return (places_where(F.ge, rows, columns, k, device))
-end
+--- not given.
+function Tensor.triu_indices(rows, columns, k, device) return (triangle_places(rows, columns, k, true, device)) end
 --- Those from the diagonal on downwards.
-function Tensor.tril_indices(rows, columns, k, device)
-  return (places_where(F.le, rows, columns, k, device))
-end
+function Tensor.tril_indices(rows, columns, k, device) return (triangle_places(rows, columns, k, false, device)) end
 
 function Tensor.full_like(t, value, dtype) return (Tensor.full(t:shape(), value, dtype or t:dtype(), t:device())) end
 function Tensor.zeros_like(t, dtype) return (Tensor.full_like(t, 0, dtype)) end
@@ -61,11 +57,11 @@ local WORD = 2 ^ -24 -- what peri.rand's numbers are multiples of
 
 --- f64 numbers from 0 to below 1 (of three words: to 1) of `words` of peri.rand's, one behind the other: for what is to
 --- choose among more than 2^24, or by less than that.
-local finer = formula("rand", 2, 1, function(f, u, word, scale) return f.add(u, f.affine(word, scale, 0)) end)
 local function fine(shape, device, words)
-  local u = Tensor.rand(shape, "f32", device):to "f64" -- those of f64 are the same numbers, and take longer
-  for k = 1, words - 1 do u = finer(NONE, nil, false, u, Tensor.rand(shape, "f32", device), WORD ^ k) end
-  return u
+  local n, stream = Tensor._fill_dims("rand", shape), Tensor._next_stream()
+  for _ = 2, words do Tensor._next_stream() end
+  check(C.peri_tensor_uniform_words(P.device(device), n, Tensor._dims, words, state.seed, stream, out))
+  return (wrap(out[0]))
 end
 
 -- The product may be rounded up to `range`.
@@ -80,9 +76,10 @@ function Tensor.randint(low, high, shape, dtype, device)
   if not (range >= 1 and range <= 2 ^ 53) then
     P.fail(("randint: from %s to below %s, wanted 1 to 2^53 numbers"):format(tostring(low), tostring(high)))
   end
-  local places = place_in(NONE, nil, false, fine(shape, device, range > MANY and 3 or 2), range, range - 1):to "i64"
-  if low ~= 0 then places = F.add(places, low) end
-  return (places:to(dtype or "i64"))
+  local places = place_in(NONE, nil, false, fine(shape, device, range > MANY and 3 or 2), range, range - 1)
+  if low == 0 then return (places:to(dtype or "i64")) end
+  places = F.add(places:to "i64", low)
+  return (dtype and places:to(dtype) or places)
 end
 
 --- The numbers 0 .. n - 1 in an order by chance, all orders alike: i64.
@@ -111,11 +108,22 @@ local drawable = formula("multinomial", 1, 0, function(f, weight)
   local good = f.mul(f.ge(weight, f.number(0)), f.lt(weight, f.number(math.huge)))
   return f.where(good, f.gt(weight, f.number(0)), f.number(0 / 0))
 end)
--- Exponential waiting times, of uniform numbers of two words.
-local waiting = formula("multinomial", 3, 0, function(f, weight, first, second)
-  local uniform = f.add(first, f.affine(second, WORD, 0))
-  return f.div(f.affine(f.log(f.affine(uniform, -1, 1)), -1, 0), weight)
+-- Exponential waiting times, of uniform numbers: the least one for what is no weight, so that it is drawn, the greatest
+-- one for 0.
+local waiting = formula("multinomial", 2, 0, function(f, weight, uniform)
+  local time = f.div(f.affine(f.log(f.affine(uniform, -1, 1)), -1, 0), weight)
+  local good = f.mul(f.ge(weight, f.number(0)), f.lt(weight, f.number(math.huge)))
+  return f.where(good, f.where(f.eq(weight, f.number(0)), f.number(math.huge), time), f.number(-math.huge))
 end)
+--- An error unless `least` elements or more of each row of weights are above 0, and all are weights.
+local function check_weights(weights, least)
+  local found = F.amin(drawable(SUM, -1, false, weights)):item()
+  if found ~= found or found < least then
+    local what = found ~= found and "weights that are negative, infinite or NaN"
+      or ("a row with only %d above 0"):format(found)
+    P.fail(("multinomial: %s, wanted finite ones from 0 on, %d or more of each row above 0"):format(what, least))
+  end
+end
 --- For each row of weights (which need not add up to 1) the numbers of n columns, drawn with probabilities in
 --- proportion to them: i64. Without `replacement` no column twice: as many as n must have a weight.
 function F.multinomial(t, n, replacement)
@@ -125,23 +133,20 @@ function F.multinomial(t, n, replacement)
   end
   if t:numel() == 0 then return (Tensor.zeros({ 0, n }, "i64", t:describe().device)) end
   local weights = t:detach():to "f64"
-  local least, wanted = F.amin(drawable(SUM, -1, false, weights)):item(), replacement and 1 or n
-  if least ~= least or least < wanted then
-    local what = least ~= least and "weights that are negative, infinite or NaN"
-      or ("a row with only %d above 0"):format(least)
-    P.fail(("multinomial: %s, wanted finite ones from 0 on, %d or more of each row above 0"):format(what, wanted))
-  end
+  local shape, device = t:shape(), t:describe().device
   if replacement then
-    local shape, device = t:shape(), t:describe().device
+    check_weights(weights, 1)
     shape[dims] = n
     local sums = F.cumsum(weights, -1)
     local total = sums:slice(-1, -1)
     local drawn = F.mul(fine(shape, device, 2), total)
     return F.minimum(F.searchsorted(sums, drawn, true), F.sum(F.lt(sums, total), -1, true))
   end
+  if n == 0 or n > shape[dims] then check_weights(weights, n) end
   -- the shortest times come first: the same as one draw after the other
-  local times = waiting(NONE, nil, false, weights, drawn_like(t, C.PERI_F32), drawn_like(t, C.PERI_F32))
-  local _, places = F.topk(times, n, -1, false)
+  local times, places = F.topk(waiting(NONE, nil, false, weights, fine(shape, device, 2)), n, -1, false)
+  local sum = F.sum(times):item()
+  if sum - sum ~= 0 then check_weights(weights, n) end -- what was drawn is no weight, 0, or next to it
   return places
 end
 

@@ -309,6 +309,9 @@ PERI_API peri_status peri_sparse_unique_elements(peri_tensor *x, bool inverse, b
 /** The elements of @x where @mask (bool), which broadcasts with it, is true: one dimension, in row-major order. Any
  *  dtype; with gradient. Waits. */
 PERI_API peri_status peri_sparse_masked_elements(peri_tensor *x, peri_tensor *mask, peri_tensor **out);
+/** The parts of @x where @mask (bool), whose shape is the first sizes of x, is true: x[mask], with one dimension in the
+ *  place of the mask's. Any dtype; with gradient. Waits. */
+PERI_API peri_status peri_sparse_masked_parts(peri_tensor *x, peri_tensor *mask, peri_tensor **out);
 /** The places of elements of @x that are not 0, in row-major order: i64 [number of them, dimensions of x], coordinates
  *  from 0. Any dtype that is not complex. Waits. */
 PERI_API peri_status peri_sparse_nonzero(peri_tensor *x, peri_tensor **out);

@@ -44,6 +44,11 @@ PERI_API peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_
  *  depends on (@seed, @stream, i) only. f32 or f64. */
 PERI_API peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
                                          double low, double high, uint64_t seed, uint64_t stream, peri_tensor **out);
+/** Uniform numbers of more bits than one f32 has, in [0, 1): f64 sums of @words (1 to 3) numbers as peri_tensor_uniform
+ *  draws them as f32, the first one from @stream, each other one from the stream after, times 2^-24 of the one before.
+ *  A sum of three is rounded, and may be 1. */
+PERI_API peri_status peri_tensor_uniform_words(peri_device *device, int32_t ndim, const int64_t *shape, int32_t words,
+                                               uint64_t seed, uint64_t stream, peri_tensor **out);
 /** Normal numbers by the same generator (Box-Muller on its uniforms); @deviation: 0 and more. f32 or f64. */
 PERI_API peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape,
                                         double mean, double deviation, uint64_t seed, uint64_t stream,
@@ -52,6 +57,10 @@ PERI_API peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int3
  *  2^53. */
 PERI_API peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start, double step, int64_t length,
                                         peri_tensor **out);
+/** The places (row, column), from 0, of a matrix of @rows x @columns on its diagonal @k (so many places right of the
+ *  main one) and above it (@upper) or below it, row by row: i64 [2, number of them]. */
+PERI_API peri_status peri_tensor_triangle_places(peri_device *device, int64_t rows, int64_t columns, int64_t k,
+                                                 bool upper, peri_tensor **out);
 /** An uninitialised tensor of device cpu in *pinned* memory: @device can copy from it while the copy is only queued
  *  (peri_tensor_upload). Pinned memory is taken from the system once and then kept: when the tensor is gone, others get
  *  its memory, after all copies that were queued from it have run. PERI_EINVAL if @device uses the host's own memory

@@ -1,0 +1,65 @@
+-- Places of triangles, parts that a mask picks, and what is drawn of several words, each beside its definition written
+-- out; on both devices.
+-- cuda: always
+local peri = require "perilune"
+local F = peri.nn.functional
+local devices = require "spec.support.devices"
+
+for _, device in ipairs(devices) do
+  describe("picking on " .. device, function()
+    it("triu_indices and tril_indices are the places right and left of the diagonal", function()
+      for _, size in ipairs { { 3, 3 }, { 2, 5 }, { 5, 2 }, { 0, 3 }, { 3, 0 }, { 1, 1 } } do
+        for k = -6, 6 do
+          for name, inside in pairs { triu_indices = function(r, c) return c - r >= k end,
+            tril_indices = function(r, c) return c - r <= k end } do
+            local rows, columns = {}, {}
+            for r = 0, size[1] - 1 do
+              for c = 0, size[2] - 1 do
+                if inside(r, c) then rows[#rows + 1], columns[#columns + 1] = r, c end
+              end
+            end
+            local places = peri[name](size[1], size[2], k, device)
+            assert.same({ 2, #rows }, places:shape())
+            assert.same({ rows, columns }, places:to_table())
+          end
+        end
+      end
+      assert.error_matches(function() peri.triu_indices(2, 2, 2LL ^ 60) end, "diagonals %-2%^53")
+    end)
+
+    it("x[mask] is the parts where the mask of the first sizes is true, with their gradient", function()
+      for _, sizes in ipairs { { { 3, 4 }, { 3 } }, { { 3, 4 }, { 3, 4 } }, { { 2, 3, 2 }, { 2, 3 } },
+        { { 3, 0 }, { 3 } }, { { 4 }, {} }, { { 0, 2 }, { 0 } } } do
+        local shape, own = sizes[1], sizes[2]
+        local t = peri.rand(shape, "f32", device):requires_grad()
+        local mask = peri.rand(own, "f32", device):gt(0.4)
+        local some = t[mask]
+        local n, width = mask:sum():item(), t:numel() / math.max(1, mask:numel())
+        local list, chosen, expected, grad = t:to_list(), mask:to_list(), {}, {}
+        for i = 1, #chosen do
+          for j = 1, width do
+            if chosen[i] ~= 0 then expected[#expected + 1] = list[(i - 1) * width + j] end
+            grad[#grad + 1] = chosen[i] ~= 0 and 2 or 0
+          end
+        end
+        assert.equal(n, some:size(1))
+        assert.same(expected, some:to_list())
+        if #grad > 0 then
+          (some * 2):sum():backward()
+          assert.same(grad, t:grad():to_list())
+        end
+      end
+      local x = peri.rand({ 4, 3 }, "f32", device):transpose(1, 2) -- neither it nor its mask lies in order
+      local mask = peri.rand({ 4, 3 }, "f32", device):gt(0.5):transpose(1, 2)
+      assert.is_true(F.equal(F.masked_select(x, mask), x[mask]))
+    end)
+
+    it("a number of two words is one draw and 2^-24 of the next", function()
+      peri.nn.manual_seed(3)
+      local order = peri.randperm(9, device)
+      peri.nn.manual_seed(3)
+      local first, second = peri.rand({ 9 }, "f32", device):to "f64", peri.rand({ 9 }, "f32", device):to "f64"
+      assert.is_true(F.equal((first + second * 2 ^ -24):argsort(), order))
+    end)
+  end)
+end
