@@ -79,6 +79,8 @@ void peri__error_restore(const peri__error *kept);
  *  0. @function and
  *  @type: their names. */
 peri_status peri__struct_take(void *now, size_t size, const void *given, const char *function, const char *type);
+/** PERI_EINVAL unless @list, a caller's array called @name, is there and has 0 and more entries, or has none. */
+peri_status peri__list_check(const char *function, const char *name, const void *list, int64_t n);
 /** The @i-th of an array of such structures, which are as far apart as the size of the first one says. */
 const void *peri__struct_at(const void *array, int64_t i);
 /** Give the caller, whose structure *@out says how much room it has, of today's @now as much as it knows. */

@@ -20,6 +20,15 @@ static peri_status size_of(const void *given, size_t size, const char *function,
     return PERI_OK;
 }
 
+peri_status peri__list_check(const char *function, const char *name, const void *list, int64_t n)
+{
+    if (n < 0)
+        return peri__fail(PERI_EINVAL, "%s: %lld entries of %s, allowed: 0 and more", function, (long long)n, name);
+    if (n > 0 && !list)
+        return peri__fail(PERI_EINVAL, "%s: %s is missing, of %lld entries", function, name, (long long)n);
+    return PERI_OK;
+}
+
 peri_status peri__struct_take(void *now, size_t size, const void *given, const char *function, const char *type)
 {
     size_t has = 0;

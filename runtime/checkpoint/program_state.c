@@ -320,6 +320,27 @@ static peri_status note_parameters(peri_checkpoint_state *s, const tables *t)
     return PERI_OK;
 }
 
+static peri_status check_lists(const char *f, const peri_sharded_config *config)
+{
+    PERI_TRY(peri__list_check(f, "tables", config->tables, config->n_tables));
+    PERI_TRY(peri__list_check(f, "optimizers", config->optimizers, config->n_optimizers));
+    for (int32_t i = 0; i < config->n_tables; i++) {
+        peri_sharded_table table;
+        PERI_TRY(peri__struct_take(&table, sizeof table, peri__struct_at(config->tables, i), f, "peri_sharded_table"));
+        if (table.compute_kernel == PERI_KERNEL_FUSED &&
+            (table.optimizer < 0 || table.optimizer >= config->n_optimizers))
+            return peri__fail(PERI_EINVAL, "%s: table %d: optimizer number %d, allowed: 0..%d", f, i, table.optimizer,
+                              config->n_optimizers - 1);
+    }
+    for (int32_t o = 0; o < config->n_optimizers; o++) {
+        peri_tbe_optimizer_config optimizer;
+        PERI_TRY(peri__struct_take(&optimizer, sizeof optimizer, peri__struct_at(config->optimizers, o), f,
+                                   "peri_tbe_optimizer_config"));
+        PERI_TRY(peri__optimizer_kind_check(f, optimizer.kind));
+    }
+    return PERI_OK;
+}
+
 peri_status peri_checkpoint_state_tables(peri_checkpoint_state *s, const char *part, const char *path, peri_sharded *of,
                                          const peri_sharded_config *config)
 {
@@ -339,6 +360,7 @@ peri_status peri_checkpoint_state_tables(peri_checkpoint_state *s, const char *p
                           "peri_checkpoint_state_tables: tables of raw ids, such as '%s', are saved from Lua, with "
                           "their maps",
                           of->table_names[0]);
+    PERI_TRY(check_lists(__func__, config));
     PERI_TRY(peri__grow((void **)&s->tables, &s->tables_room, s->n_tables + 1, sizeof *s->tables));
     tables *t = &s->tables[s->n_tables];
     *t = (tables){.part = peri__strdup(part), .path = peri__strdup(path), .of = of};

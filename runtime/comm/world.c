@@ -242,6 +242,8 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     const peri_coll_vtab *vtab;
     if (config.local_size < 0)
         return peri__fail(PERI_EINVAL, "peri_comm_open: nodes of %d ranks, allowed: 0 and more", config.local_size);
+    if (config.world_size < 0)
+        return peri__fail(PERI_EINVAL, "peri_comm_open: a world of %d ranks, allowed: 0 and more", config.world_size);
     PERI_TRY(choose_transport(config.transport, config.communicator != NULL, &vtab));
     peri__comm *comm = peri__alloc_zero(sizeof *comm);
     if (!comm) return PERI_ENOMEM;

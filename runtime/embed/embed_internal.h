@@ -244,6 +244,8 @@ typedef struct peri__optimizer_kind {
 
 /** @kind is one of PERI_TBE_*. */
 const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind);
+/** PERI_EINVAL unless it is. */
+peri_status peri__optimizer_kind_check(const char *function, int32_t kind);
 
 enum { PERI__START_TEXT = 96 };
 /** Start values as users know them: "normal (mean 0, deviation 0.5)". @init is PERI_INIT_*. */

@@ -69,6 +69,13 @@ static const peri__optimizer_kind kinds[PERI_TBE_OPTIMIZER_COUNT] = {
 
 const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind) { return &kinds[kind]; }
 
+peri_status peri__optimizer_kind_check(const char *function, int32_t kind)
+{
+    if (kind >= 0 && kind < PERI_TBE_OPTIMIZER_COUNT) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: optimizer kind %d, allowed: 0..%d (PERI_TBE_*)", function, kind,
+                      PERI_TBE_OPTIMIZER_COUNT - 1);
+}
+
 const char *peri__start_text(int32_t init, double a, double b, char out[PERI__START_TEXT])
 {
     char x[32], y[32];

@@ -23,9 +23,7 @@ const char *peri_tbe_optimizer_name(int32_t kind)
 peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer_config *out)
 {
     PERI_NEED(out);
-    if (kind < 0 || kind >= PERI_TBE_OPTIMIZER_COUNT)
-        return peri__fail(PERI_EINVAL, "peri_tbe_optimizer_default: kind %d, allowed: 0..%d", kind,
-                          PERI_TBE_OPTIMIZER_COUNT - 1);
+    PERI_TRY(peri__optimizer_kind_check("peri_tbe_optimizer_default", kind));
     const peri__optimizer_kind *k = peri__optimizer_kind_of(kind);
     peri_tbe_optimizer_config now = {.kind = kind,
                                 .learning_rate = kind == PERI_TBE_NONE ? 0 : 0.01,
@@ -55,9 +53,7 @@ static peri_status check_number(const char *what, double value, bool known, doub
 
 static peri_status check_optimizer(const peri_tbe_optimizer_config *o)
 {
-    if (o->kind < 0 || o->kind >= PERI_TBE_OPTIMIZER_COUNT)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d, allowed: 0..%d", o->kind,
-                          PERI_TBE_OPTIMIZER_COUNT - 1);
+    PERI_TRY(peri__optimizer_kind_check("peri_tbe_new", o->kind));
     const peri__optimizer_kind *k = peri__optimizer_kind_of(o->kind);
     const char *any = "finite numbers >= 0, also as f32", *fraction = "0 <= number < 1";
     PERI_TRY(check_number("learning_rate", o->learning_rate, o->kind != PERI_TBE_NONE, 0, INFINITY, any, k->name));
@@ -98,6 +94,15 @@ static peri_status check_optimizer(const peri_tbe_optimizer_config *o)
     return PERI_OK;
 }
 
+/** Whether @n rows or columns (@what) from @offset on lie in a table of @total; 0: that ends with them. */
+static peri_status check_part(const char *name, const char *what, int64_t offset, int64_t n, int64_t total)
+{
+    const int64_t most = total ? total : INT64_MAX;
+    if (offset >= 0 && n <= most && offset <= most - n) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': %lld %s from %lld on of %lld", name, (long long)n, what,
+                      (long long)offset, (long long)most);
+}
+
 static peri_status check_table(const peri_table_config *t, int64_t i)
 {
     const char *name = t->name ? t->name : "";
@@ -108,14 +113,8 @@ static peri_status check_table(const peri_table_config *t, int64_t i)
     if (t->cols < 1 || t->cols > 1 << 20)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' has %lld columns, allowed: 1..2^20", name,
                           (long long)t->cols);
-    int64_t rows = t->total_rows ? t->total_rows : t->row_offset + t->rows,
-            cols = t->total_cols ? t->total_cols : t->col_offset + t->cols;
-    if (t->row_offset < 0 || t->row_offset > rows - t->rows)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': rows %lld .. %lld of %lld", name,
-                          (long long)t->row_offset, (long long)(t->row_offset + t->rows), (long long)rows);
-    if (t->col_offset < 0 || t->col_offset > cols - t->cols)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': columns %lld .. %lld of %lld", name,
-                          (long long)t->col_offset, (long long)(t->col_offset + t->cols), (long long)cols);
+    PERI_TRY(check_part(name, "rows", t->row_offset, t->rows, t->total_rows));
+    PERI_TRY(check_part(name, "columns", t->col_offset, t->cols, t->total_cols));
     if (t->pooling < PERI_POOLING_SUM || t->pooling > PERI_POOLING_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': pooling %d, allowed: 0 (sum), 1 (mean), 2 (none)",
                           name, t->pooling);
@@ -178,12 +177,8 @@ peri_status peri__tbe_check(const peri_tbe_config *c)
 {
     if (c->bounds_check < PERI_BOUNDS_FATAL || c->bounds_check > PERI_BOUNDS_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: bounds_check %d, allowed: 0..3", c->bounds_check);
-    if (c->n_tables < 0 || (c->n_tables && !c->tables))
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: n_tables is %d%s", c->n_tables,
-                          c->n_tables < 0 ? ", allowed: 0 and more" : ", but tables is missing");
-    if (c->n_features < 0 || (c->n_features && !c->features))
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: n_features is %d%s", c->n_features,
-                          c->n_features < 0 ? ", allowed: 0 and more" : ", but features is missing");
+    PERI_TRY(peri__list_check("peri_tbe_new", "tables", c->tables, c->n_tables));
+    PERI_TRY(peri__list_check("peri_tbe_new", "features", c->features, c->n_features));
     for (int64_t i = 0; i < c->n_features; i++)
         if (!c->features[i]) return peri__fail(PERI_EINVAL, "peri_tbe_new: feature %lld has no name", (long long)i);
     for (int64_t i = 0; i < c->n_tables; i++) {

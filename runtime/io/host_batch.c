@@ -110,6 +110,7 @@ peri_status peri__ids_check(const char *function, int32_t ids, int32_t most, int
     if (missing != PERI_MISSING_EMPTY && missing != PERI_MISSING_ZERO)
         return peri__fail(PERI_EINVAL, "%s: missing = %d, allowed: PERI_MISSING_EMPTY, PERI_MISSING_ZERO", function,
                           missing);
+    PERI_TRY(peri__list_check(function, "table_rows", table_rows, n));
     int64_t least = missing == PERI_MISSING_ZERO ? 2 : ids == PERI_IDS_EXACT ? 0 : 1;
     for (int32_t i = 0; i < n; i++)
         if (table_rows[i] < least)

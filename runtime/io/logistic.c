@@ -32,6 +32,7 @@ peri_status peri_logistic_new(const peri_logistic_config *o, peri_logistic **out
     if (!(o->learning_rate > 0 && isfinite(o->learning_rate)) || !(o->l2 >= 0 && isfinite(o->l2)))
         return peri__fail(PERI_EINVAL, "%s: learning rate %g (allowed: above 0), l2 %g (allowed: 0 or more)", function,
                           o->learning_rate, o->l2);
+    PERI_TRY(peri__list_check(function, "table_rows", o->table_rows, o->sparse_features));
     int64_t n = 0;
     for (int32_t f = 0; f < o->sparse_features; f++) {
         if (o->table_rows[f] < 1 || o->table_rows[f] > IO_MAX_ROWS)

@@ -119,6 +119,9 @@ static peri_status check_options(const char *function, const peri_synthetic_args
         o->sparse_features > IO_MAX_FEATURES || o->dense_features + o->sparse_features == 0)
         return peri__fail(PERI_EINVAL, "%s: %d dense and %d sparse features, allowed: 0..%d, and one in all", function,
                           o->dense_features, o->sparse_features, IO_MAX_FEATURES);
+    PERI_TRY(peri__list_check(function, "table_rows", o->table_rows, o->sparse_features));
+    PERI_TRY(peri__list_check(function, "bag_min", o->bag_min, o->sparse_features));
+    PERI_TRY(peri__list_check(function, "bag_max", o->bag_max, o->sparse_features));
     for (int32_t f = 0; f < o->sparse_features; f++) {
         if (o->table_rows[f] < 1 || o->table_rows[f] > IO_MAX_ROWS)
             return peri__fail(PERI_EINVAL, "%s: the table of feature %d has %lld rows, allowed: 1..2^31", function, f,

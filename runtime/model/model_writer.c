@@ -227,6 +227,9 @@ peri_status peri_model_writer_matrix(peri_model_writer *writer, const float *wei
     if (columns < 1 || inner < 1)
         return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: a matrix of %lld x %lld, allowed: 1 and more",
                           (long long)columns, (long long)inner);
+    if (columns > PTRDIFF_MAX / (int64_t)sizeof *weight / inner)
+        return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: no memory holds a matrix of %lld x %lld",
+                          (long long)columns, (long long)inner);
     PERI_TRY(peri__model_matrix_held("peri_model_writer_matrix", weight, columns, inner, inner, 1, dtype));
     const int64_t step = peri__max(PACKED / PERI_PANEL / inner, 1) * PERI_PANEL; /* columns at a time: whole panels */
     float *panels = peri__alloc(sizeof *panels * (size_t)peri_panel_size(peri__min(step, columns), inner));

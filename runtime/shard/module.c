@@ -75,6 +75,7 @@ static peri_status check_rows_of_bytes(const char *f, const peri_sharded_table *
 static peri_status check_training(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer_config *o)
 {
     PERI_TRY(check_dtypes(f, table));
+    if (o) PERI_TRY(peri__optimizer_kind_check(f, o->kind));
     if (o) PERI_TRY(check_whole_table_optimizer(f, table, o));
     if (table->mapped && (table->cache || table->compute_kernel == PERI_KERNEL_DENSE))
         return peri__fail(PERI_EINVAL, "%s: table '%s': only fused and quantized shards without a cache are mapped", f,
@@ -167,10 +168,16 @@ static peri_status check_config(const peri_sharded_config *c)
     if (c->n_tables < 1 || c->n_features < 1)
         return peri__fail(PERI_EINVAL, "%s: %d tables and %d features, allowed: 1 or more", f, c->n_tables,
                           c->n_features);
+    PERI_TRY(peri__list_check(f, "tables", c->tables, c->n_tables));
+    PERI_TRY(peri__list_check(f, "features", c->features, c->n_features));
+    PERI_TRY(peri__list_check(f, "optimizers", c->optimizers, c->n_optimizers));
+    for (int32_t i = 0; i < c->n_features; i++)
+        if (!c->features[i]) return peri__fail(PERI_EINVAL, "%s: feature %d has no name", f, i);
     PERI_TRY(check_names(f, c));
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *table = &c->tables[t];
-        if (table->n_features < 1) return peri__fail(PERI_EINVAL, "%s: table '%s' has no features", f, table->name);
+        if (table->n_features < 1 || !table->features)
+            return peri__fail(PERI_EINVAL, "%s: table '%s' has no features", f, table->name);
         for (int32_t i = 0; i < table->n_features; i++)
             if (table->features[i] < 0 || table->features[i] >= c->n_features)
                 return peri__fail(PERI_EINVAL, "%s: table '%s': feature number %d, allowed: 0..%d", f, table->name,

@@ -2,13 +2,26 @@
 -- pointer with pointers that are missing: with NULL for all and 0 for all numbers, then once for each of its pointers
 -- and each of `numbers` and `dtypes`, that pointer NULL and the others whole objects, or rooms of zeros. Then once with
 -- -1 for each number of things, and with each structure that begins with its size having nothing but its size, a wrong
--- one, or something of a later header. Functions are found in the headers.
+-- one, or something of a later header. Then with each member of the structures that objects were made with, and of
+-- those that they point to, missing, below 0, or a constant that there is not. Functions are found in the headers.
 --
 -- From call number FIRST on it prints "call NUMBER FUNCTION without WHAT", calls, and prints "STATUS MESSAGE", or "0 "
 -- for a function that says no error. The last line is "end".
 local ffi = require "ffi"
-local P = require "perilune.ffi"
-local C = P.C
+local plain = require "perilune.ffi"
+local C = plain.C
+
+local samples = {} -- by type, the last structure with which an object was made
+local P = setmetatable({
+  struct = function(name, init)
+    samples[name] = plain.struct(name, init)
+    return samples[name]
+  end,
+  structs = function(name, n)
+    samples[name] = plain.structs(name, n)
+    return samples[name]
+  end,
+}, { __index = plain })
 
 local numbers, dtypes = { 0, 1, 2 }, { C.PERI_F32, C.PERI_I64 }
 local ROOM = 65536 -- bytes for a structure, an array, or what a function returns
@@ -91,8 +104,8 @@ local function add_files(add)
   local lines = "1\t2\tff\n"
   add("criteo", function(out)
     return C.peri_criteo_open_memory(P.struct("peri_criteo_config",
-      { path = "null", table_rows = sizes, dense_features = 1, sparse_features = 1, batch_rows = 1 }), lines, #lines,
-      out)
+      { path = "/dev/null", table_rows = sizes, dense_features = 1, sparse_features = 1, batch_rows = 1 }), lines,
+      #lines, out)
   end)
   local npy = "\147NUMPY\1\0F\0{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
   npy = npy .. (" "):rep(79 - #npy) .. "\n" .. ("\0"):rep(8)
@@ -337,6 +350,61 @@ for _, f in ipairs(functions) do
           end
         end)
     end
+  end
+end
+
+-- -- members of structures with which objects are made ----------------------------------------------------------------
+
+local members = {}
+for _, s in ipairs(dofile("runtime/gen/contract.lua").structs((require("perilune.cdef"):gsub("/%*.-%*/", "")))) do
+  members[s.name] = s.members
+end
+for _, f in ipairs(functions) do -- all objects, and so all samples, are there before the first call
+  for _, argument in ipairs(f.arguments) do local _ = whole[argument:match "peri_([%w_]+) %*" or ""] end
+end
+
+--- What a member is made: nothing, numbers that nothing has, and of constants one that there is not. How many entries
+--- an array has nobody can check.
+local function wrong(m)
+  if m.text:find "%*$" then return { [0] = "NULL" } end
+  if m.text == "double" then return { 0 / 0, -1 } end
+  if m.text == "int64_t" then return { -1, -2 ^ 63 } end
+  if m.text ~= "int32_t" then return {} end
+  return { -1, -2 ^ 31, not m.name:find "^n_?" and not m.name:find "features$" and 2 ^ 31 - 1 or nil }
+end
+
+--- Call `f` with each member of its argument `at`, a structure of type `name`, and of structures that lie in it or that
+--- it points to, made wrong. path: members that lead there.
+local function call_with_members(f, at, top, name, path)
+  for _, m in ipairs(members[name]) do
+    local inner = m.text:match "^const (peri_[%w_]+)%*$" or m.text:match "^(peri_[%w_]+)$"
+    if inner and (samples[inner] or not m.text:find "%*") and members[inner] and #path < 2 then
+      call_with_members(f, at, top, inner, { path[1] or m.name, path[1] and m.name })
+    end
+    for i, value in pairs(m.name == "size" and {} or wrong(m)) do
+      local block = ffi.cast(top .. " *", room())
+      ffi.copy(block, samples[top], ffi.sizeof(top))
+      local s = block[0]
+      for _, step in ipairs(path) do
+        if type(s[step]) == "cdata" and tostring(ffi.typeof(s[step])):find "%*" then
+          local own = tostring(ffi.typeof(s[step])):match "struct (peri_[%w_]+)"
+          local copy = ffi.cast(own .. " *", room())
+          ffi.copy(copy, samples[own], ffi.sizeof(own))
+          s[step] = copy
+          s = copy[0]
+        else s = s[step] end
+      end
+      s[m.name] = i ~= 0 and value or nil
+      call_with(f, at, block, ("%s = %s in %s"):format(table.concat({ path[1] or m.name, path[2] or path[1] and m.name,
+        path[2] and m.name }, "."), tostring(value), f.arguments[at]))
+    end
+  end
+end
+
+for _, f in ipairs(functions) do
+  for i, argument in ipairs(f.arguments) do
+    local name = argument:match "const (peri_[%w_]+) %*%s*[%w_]*$"
+    if samples[name] and members[name] then call_with_members(f, i, name, name, {}) end
   end
 end
 os.execute("rm -r " .. folder)

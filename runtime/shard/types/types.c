@@ -49,6 +49,7 @@ peri_status peri_sharding_shards(const peri_sharding *s, peri_shard *out, int32_
                           (long long)s->rows, (long long)s->cols);
     if (s->world_size < 1)
         return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s': a world of %d ranks", table, s->world_size);
+    PERI_TRY(peri__list_check("peri_sharding_shards", "ranks", s->ranks, s->n_ranks));
     for (int32_t i = 0; i < s->n_ranks; i++)
         if (s->ranks[i] < 0 || s->ranks[i] >= s->world_size)
             return peri__fail(PERI_EINVAL,
