@@ -30,7 +30,6 @@ typedef struct tbe_batch {
     float rate[TBE_BATCH];     /* what multiplies them */
 } tbe_batch;
 
-static __attribute__((noinline)) void tbe_batch_ahead_odd(tbe_updater *u) { tbe_update_ahead(u); }
 static __attribute__((noinline)) void tbe_batch_sum(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *g)
 {
     tbe_sum_items(u, e, past, cols, g);
@@ -47,7 +46,7 @@ TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dt
     const peri_k_tbe_table *t = u->ahead_table;
     uint64_t row = linear - (uint64_t)t->first_row;
     if (row >= (uint64_t)t->rows || t->cols != cols) {
-        tbe_batch_ahead_odd(u);
+        tbe_update_ahead_rarely(u);
         return;
     }
     const int64_t e = u->ahead++;

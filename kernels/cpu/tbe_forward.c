@@ -99,17 +99,13 @@ TBE_INLINE void tbe_forward_common(tbe_walk *w, tbe_ahead *h, const tbe_source *
         tbe_forward_panel(w, h, source, from, past, factor, at, 16 * v, each, 16, 0, how & TBE_IN_ORDER);
 }
 
-/** One bag of any width. @first: how its first columns are read. */
-TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
-                                float factor, int64_t at, const int first)
+/** Sixteens of @panels, one of 1..TBE_WIDE, from column @c on. @how: known at compile time. */
+TBE_INLINE void tbe_forward_end(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
+                                float factor, int64_t at, int64_t c, const int how)
 {
-    int64_t c = 0;
-    for (; c + 16 * TBE_WIDE < w->t->cols; c += 16 * TBE_WIDE)
-        tbe_forward_panel(w, h, source, from, past, factor, at, c, TBE_WIDE, 16, 0, c == 0 ? first : 0);
     const int64_t left = w->t->cols - c, tail = (left - 1) % 16 + 1, panels = (left + 15) / 16;
 #define TBE_LAST(n)                                                                                                    \
-    if ((n) <= TBE_WIDE && panels == (n))                                                                              \
-    tbe_forward_panel(w, h, source, from, past, factor, at, c, n, tail, 0, c == 0 ? first : 0)
+    if ((n) <= TBE_WIDE && panels == (n)) tbe_forward_panel(w, h, source, from, past, factor, at, c, n, tail, 0, how)
     TBE_LAST(1);
     else TBE_LAST(2);
     else TBE_LAST(3);
@@ -119,6 +115,28 @@ TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
     else TBE_LAST(7);
     else TBE_LAST(8);
 #undef TBE_LAST
+}
+
+/** The columns of one bag behind the first 16 * TBE_WIDE: its ids have been counted, and its rows asked for. */
+static __attribute__((noinline)) void tbe_forward_rest(tbe_walk *w, const tbe_source *source, int64_t from,
+                                                       int64_t past, float factor, int64_t at)
+{
+    int64_t c = 16 * TBE_WIDE;
+    for (; c + 16 * TBE_WIDE < w->t->cols; c += 16 * TBE_WIDE)
+        tbe_forward_panel(w, NULL, source, from, past, factor, at, c, TBE_WIDE, 16, 0, 0);
+    tbe_forward_end(w, NULL, source, from, past, factor, at, c, 0);
+}
+
+/** One bag of any width. @first: how its first columns are read. */
+TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past,
+                                float factor, int64_t at, const int first)
+{
+    if (w->t->cols <= 16 * TBE_WIDE) {
+        tbe_forward_end(w, h, source, from, past, factor, at, 0, first);
+    } else {
+        tbe_forward_panel(w, h, source, from, past, factor, at, 0, TBE_WIDE, 16, 0, first);
+        tbe_forward_rest(w, source, from, past, factor, at);
+    }
 }
 
 /** What a function knows of its bags when it is compiled, in the place of a number of sixteens: that the walk ahead

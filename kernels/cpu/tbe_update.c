@@ -94,12 +94,12 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
         u.prev = a->rows.prev_iter;
     }
     tbe_update_enter(&u, t);
-    for (int64_t i = 0; i < a->reach.ahead; i++) tbe_update_ahead(&u);
+    for (int64_t i = 0; i < a->reach.ahead; i++) tbe_update_ahead_rarely(&u);
     while (e < last) {
         uint64_t linear = a->sorted[e] >> a->payload_bits;
         if (linear >= (uint64_t)a->rows.total_rows) {
             e++;
-            tbe_update_ahead(&u);
+            tbe_update_ahead_rarely(&u);
             continue;
         }
         t = tbe_table_of(t, linear);

@@ -118,6 +118,9 @@ TBE_INLINE void tbe_update_ahead(tbe_updater *u)
     tbe_gradient_ahead(u, e, u->ahead_lines);
 }
 
+/** The same where it is called rarely: the code is long. */
+static __attribute__((noinline)) void tbe_update_ahead_rarely(tbe_updater *u) { tbe_update_ahead(u); }
+
 /** The sum over items [e, past) of all columns into @room. */
 #define tbe_sum_items K_SHARED(tbe_sum_items)
 K_HIDDEN void tbe_sum_items(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *room);
