@@ -177,8 +177,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(with { name = "" }, "table 0 has no name")
       assert.error_matches(with { rows = -1 }, "table 'a' has %-1 rows")
       assert.error_matches(with { cols = 0 }, "table 'a' has 0 columns, allowed: 1")
-      assert.error_matches(with { row_offset = 2, total_rows = 4 }, "rows 2 %.%. 5 of 4")
-      assert.error_matches(with { col_offset = 3, total_cols = 4 }, "columns 3 %.%. 5 of 4")
+      assert.error_matches(with { row_offset = 2, total_rows = 4 }, "3 rows from 2 on of 4")
+      assert.error_matches(with { col_offset = 3, total_cols = 4 }, "2 columns from 3 on of 4")
       assert.error_matches(with { pooling = "MAX" }, "pooling is 'MAX', allowed: SUM, MEAN")
       assert.error_matches(with { init = { kind = C.PERI_INIT_UNIFORM, a = 1, b = 0 } },
         "init parameters 1, 0, allowed: finite")
