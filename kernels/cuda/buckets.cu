@@ -227,7 +227,7 @@ template <int BITS, bool ALL = false> __device__ __forceinline__ unsigned same_b
     return same;
 }
 
-__device__ __forceinline__ void note(int32_t bucket, int i, uint16_t *codes, uint32_t *histogram)
+__device__ __forceinline__ void note_bucket(int32_t bucket, int i, uint16_t *codes, uint32_t *histogram)
 {
     codes[i] = (uint16_t)bucket;
     atomicAdd(&histogram[bucket], 1u);
@@ -249,18 +249,18 @@ __device__ __forceinline__ void find_buckets(const cut &c, int64_t first, int n,
         if (kind == 1) {
             PERI_UNROLL
             for (int k = 0; k < MANY; k++)
-                note(part.place_for<false>(u[k]).bucket, from + k * 32 + peri_lane(), codes, histogram);
+                note_bucket(part.place_for<false>(u[k]).bucket, from + k * 32 + peri_lane(), codes, histogram);
             continue;
         }
         if (kind == 2) {
             PERI_UNROLL
             for (int k = 0; k < MANY; k++)
-                note(part.place_for<true>(u[k]).bucket, from + k * 32 + peri_lane(), codes, histogram);
+                note_bucket(part.place_for<true>(u[k]).bucket, from + k * 32 + peri_lane(), codes, histogram);
             continue;
         }
         PERI_ROLLED
         for (int i = from + peri_lane(); i < n && i < from + 32 * MANY; i += 32)
-            note(place_of(c, c.id<T>(first + i), first + i, part.feature).bucket, i, codes, histogram);
+            note_bucket(place_of(c, c.id<T>(first + i), first + i, part.feature).bucket, i, codes, histogram);
     }
 }
 
@@ -537,8 +537,8 @@ template <class T> __global__ void __launch_bounds__(PERI_BLOCK) place_long_part
     }
 }
 
-int64_t tiles_of(int64_t parts) { return (parts + PERI_WARPS - 1) / PERI_WARPS; }
-int64_t parts_of(const peri_k_bucketize_args *a)
+int64_t tiles_of_parts(int64_t parts) { return (parts + PERI_WARPS - 1) / PERI_WARPS; }
+int64_t parts_of_ids(const peri_k_bucketize_args *a)
 {
     const int64_t part = a->buckets > MOST_BUCKETS ? (int)LONG_PART : (int)PART;
     return a->n > part ? (a->n + part - 1) / part : 1;
@@ -602,9 +602,9 @@ template <class T> cudaError_t bucketize(const cut &k, const peri_cuda_call *c)
 /** Sums and edges; then CUB's scratch, or that of the cumulative sum of the lengths. */
 PERI_CUDA_SCRATCH(bucketize)
 {
-    const int64_t parts = parts_of(a), n = a->buckets * parts + 1, cub = (int64_t)sum_bytes(n);
+    const int64_t parts = parts_of_ids(a), n = a->buckets * parts + 1, cub = (int64_t)sum_bytes(n);
     const int64_t lengths = a->starts ? peri_cumsum_scratch(1, a->buckets * a->bags) : 0;
-    return peri_part(8 * n) + peri_part(8 * (tiles_of(parts) + 1)) + peri_part(cub > lengths ? cub : lengths);
+    return peri_part(8 * n) + peri_part(8 * (tiles_of_parts(parts) + 1)) + peri_part(cub > lengths ? cub : lengths);
 }
 
 PERI_CUDA_OP(bucketize)
@@ -612,8 +612,8 @@ PERI_CUDA_OP(bucketize)
     const int64_t fit = COUNTERS / a->buckets;
     const bool more = a->weights || a->positions || a->unbucketize || a->mapping;
     const int32_t bags = fit < PERI_BLOCK ? (int32_t)fit : (int32_t)PERI_BLOCK;
-    const int64_t parts = parts_of(a);
+    const int64_t parts = parts_of_ids(a);
     int64_t *sums = (int64_t *)c->scratch, *edges = (int64_t *)(c->scratch + peri_part(8 * (a->buckets * parts + 1)));
-    const cut k = {*a, peri_k_divisor_of(a->buckets), sums, edges, parts, tiles_of(parts), bags, more};
+    const cut k = {*a, peri_k_divisor_of(a->buckets), sums, edges, parts, tiles_of_parts(parts), bags, more};
     return a->ids_dtype == PERI_I32 ? bucketize<uint32_t>(k, c) : bucketize<uint64_t>(k, c);
 }

@@ -64,7 +64,7 @@ template <class C, bool BACK> struct code_quads {
 };
 
 template <bool BACK, class C>
-cudaError_t single(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c, C code)
+cudaError_t code_numbers(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c, C code)
 {
     typedef code_quads<C, BACK> job;
     const int64_t pairs = (end - begin + 7) / 8;
@@ -103,7 +103,7 @@ struct range {
     bool finite;                  /* all are */
 };
 
-__device__ __forceinline__ void meet(range &r, float x, bool there)
+__device__ __forceinline__ void widen_range(range &r, float x, bool there)
 {
     if (!there) return;
     const float magnitude = fabsf(x);
@@ -128,7 +128,8 @@ template <int LANES> __device__ range range_of(const float *x, int64_t n, int la
     range r = {INFINITY, -INFINITY, 0, true};
     for (int64_t i = 4 * lane; i < n; i += 4 * LANES) {
         const float4 v = peri_load_quad<peri_f32>(x, i, n, 0);
-        meet(r, v.x, true), meet(r, v.y, i + 1 < n), meet(r, v.z, i + 2 < n), meet(r, v.w, i + 3 < n);
+        widen_range(r, v.x, true), widen_range(r, v.y, i + 1 < n), widen_range(r, v.z, i + 2 < n),
+            widen_range(r, v.w, i + 3 < n);
     }
     r.least = peri_group_min<LANES>(r.least, mask);
     r.most = peri_group_max<LANES>(r.most, mask);
@@ -293,7 +294,7 @@ template <class F, int LANES> struct decode_block {
 };
 
 template <class F, bool BACK>
-cudaError_t blocks(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+cudaError_t code_blocks(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     typedef typename std::conditional<BACK, decode_block<F, 8>, encode_block<F, 8>>::type small;
     typedef typename std::conditional<BACK, decode_block<F, 32>, encode_block<F, 32>>::type large;
@@ -304,14 +305,15 @@ cudaError_t blocks(const peri_k_codec_args *a, int64_t begin, int64_t end, const
 template <bool BACK> cudaError_t coded(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     switch (a->format) {
-    case PERI_CODEC_FP16: return single<BACK>(a, begin, end, c, code16<peri_f16>{a->loss_scale, 65504.0f});
-    case PERI_CODEC_BF16: return single<BACK>(a, begin, end, c, code16<peri_bf16>{a->loss_scale, k_float(0x7f7f0000u)});
-    case PERI_CODEC_INT8: return blocks<int8_block, BACK>(a, begin, end, c);
-    case PERI_CODEC_MX4: return blocks<mx4_block, BACK>(a, begin, end, c);
+    case PERI_CODEC_FP16: return code_numbers<BACK>(a, begin, end, c, code16<peri_f16>{a->loss_scale, 65504.0f});
+    case PERI_CODEC_BF16: return code_numbers<BACK>(a, begin, end, c,
+                                                    code16<peri_bf16>{a->loss_scale, k_float(0x7f7f0000u)});
+    case PERI_CODEC_INT8: return code_blocks<int8_block, BACK>(a, begin, end, c);
+    case PERI_CODEC_MX4: return code_blocks<mx4_block, BACK>(a, begin, end, c);
     default: break;
     }
-    if (a->block == 1) return single<BACK>(a, begin, end, c, code8{a->exponent_bits, a->exponent_bias});
-    return blocks<fp8_block, BACK>(a, begin, end, c);
+    if (a->block == 1) return code_numbers<BACK>(a, begin, end, c, code8{a->exponent_bits, a->exponent_bias});
+    return code_blocks<fp8_block, BACK>(a, begin, end, c);
 }
 
 } // namespace

@@ -195,7 +195,7 @@ __device__ uint64_t float_key(double score)
     return bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
 }
 
-__device__ float power(int64_t x, double d)
+__device__ float power_of_age(int64_t x, double d)
 {
     const float f = (float)x;
     if (d == 1) return f;
@@ -207,7 +207,7 @@ __device__ float power(int64_t x, double d)
 __device__ uint64_t score_of(const peri_k_collision_learn_args &a, int64_t count, int64_t last)
 {
     if (a.map.policy == PERI_K_EVICT_LFU) return peri_sortable(count);
-    const float age = power(a.now - last + 1, a.decay);
+    const float age = power_of_age(a.now - last + 1, a.decay);
     return float_key(a.map.policy == PERI_K_EVICT_LRU ? -age : (float)count / age);
 }
 

@@ -192,7 +192,7 @@ template <class T> cudaError_t fill_with(const peri_k_fill_args *a, int64_t begi
 }
 
 template <class T>
-cudaError_t moved(const peri_k_convert_args *a, layout l, int64_t begin, int64_t end, const peri_cuda_call *c)
+cudaError_t copy_unchanged(const peri_k_convert_args *a, layout l, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     /* elements of a word: more than one in rows only */
     const int64_t of = (int64_t)sizeof(T) / peri_dtype_bytes(a->dst_dtype);
@@ -215,12 +215,13 @@ cudaError_t moved_by_words(const peri_k_convert_args *a, const layout &l, int64_
     for (int32_t d = 0; d + 1 < l.ndim; d++) odd |= (l.dst_stride[d] | l.src_stride[d]) * bytes;
     if (l.ndim > 0) odd |= (int64_t)l.shape[l.ndim - 1].by * bytes;
     const int32_t word = l.rows() ? peri_padded_word(odd, bytes, a->dst, a->src) : (int32_t)bytes;
-#define MOVE_BY(T) moved<T>(a, l, begin, end, c)
+#define MOVE_BY(T) copy_unchanged<T>(a, l, begin, end, c)
     return PERI_BY_WORD(word, MOVE_BY);
 }
 
 template <class D, class S>
-cudaError_t cast(const peri_k_convert_args *a, const layout &l, int64_t begin, int64_t end, const peri_cuda_call *c)
+cudaError_t convert_elements(const peri_k_convert_args *a, const layout &l, int64_t begin, int64_t end,
+                             const peri_cuda_call *c)
 {
     typename D::type *dst = (typename D::type *)a->dst;
     const typename S::type *src = (const typename S::type *)a->src;
@@ -234,9 +235,9 @@ cudaError_t cast_from(const peri_k_convert_args *a, const layout &l, int64_t beg
                       const peri_cuda_call *c)
 {
     switch (a->src_dtype) {
-    case PERI_F32: return cast<D, peri_f32>(a, l, begin, end, c);
-    case PERI_F16: return cast<D, peri_f16>(a, l, begin, end, c);
-    case PERI_BF16: return cast<D, peri_bf16>(a, l, begin, end, c);
+    case PERI_F32: return convert_elements<D, peri_f32>(a, l, begin, end, c);
+    case PERI_F16: return convert_elements<D, peri_f16>(a, l, begin, end, c);
+    case PERI_BF16: return convert_elements<D, peri_bf16>(a, l, begin, end, c);
     default: return each(begin, end, c, convert_one{*a, l});
     }
 }

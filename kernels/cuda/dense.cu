@@ -277,7 +277,7 @@ struct mean_one {
     }
 };
 
-bool flat(const int64_t *shape, const int64_t *stride, int32_t ndim)
+bool is_flat(const int64_t *shape, const int64_t *stride, int32_t ndim)
 {
     int64_t want = 1;
     for (int32_t d = ndim - 1; d >= 0; d--) {
@@ -291,7 +291,7 @@ template <class E>
 cudaError_t binary_as(const peri_k_binary_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     if (a->op > PERI_BINARY_LAST_PLAIN) return each(begin, end, c, binary_rare<E>{*a});
-    if (flat(a->shape, a->a_stride, a->ndim) && flat(a->shape, a->b_stride, a->ndim)) {
+    if (is_flat(a->shape, a->a_stride, a->ndim) && is_flat(a->shape, a->b_stride, a->ndim)) {
         switch (a->op) {
         case PERI_BINARY_ADD: return map(begin, end, c, binary_map<E, PERI_BINARY_ADD>{*a});
         case PERI_BINARY_SUB: return map(begin, end, c, binary_map<E, PERI_BINARY_SUB>{*a});

@@ -137,7 +137,7 @@ template <int LANES, class T, class Product> struct product_one {
 };
 
 template <int LANES>
-cudaError_t products(const peri_k_product_dim_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+cudaError_t products_of_lines(const peri_k_product_dim_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     switch (a->dtype) {
     case PERI_F64: return each_group<LANES>(begin, end, c, product_one<LANES, double, double>{*a});
@@ -169,7 +169,7 @@ template <class T> struct product_grad_line {
 /* -- softmax ------------------------------------------------------------------------------------------------------- */
 
 template <int LANES, class T>
-__device__ __forceinline__ T largest(const T *x, int64_t n, int64_t step, int lane, unsigned mask)
+__device__ __forceinline__ T largest_of_line(const T *x, int64_t n, int64_t step, int lane, unsigned mask)
 {
     T max = -(T)INFINITY;
     for (int64_t r = lane; r < n; r += LANES) max = x[r * step] > max ? x[r * step] : max;
@@ -182,7 +182,7 @@ template <int LANES, class T> struct softmax_one {
     {
         int64_t base = u / a.inner * a.n * a.inner + u % a.inner;
         const T *x = (const T *)a.x + base;
-        T *y = (T *)a.y + base, max = largest<LANES>(x, a.n, a.inner, lane, mask);
+        T *y = (T *)a.y + base, max = largest_of_line<LANES>(x, a.n, a.inner, lane, mask);
         double sum = 0;
         if (a.zeros && max == -(T)INFINITY) max = 0;
         for (int64_t r = lane; r < a.n; r += LANES) sum += (double)peri_exp(x[r * a.inner] - max);
@@ -225,7 +225,7 @@ template <class T> struct cross_entropy_row {
     __device__ void operator()(int64_t r, int lane, unsigned mask) const
     {
         const T *x = (const T *)a.x + r * a.classes;
-        T max = largest<32>(x, a.classes, 1, lane, mask);
+        T max = largest_of_line<32>(x, a.classes, 1, lane, mask);
         double sum = 0;
         for (int64_t c = lane; c < a.classes; c += 32) sum += (double)peri_exp(x[c] - max);
         sum = peri_group_sum<32>(sum, mask);
@@ -374,7 +374,8 @@ PERI_CUDA_KERNEL(max_dim)
                         : each_group<1>(begin, end, c, max_one<1, int64_t>{*a});
 }
 
-PERI_CUDA_KERNEL(product_dim) { return a->inner < 8 ? products<32>(a, begin, end, c) : products<1>(a, begin, end, c); }
+PERI_CUDA_KERNEL(product_dim) { return a->inner < 8 ? products_of_lines<32>(a, begin, end, c)
+                               : products_of_lines<1>(a, begin, end, c); }
 PERI_CUDA_KERNEL(product_dim_grad)
 {
     return a->dtype == PERI_F64 ? each(begin, end, c, product_grad_line<double>{*a})

@@ -199,7 +199,7 @@ template <int LANES, class T, class Sum> struct running_line {
 };
 
 template <int LANES>
-cudaError_t running(const peri_k_running_sum_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+cudaError_t running_lines(const peri_k_running_sum_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     switch (a->dtype) {
     case PERI_F64: return each_group<LANES>(begin, end, c, running_line<LANES, double, double>{*a});
@@ -447,7 +447,8 @@ PERI_CUDA_KERNEL(compare) { return each(begin, end, c, compare_one{*a}); }
 PERI_CUDA_KERNEL(where) { return PERI_BY_WORD(a->width, WHERE); }
 PERI_CUDA_KERNEL(take) { return PERI_BY_WORD(a->width, TAKE); }
 
-PERI_CUDA_KERNEL(running_sum) { return a->inner < 8 ? running<32>(a, begin, end, c) : running<1>(a, begin, end, c); }
+PERI_CUDA_KERNEL(running_sum) { return a->inner < 8 ? running_lines<32>(a, begin, end, c)
+                               : running_lines<1>(a, begin, end, c); }
 
 /** The same functor for elements of each integer dtype. */
 #define BY_INTEGER(name, begin, end) \

@@ -261,7 +261,7 @@ template <class T> struct unpad_bag {
 };
 
 template <class T>
-cudaError_t pad(const peri_k_jagged_padded_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+cudaError_t pad_rows(const peri_k_jagged_padded_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     pad_bag<T> f = {*a, {}};
     peri_repeat(&f.padding, sizeof f.padding, a->padding, a->element);
@@ -269,7 +269,7 @@ cudaError_t pad(const peri_k_jagged_padded_args *a, int64_t begin, int64_t end, 
 }
 
 template <class T>
-cudaError_t unpad(const peri_k_jagged_padded_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+cudaError_t unpad_rows(const peri_k_jagged_padded_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     return each_warp(begin, end, c, unpad_bag<T>{*a});
 }
@@ -361,13 +361,13 @@ PERI_CUDA_KERNEL(jagged_sum)
 
 PERI_CUDA_KERNEL(jagged_to_padded)
 {
-#define PAD(T) pad<T>(a, begin, end, c)
+#define PAD(T) pad_rows<T>(a, begin, end, c)
     return PERI_BY_WORD(peri_padded_word(a->width, a->element, a->values, a->padded), PAD);
 }
 
 PERI_CUDA_KERNEL(jagged_from_padded)
 {
-#define UNPAD(T) unpad<T>(a, begin, end, c)
+#define UNPAD(T) unpad_rows<T>(a, begin, end, c)
     return PERI_BY_WORD(peri_padded_word(a->width, a->element, a->values, a->padded), UNPAD);
 }
 

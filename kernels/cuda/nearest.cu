@@ -21,7 +21,7 @@ constexpr int64_t ITEMS_LEAST = 2048, PARTS_MOST = 512, BLOCKS = 2048;
 
 /** Bits that order as scores do; 0 is below all. And back. */
 __device__ __forceinline__ uint32_t ordered(float s) { return k_sort_key_f32(s == s ? s : -INFINITY); }
-__device__ __forceinline__ float unordered(uint32_t u) { return k_float(u & 0x80000000u ? u & 0x7fffffffu : ~u); }
+__device__ __forceinline__ float float_of_key(uint32_t u) { return k_float(u & 0x80000000u ? u & 0x7fffffffu : ~u); }
 
 /** The best so far, the best first, in memory that the block shares. */
 struct best {
@@ -66,11 +66,11 @@ __device__ void take(best &b, uint64_t *keys, int64_t first, const int64_t *indi
         if (top == 0 || (full && (uint32_t)(top >> 32) <= worst)) return;
         const uint32_t place = 0xffffffffu - (uint32_t)top;
         if (threadIdx.x == 0) keys[place] = 0;
-        insert(b, unordered((uint32_t)(top >> 32)), indices ? indices[place] : first + place);
+        insert(b, float_of_key((uint32_t)(top >> 32)), indices ? indices[place] : first + place);
     }
 }
 
-__device__ __forceinline__ uint64_t key_of(float s, int place)
+__device__ __forceinline__ uint64_t key_of_score(float s, int place)
 {
     return (uint64_t)ordered(s) << 32 | (0xffffffffu - (uint32_t)place);
 }
@@ -97,7 +97,7 @@ __device__ best list_in(uint64_t *room, int64_t k)
     return b;
 }
 
-__device__ void write(const best &b, float *scores, int64_t *indices)
+__device__ void write_best(const best &b, float *scores, int64_t *indices)
 {
     for (int e = (int)threadIdx.x; e < b.k; e += PERI_BLOCK) {
         scores[e] = e < b.n ? b.scores[e] : -INFINITY;
@@ -124,12 +124,12 @@ __global__ void __launch_bounds__(PERI_BLOCK) parts(peri_k_nearest_args a)
                     for (int64_t d = lane; d < op.dim; d += 32) sum = fmaf(query[d], number(op, item, s, d), sum);
                 }
                 for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
-                if (lane == 0) keys[e] = from + e < past ? key_of(sum, e) : 0;
+                if (lane == 0) keys[e] = from + e < past ? key_of_score(sum, e) : 0;
             }
             __syncthreads();
             take(b, keys, from, NULL);
         }
-        write(b, a.part_scores + w * op.k, a.part_indices + w * op.k);
+        write_best(b, a.part_scores + w * op.k, a.part_indices + w * op.k);
     }
 }
 
@@ -144,13 +144,13 @@ __global__ void __launch_bounds__(PERI_BLOCK) merge(peri_k_nearest_args a)
             for (int64_t from = 0; from < k; from += CHUNK) {
                 for (int e = (int)threadIdx.x; e < CHUNK; e += PERI_BLOCK)
                     keys[e] = from + e < k && a.part_indices[at + from + e] >= 0
-                                  ? key_of(a.part_scores[at + from + e], e)
+                                  ? key_of_score(a.part_scores[at + from + e], e)
                                   : 0;
                 __syncthreads();
                 take(b, keys, 0, a.part_indices + at + from);
             }
         }
-        write(b, a.op.scores + q * k, a.op.indices + q * k);
+        write_best(b, a.op.scores + q * k, a.op.indices + q * k);
     }
 }
 

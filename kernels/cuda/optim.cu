@@ -29,7 +29,7 @@ __device__ __forceinline__ int part_of(const peri_optim_list &list, int64_t unit
     }
     return low;
 }
-__device__ __forceinline__ int64_t first_of(const peri_optim_list &list, int part)
+__device__ __forceinline__ int64_t first_element(const peri_optim_list &list, int part)
 {
     return part ? list.part[part - 1].end : 0;
 }
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(PERI_BLOCK)
             if (c.end[middle] > b) high = middle;
             else low = middle + 1;
         }
-        const int64_t before = first_of(a.list, low), all = a.list.part[low].end - before;
+        const int64_t before = first_element(a.list, low), all = a.list.part[low].end - before;
         const int64_t start = begin > before ? begin - before : 0, stop = end - before < all ? end - before : all;
         const int64_t first = start + (int64_t)(b - (low ? c.end[low - 1] : 0)) * size,
                       last = first + size < stop ? first + size : stop;
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(PERI_BLOCK)
 }
 
 template <class E, class S, int PACKS = AT_ONCE>
-cudaError_t update(const typename S::arguments *a, int64_t begin, int64_t end, const peri_cuda_call *call)
+cudaError_t update_parameters(const typename S::arguments *a, int64_t begin, int64_t end, const peri_cuda_call *call)
 {
     const int64_t size = PACKS * PERI_BLOCK * peri_pack<E>::N;
     chunks c = {};
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(PERI_BLOCK)
     for (int64_t unit = begin + peri_grid_thread() / 32; unit < end; unit += peri_grid_threads() / 32) {
         const int part = part_of(a.list, unit);
         const peri_optim_part &p = a.list.part[part];
-        const int64_t r = unit - first_of(a.list, part), cols = p.n / (p.end - first_of(a.list, part));
+        const int64_t r = unit - first_element(a.list, part), cols = p.n / (p.end - first_element(a.list, part));
         T *w = (T *)p.w + r * cols;
         const T *g = (const T *)p.g + r * cols;
         double squares = 0;
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(PERI_BLOCK)
     const bool most = isinf(a.p);
     for (int64_t unit = begin + blockIdx.x; unit < end; unit += gridDim.x) {
         const int part = part_of(a.list, unit);
-        const int64_t k = unit - first_of(a.list, part), n = a.list.part[part].n;
+        const int64_t k = unit - first_element(a.list, part), n = a.list.part[part].n;
         const T *x = (const T *)a.list.part[part].w;
         const int64_t last = (k + 1) * PERI_NORM_BLOCK < n ? (k + 1) * PERI_NORM_BLOCK : n;
         double sum = 0;
@@ -324,7 +324,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) finish_norm(peri_k_norm_finish_arg
 } // namespace
 
 #define BY_DTYPE(step)                                                                                                 \
-    (a->dtype == PERI_F64 ? update<peri_f64, step>(a, begin, end, c) : update<peri_f32, step>(a, begin, end, c))
+    (a->dtype == PERI_F64 ? update_parameters<peri_f64, step>(a, begin, end, c)                                        \
+                          : update_parameters<peri_f32, step>(a, begin, end, c))
 
 PERI_CUDA_KERNEL(optim_sgd) { return BY_DTYPE(sgd_step); }
 PERI_CUDA_KERNEL(optim_adagrad) { return BY_DTYPE(adagrad_step); }

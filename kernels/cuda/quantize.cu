@@ -144,7 +144,7 @@ cudaError_t rows_of(const peri_k_rows_args *a, int64_t begin, int64_t end, const
 }
 
 template <template <class, int> class F>
-cudaError_t rows(const peri_k_rows_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+cudaError_t code_rows(const peri_k_rows_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     switch (a->dtype) {
     case PERI_F32: return rows_of<F, peri_f32>(a, begin, end, c);
@@ -155,5 +155,5 @@ cudaError_t rows(const peri_k_rows_args *a, int64_t begin, int64_t end, const pe
 
 } // namespace
 
-PERI_CUDA_KERNEL(rows_quantize) { return rows<quantize_row>(a, begin, end, c); }
-PERI_CUDA_KERNEL(rows_restore) { return rows<restore_row>(a, begin, end, c); }
+PERI_CUDA_KERNEL(rows_quantize) { return code_rows<quantize_row>(a, begin, end, c); }
+PERI_CUDA_KERNEL(rows_restore) { return code_rows<restore_row>(a, begin, end, c); }
