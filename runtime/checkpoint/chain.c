@@ -253,7 +253,7 @@ static peri_status check_parent(const peri_checkpoint *c, const peri_checkpoint 
     return PERI_OK;
 }
 
-/** A chain has two descriptors open for each of its checkpoints. */
+/** A chain has a descriptor open for each of its checkpoints. */
 static void allow_descriptors(int64_t levels)
 {
     struct rlimit r;
@@ -263,13 +263,10 @@ static void allow_descriptors(int64_t levels)
     (void)setrlimit(RLIMIT_NOFILE, &r); /* else opening fails in words */
 }
 
-/** @parent, opened for @c, which says everything but rows by itself: what was saved beside the tensors of each
- *  increment of a long chain would be in memory for nothing. */
+/** @parent, opened for @c, which says everything but rows by itself. */
 static void adopt(peri_checkpoint *c, peri_checkpoint *parent)
 {
     parent->inner = true;
-    peri__free(parent->m.values);
-    parent->m.values = NULL;
     parent->tools = c->tools;
     c->parent = parent;
 }
@@ -299,6 +296,8 @@ static peri_status open_parents(peri_checkpoint *c, const char *given)
         if (status < 0) break;
         adopt(last, parent);
         status = check_parent(last, parent);
+        if (status >= 0 && last->inner) status = peri__manifest_fold(&last->m);
+        if (status >= 0 && !*parent->m.parent) status = peri__manifest_fold(&parent->m);
     }
     siblings_fini(&s);
     return status;
@@ -346,6 +345,7 @@ static peri_status open_on(const char *const *paths, int32_t i, peri_checkpoint 
             paths[i], (long long)c->m.increment, c->m.parent, paths[i - 1], (long long)below->m.increment,
             below->m.digest);
     if (status >= 0 && below) status = check_parent(c, below);
+    if (status >= 0 && below) status = peri__manifest_fold(&below->m);
     if (status < 0) {
         peri_checkpoint_release(c);
         return status;

@@ -91,16 +91,21 @@ static peri_status check_files(const peri_checkpoint *c, const char *what)
     return PERI_OK;
 }
 
+static peri_status parse_manifest(peri__manifest *m, char *text, int64_t bytes, const char *what)
+{
+    peri_status status = peri__manifest_parse(m, text, bytes, false, what);
+    peri__free(text);
+    return status < 0 ? status : peri__manifest_settle(m, what);
+}
+
 static peri_status open_folder(peri_checkpoint *c, const char *path, const char *what)
 {
     char *text;
     int64_t bytes;
     if (!(c->folder = peri__strdup(path))) return PERI_ENOMEM;
     PERI_TRY(load_manifest(c, path, what, &text, &bytes));
-    peri_status status = peri__manifest_parse(&c->m, text, bytes, false, what);
-    peri__free(text);
-    if (status >= 0) status = peri__manifest_settle(&c->m, what);
-    return status < 0 ? status : check_files(c, what);
+    PERI_TRY(parse_manifest(&c->m, text, bytes, what));
+    return check_files(c, what);
 }
 
 /** A safetensors file: 8 bytes, the header that they count, data. */
@@ -172,6 +177,51 @@ peri_status peri_checkpoint_open_alone(const char *path, peri_checkpoint **out)
     PERI_NEED(out);
     snprintf(what, sizeof what, "checkpoint '%.300s'", path);
     return peri__checkpoint_open_alone(path, what, out);
+}
+
+/** The manifest of a checkpoint, open. */
+typedef struct manifest_file {
+    int fd;
+    const char *path;
+} manifest_file;
+
+static peri_status get_text(void *context, char *out, int64_t bytes, int64_t at)
+{
+    const manifest_file *f = context;
+    return peri__file_get(f->fd, f->path, out, bytes, at);
+}
+
+peri_status peri__checkpoint_unfold(peri_checkpoint *c, const char *name)
+{
+    char path[PATH_MAX], what[PERI_MESSAGE_MAX];
+    if (peri__entry_named(&c->m, name)) return PERI_OK;
+    PERI_TRY(peri__path_join(c->folder, PERI__MANIFEST, path));
+    snprintf(what, sizeof what, "checkpoint '%.300s'", c->folder);
+    manifest_file f = {.path = path, .fd = openat(c->dir, PERI__MANIFEST, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)};
+    const int why = errno;
+    if (f.fd < 0) return peri__fail(peri__status_of_errno(why), "%s: reading its manifest: %s", what, strerror(why));
+    peri_status status = peri__manifest_unfold(&c->m, name, get_text, &f, what);
+    close(f.fd);
+    return as_format(status);
+}
+
+peri_status peri__checkpoint_unfold_all(peri_checkpoint *c)
+{
+    char *text, what[PERI_MESSAGE_MAX];
+    int64_t bytes;
+    peri__manifest all = {0};
+    snprintf(what, sizeof what, "checkpoint '%.300s'", c->folder);
+    PERI_TRY(peri__file_load(c->dir, c->folder, PERI__MANIFEST, PERI__CHECKPOINT_MOST, &text, &bytes));
+    peri_status status = as_format(parse_manifest(&all, text, bytes, what));
+    if (status >= 0 && strcmp(all.digest, c->m.digest) != 0)
+        status = peri__fail(PERI_EFORMAT, "%s: its manifest was replaced while it was open", what);
+    if (status < 0) {
+        peri__manifest_fini(&all);
+        return status;
+    }
+    peri__manifest_fini(&c->m);
+    c->m = all;
+    return PERI_OK;
 }
 
 bool peri__checkpoint_alone(const peri_checkpoint *c)

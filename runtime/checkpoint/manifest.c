@@ -15,6 +15,7 @@ void peri__manifest_fini(peri__manifest *m)
     peri__free(m->files);
     peri__free(m->entries);
     peri__free(m->pieces);
+    peri__free(m->places);
     peri__free(m->values);
     *m = (peri__manifest){0};
 }

@@ -60,14 +60,22 @@ typedef struct peri__entry {
     int32_t dtype, ndim;
 } peri__entry;
 
+/** Where the text of a manifest has a tensor, or some pieces of one: its texts may be several. */
+typedef struct peri__tensor_place {
+    uint32_t hash; /* of its name, the low bits */
+    uint32_t at, bytes;
+} peri__tensor_place;
+
 typedef struct peri__manifest {
     char *text;
     int64_t *numbers;
     peri__file *files;
     peri__entry *entries;
     peri__stored_piece *pieces;
-    int64_t n_text, n_numbers, n_files, n_entries, n_pieces;
-    int64_t text_room, numbers_room, files_room, entries_room, pieces_room; /* what there is memory for */
+    peri__tensor_place *places; /* of what was read from a whole manifest */
+    int64_t n_text, n_numbers, n_files, n_entries, n_pieces, n_places;
+    /* What there is memory for. */
+    int64_t text_room, numbers_room, files_room, entries_room, pieces_room, places_room;
     char *values;
     char digest[PERI_CHECKPOINT_DIGEST + 1], parent[PERI_CHECKPOINT_DIGEST + 1], same_as[PERI_CHECKPOINT_DIGEST + 1];
     int64_t increment;
@@ -147,6 +155,15 @@ static inline bool peri__is_digest(const char *text)
 }
 /** Append what the text of a manifest says. @part: the text of one rank, which has no checksum. */
 peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what);
+/** Keep of a manifest its files, its digests and where its tensors stand in its text: of a tensor 12 bytes instead of
+ *  some hundred. */
+peri_status peri__manifest_fold(peri__manifest *m);
+/** Reads @bytes from byte @at of a text on. */
+typedef peri_status peri__get(void *context, char *out, int64_t bytes, int64_t at);
+/** Have of a folded manifest tensor @name, with the lists of its rows, and no other; settled. @get reads its text. */
+peri_status peri__manifest_unfold(peri__manifest *m, const char *name, peri__get *get, void *context, const char *what);
+/** Append the tensor whose text in a manifest is @text. */
+peri_status peri__manifest_parse_tensor(peri__manifest *m, const char *text, int64_t bytes, const char *what);
 /** Takes the next bytes of a text. */
 typedef peri_status peri__put(void *context, const char *data, int64_t bytes);
 /** Put the text of a manifest block by block; @config NULL: a part, without values and checksum. Sets m->digest unless

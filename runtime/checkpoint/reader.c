@@ -155,7 +155,13 @@ static peri_status same_group(const peri_checkpoint *c, const peri__entry *e, in
             PERI_EINVAL,
             "checkpoint '%.200s' is an increment and was opened alone: it has only some rows of tensor '%.150s'",
             c->folder, name);
-    *entry = peri__entry_named(&parent->m, name); /* there, and of the same form: check_parent in chain.c */
+    PERI_TRY(peri__checkpoint_unfold(c->parent, name));
+    *entry = peri__entry_named(&parent->m, name);
+    if (!*entry || (*entry)->dtype != e->dtype || (*entry)->ndim != e->ndim ||
+        memcmp(peri__entry_shape(&parent->m, *entry), peri__entry_shape(&c->m, e),
+               (size_t)e->ndim * sizeof(int64_t)) != 0) /* it was there: check_parent in chain.c */
+        return peri__fail(PERI_EFORMAT, "checkpoint '%.200s': its manifest was changed while it was open",
+                          parent->folder);
     for (int64_t k = (*entry)->first_piece; next_group(&parent->m, *entry, &any, k, out); k = out->past)
         if (memcmp(parent->m.numbers + parent->m.pieces[k].numbers + 2 * e->ndim, columns, 2 * sizeof *columns) == 0)
             return PERI_OK;
@@ -538,13 +544,23 @@ peri_status peri_checkpoint_piece_rows(peri_checkpoint *c, int64_t index, int64_
     return peri__piece_get(c, p, e->dtype, values, many * l.row, from * l.row);
 }
 
+static peri_status verify_all(peri_checkpoint *c)
+{
+    PERI_TRY(peri_checkpoint_verify_headers(c));
+    for (int64_t i = 0; i < c->m.n_entries; i++)
+        for (int64_t k = 0; k < c->m.entries[i].n_pieces; k++) PERI_TRY(peri_checkpoint_verify(c, i, k));
+    return PERI_OK;
+}
+
 peri_status peri_checkpoint_verify_since(peri_checkpoint *c, int64_t level)
 {
     PERI_NEED(c);
-    for (; c && level != 0; c = c->parent, level--) {
-        PERI_TRY(peri_checkpoint_verify_headers(c));
-        for (int64_t i = 0; i < c->m.n_entries; i++)
-            for (int64_t k = 0; k < c->m.entries[i].n_pieces; k++) PERI_TRY(peri_checkpoint_verify(c, i, k));
+    peri_status status = PERI_OK;
+    for (; c && level != 0 && status >= 0; c = c->parent, level--) {
+        if (c->inner) PERI_TRY(peri__checkpoint_unfold_all(c));
+        status = verify_all(c);
+        if (c->inner) close_files(c);
+        if (c->inner && peri__manifest_fold(&c->m) < 0) return PERI_ENOMEM;
     }
-    return PERI_OK;
+    return status;
 }

@@ -8,7 +8,8 @@
  *      parent ->  save-1  full
  *
  * Everything that a checkpoint says of itself (names, shapes, values) is said by the last of the chain. Only rows that
- * it does not have are read from its parent.
+ * it does not have are read from its parent, and of its parent's manifest only what it says of the tensor that is read
+ * is in memory (folded.c).
  */
 #ifndef PERI_CHECKPOINT_READER_H
 #define PERI_CHECKPOINT_READER_H
@@ -47,8 +48,8 @@ struct peri_checkpoint {
     peri__tools own, *tools;
     peri__formats formats;   /* of rows of quantized tables */
     peri_checkpoint *parent; /* NULL: this one is full, or was opened alone */
-    bool inner;              /* it is the parent of one: its files are closed when something was read, since chains may
-                                be long */
+    bool inner;              /* It is the parent of one. Chains may be long: its files are closed when something was
+                                read, and its manifest is folded. */
 };
 
 /** Tensor @index of @c; PERI_EINVAL names @function. */
@@ -58,6 +59,10 @@ peri_status peri__piece_at(const peri_checkpoint *c, const char *function, int64
                            const peri__entry **e, const peri__stored_piece **p);
 /** Open the checkpoint in folder @path alone, or a safetensors file; @what: for errors. @out new. */
 peri_status peri__checkpoint_open_alone(const char *path, const char *what, peri_checkpoint **out);
+/** Have tensor @name in the manifest of @c, which is the parent of one. */
+peri_status peri__checkpoint_unfold(peri_checkpoint *c, const char *name);
+/** Have all of the manifest of @c, which is the parent of one, until it is folded again. */
+peri_status peri__checkpoint_unfold_all(peri_checkpoint *c);
 /** Read rectangle @region, which is within tensor @index and not empty, into host memory. (reader.c) */
 peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const peri__region *region, void *out);
 /** A checkpoint that is an increment of the one at @path and would be without its parent if that were gone: its path in

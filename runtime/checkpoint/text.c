@@ -301,6 +301,25 @@ static bool parse_tensor(peri__manifest *m, peri__json *j, int64_t files)
     return j->status >= 0 && (pieces || peri__json_fail(j, "a tensor without pieces"));
 }
 
+/** The last tensor has the text from @from on. */
+static bool note_place(peri__manifest *m, peri__json *j, const char *from)
+{
+    const uint64_t hash = peri__hash_text(peri__entry_name(m, &m->entries[m->n_entries - 1]));
+    j->status = peri__grow_pages((void **)&m->places, &m->places_room, m->n_places + 1, sizeof *m->places);
+    if (j->status < 0) return false;
+    m->places[m->n_places++] =
+        (peri__tensor_place){(uint32_t)hash, (uint32_t)(from - j->begin), (uint32_t)(j->at - from)};
+    return true;
+}
+
+peri_status peri__manifest_parse_tensor(peri__manifest *m, const char *text, int64_t bytes, const char *what)
+{
+    peri__json j;
+    peri__json_open(&j, text, bytes, what);
+    parse_tensor(m, &j, 0);
+    return peri__json_close(&j);
+}
+
 /** Keep a value of the manifest as the text that it is. */
 static bool keep_values(peri__manifest *m, peri__json *j)
 {
@@ -320,7 +339,7 @@ static bool parse_digest(peri__json *j, char out[PERI_CHECKPOINT_DIGEST + 1], co
     return peri__json_text(j, out, PERI_CHECKPOINT_DIGEST + 1) && (peri__is_digest(out) || peri__json_fail(j, wrong));
 }
 
-static bool parse_key(peri__manifest *m, peri__json *j, const char *key, int64_t files, bool *format)
+static bool parse_key(peri__manifest *m, peri__json *j, const char *key, int64_t files, bool part, bool *format)
 {
     char text[64];
     if (strcmp(key, "format") == 0) {
@@ -350,8 +369,10 @@ static bool parse_key(peri__manifest *m, peri__json *j, const char *key, int64_t
         for (peri__json_enter(j, '['); peri__json_item(j);)
             if (!parse_file(m, j)) return false;
     } else if (strcmp(key, "tensors") == 0) {
-        for (peri__json_enter(j, '['); peri__json_item(j);)
-            if (!parse_tensor(m, j, files)) return false;
+        for (peri__json_enter(j, '['); peri__json_item(j);) {
+            const char *from = j->at;
+            if (!parse_tensor(m, j, files) || (!part && !note_place(m, j, from))) return false;
+        }
     } else {
         peri__json_skip(j, NULL, NULL);
     }
@@ -386,7 +407,7 @@ peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t by
     peri__json_open(&j, text, bytes, what);
     peri__json_enter(&j, '{');
     while (peri__json_key(&j, key, sizeof key))
-        if (!parse_key(m, &j, key, files, &format)) break;
+        if (!parse_key(m, &j, key, files, part, &format)) break;
     PERI_TRY(peri__json_close(&j));
     if (!format) return peri__fail(PERI_EFORMAT, "%s: it does not say that its format is perilune-checkpoint", what);
     for (int64_t k = 0; k < m->n_pieces && !part && !*m->parent; k++)

@@ -64,22 +64,64 @@ static void check_again(peri__manifest *m)
     peri__manifest_fini(&again);
 }
 
+/** A text that is read in parts. */
+static peri_status get_part(void *text, char *out, int64_t n, int64_t at)
+{
+    memcpy(out, (const char *)text + at, (size_t)n);
+    return PERI_OK;
+}
+
+static void check_same(const peri__manifest *m, const peri__entry *e, const peri__manifest *n, const peri__entry *x)
+{
+    require(x && x->dtype == e->dtype && x->ndim == e->ndim && x->n_pieces == e->n_pieces &&
+                memcmp(peri__entry_shape(n, x), peri__entry_shape(m, e), (size_t)e->ndim * sizeof(int64_t)) == 0,
+            "a tensor of a folded manifest has another form");
+    for (int64_t k = 0; k < e->n_pieces; k++) {
+        const peri__stored_piece *p = &m->pieces[e->first_piece + k], *q = &n->pieces[x->first_piece + k];
+        char a[2000], b[2000];
+        peri__region r, s;
+        peri__piece_region(m, e, p, &r);
+        peri__piece_region(n, x, q, &s);
+        require(strcmp(peri__region_text(e->ndim, &r, a, sizeof a), peri__region_text(x->ndim, &s, b, sizeof b)) == 0 &&
+                    p->begin == q->begin && p->bytes == q->bytes && p->checksum == q->checksum && p->file == q->file,
+                "a piece of a folded manifest is another one");
+        if (p->rows) check_same(m, peri__rows_entry(m, p), n, peri__rows_entry(n, q));
+    }
+}
+
+/** What a settled manifest says of a tensor, it says when it is folded, too; in any order of tensors. */
+static void check_folded(const peri__manifest *m, char *text, int64_t n)
+{
+    peri__manifest folded = {0};
+    require(peri__manifest_parse(&folded, text, n, false, "fuzz") >= 0 && peri__manifest_fold(&folded) >= 0,
+            "a manifest that was read cannot be folded");
+    for (int64_t i = m->n_entries - 1; i >= 0; i--) {
+        const peri__entry *e = &m->entries[i];
+        const char *name = peri__entry_name(m, e);
+        require(peri__manifest_unfold(&folded, name, get_part, text, "fuzz") >= 0, peri_error_message());
+        check_same(m, e, &folded, peri__entry_named(&folded, name));
+    }
+    peri__manifest_fini(&folded);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     peri__manifest m = {0};
     peri_status status;
+    char *sealed = NULL;
+    int64_t sealed_bytes = 0;
     if (size == 0) return 0;
     const char *text = (const char *)data + 1;
     const int64_t n = (int64_t)size - 1;
     if (data[0] % 3 == 0) { /* with a right checksum, else nothing would get beyond it */
-        char *sealed = malloc(size + 64);
+        sealed = malloc(size + 64);
         require(sealed != NULL, "no memory");
         memcpy(sealed, text, (size_t)n);
         XXH128_hash_t h = XXH3_128bits(text, (size_t)n);
         int more = sprintf(sealed + n, ",\n\"checksum\":\"%016llx%016llx\"}\n", (unsigned long long)h.high64,
                            (unsigned long long)h.low64);
-        status = peri__manifest_parse(&m, sealed, n + more, false, "fuzz");
-        free(sealed);
+        sealed_bytes = n + more;
+        status = peri__manifest_parse(&m, sealed, sealed_bytes, false, "fuzz");
     } else if (data[0] % 3 == 1) {
         status = peri__manifest_parse(&m, text, n, true, "fuzz");
         if (status >= 0) status = peri__manifest_parse(&m, text, n, true, "fuzz"); /* of another rank */
@@ -92,7 +134,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } else {
         check_pieces(&m);
         check_again(&m);
+        if (sealed) check_folded(&m, sealed, sealed_bytes);
     }
+    free(sealed);
     peri__manifest_fini(&m);
     return 0;
 }
