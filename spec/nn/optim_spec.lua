@@ -378,14 +378,47 @@ describe("optimizers", function()
       optim.WarmupOptimizer { optimizer = optim.SGD { params = { p } },
         stages = { { max_iters = 5 }, { max_iters = 3 } } }
     end)
-    fails("'inv_sqrt' is infinite at step 0", function()
-      optim.WarmupOptimizer { optimizer = optim.SGD { params = { p } },
-        stages = { { policy = "inv_sqrt", max_iters = 5 } } }
-    end)
+    for text, stage in peri.util.ordered {
+      ["'inv_sqrt', has the factor inf at step 0"] = { policy = "inv_sqrt", max_iters = 5 },
+      ["'poly', has the factor %-?nan at step 5"] = { policy = "poly", max_iters = 5, decay_iters = 4, value = 0.5 },
+      ["'interpolate', has the factor %-0.5 at step 0"] = { policy = "interpolate", max_iters = 4, value = 0,
+        end_value = 0.5, start_interpolating_iters = 2 },
+      ["'interpolate', has the factor .* at step 0"] = { policy = "interpolate", max_iters = 4, value = 0,
+        end_value = 0.5, start_interpolating_iters = 4 } } do
+      fails("stage 1, " .. text, function()
+        optim.WarmupOptimizer { optimizer = optim.SGD { params = { p } }, stages = { stage } }
+      end)
+    end
     fails("OneCycleLR: step 4 of 3", function() -- step 3 there is, as in PyTorch: a loop of 3 steps ends with it
       optim.OneCycleLR({ optimizer = optim.SGD { params = { p }, momentum = 0.9 }, max_lr = 1,
         total_steps = 3 }):seek(4) end)
   end)
+end)
+
+it("stages that a WarmupOptimizer is made of are walked to their end", function()
+  local function draw(list) return list[math.random(#list)] end
+  local refused, made = 0, 0
+  for _ = 1, 200 do
+    local stages, last = {}, 0
+    for i = 1, math.random(3) do
+      last = last + math.random(5)
+      stages[i] = { policy = draw { "none", "linear", "constant", "poly", "step", "inv_sqrt", "interpolate",
+        "cosine_annealing_warm_restarts" }, max_iters = last, value = draw { 0, 0.5, 1, 2, 3 }, lr_scale = draw { 0, 1 },
+        decay_iters = draw { -1, 1, 3, last, last + 2 }, sgdr_period = math.random(4), end_value = draw { 0, 0.5, 2 },
+        start_interpolating_iters = math.random(0, last + 1) }
+    end
+    local inner = optim.SGD { params = { peri.zeros { 1 } } }
+    local fine, optimizer = pcall(optim.WarmupOptimizer, { optimizer = inner, stages = stages })
+    if fine then
+      made = made + 1
+      for _ = 1, last + 2 do optimizer:step() end
+      assert.equal(0.1, inner:lr())
+    else
+      refused = refused + 1
+      assert.matches("WarmupStage: stage %d, '[%w_]+', has the factor", tostring(optimizer))
+    end
+  end
+  assert.is_true(made > 50 and refused > 20)
 end)
 
 describe("options of schedules out of their range are refused:", function()

@@ -379,6 +379,18 @@ local stage_arguments = { policy = "linear", max_iters = util.whole(1, 1), value
   lr_scale = util.from(1, 0), decay_iters = util.whole(-1), sgdr_period = util.whole(1, 1),
   start_interpolating_iters = util.whole(0, 0), end_value = util.from(1, 0) }
 
+--- An error unless stage i, which begins at step `first`, has rates that an optimizer takes. Between the first and the
+--- last step of a stage factors rise or fall all the way, or lie between numbers that are allowed.
+local function check_factors(i, s, first)
+  for _, step in ipairs { first, s.max_iters } do
+    local factor = policies[s.policy](step, s)
+    if not (factor >= 0 and factor < math.huge) then
+      P.fail(("WarmupStage: stage %d, '%s', has the factor %g at step %d, allowed: finite numbers >= 0"):format(i,
+        s.policy, factor, step))
+    end
+  end
+end
+
 --- Stages with their defaults, and the last one, which lasts for ever. max_iters are numbers of steps since the start,
 --- ascending.
 local function prepare_stages(stages)
@@ -392,10 +404,8 @@ local function prepare_stages(stages)
     if s.max_iters <= before then
       P.fail(("WarmupStage: stage %d ends at step %d, the one before it at %d"):format(i, s.max_iters, before))
     end
-    if s.policy == "inv_sqrt" and i == 1 then
-      P.fail "WarmupStage: 'inv_sqrt' is infinite at step 0; it cannot be the first stage"
-    end
     if s.decay_iters <= 0 then s.decay_iters = s.policy == "step" and 1 or s.max_iters end
+    check_factors(i, s, i == 1 and 0 or before + 1)
     list[i], before = s, s.max_iters
   end
   list[#list + 1] = { policy = "none", max_iters = math.huge, value = 1, lr_scale = 1 }
