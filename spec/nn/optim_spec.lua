@@ -403,9 +403,9 @@ it("stages that a WarmupOptimizer is made of are walked to their end", function(
     for i = 1, math.random(3) do
       last = last + math.random(5)
       stages[i] = { policy = draw { "none", "linear", "constant", "poly", "step", "inv_sqrt", "interpolate",
-        "cosine_annealing_warm_restarts" }, max_iters = last, value = draw { 0, 0.5, 1, 2, 3 }, lr_scale = draw { 0, 1 },
-        decay_iters = draw { -1, 1, 3, last, last + 2 }, sgdr_period = math.random(4), end_value = draw { 0, 0.5, 2 },
-        start_interpolating_iters = math.random(0, last + 1) }
+        "cosine_annealing_warm_restarts" }, max_iters = last, value = draw { 0, 0.5, 1, 2, 3 },
+        lr_scale = draw { 0, 1 }, decay_iters = draw { -1, 1, 3, last, last + 2 }, sgdr_period = math.random(4),
+        end_value = draw { 0, 0.5, 2 }, start_interpolating_iters = math.random(0, last + 1) }
     end
     local inner = optim.SGD { params = { peri.zeros { 1 } } }
     local fine, optimizer = pcall(optim.WarmupOptimizer, { optimizer = inner, stages = stages })
