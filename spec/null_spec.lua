@@ -1,8 +1,8 @@
 -- Every C function that takes a pointer is called with nothing (NULL for every pointer, 0 for every number), with each
 -- of its pointers missing while the others are there, with -1 things, with structures that are empty, of a wrong
 -- size, or of a later header, and with members that are missing or of no meaning. One that can say an error must say
--- what is missing, or that there is nothing to do; the others answer nothing (0, NULL, false; -1 for a number that counts from 0), and none
--- crashes.
+-- what is missing, or that there is nothing to do; the others answer nothing (0, NULL, false; -1 for a number that
+-- counts from 0), and none crashes.
 -- What such calls made is never released, which is no leak of the library's.
 local shell = require "spec.support.shell"
 
