@@ -117,6 +117,43 @@ describe("what a model is set to", function()
     end)
   end)
 
+  it("goes on in the middle of a window of ids: in copies, and when maps that have learned are sharded", function()
+    for _, device in ipairs { "cpu", "opaque" } do
+      sim.run(2, function(rank, world)
+        local function module()
+          return embed.ManagedCollisionCollection { embedding_configs = { config "raw" }, managed_collision_modules = {
+            raw = embed.MCHManagedCollisionModule { zch_size = 32, buckets = 4, eviction_interval = 3, device = device,
+              eviction_policy = embed.LFU_EvictionPolicy {} } } }
+        end
+        local function shard(mcc)
+          return peri.shard.ShardedManagedCollisionCollection { managed_collision_collection = mcc, group = world,
+            device = device, plan = plan.EmbeddingModuleShardingPlan { raw = plan.row_wise { ranks = { 0, 1 },
+              sizes = { 16, 16 } } } }
+        end
+        local function learn(maps, first, last, share)
+          for i = first, last do
+            local ids = { i * 37 % 997, i * 13 % 997, i % 5, i * 7 % 97 }
+            if share then ids = { ids[rank * 2 + 1], ids[rank * 2 + 2] } end
+            maps(peri.KeyedJaggedTensor { keys = { "fraw" }, values = peri.tensor(ids, "i64", device),
+              lengths = peri.tensor({ #ids }, "i32", device) })
+          end
+          return maps
+        end
+        local function known(maps)
+          return text(peri.shard.gather_state_dict(maps:state_dict()))
+        end
+        local whole = learn(module(), 1, 4)
+        local copy, pieces = embed.copy_to_device(whole), shard(whole)
+        pieces:copy_from(whole)
+        local copied = learn(embed.copy_to_device(pieces), 5, 9, true)
+        local want = known(learn(whole, 5, 9))
+        assert.equal(want, known(learn(copy, 5, 9)))
+        assert.equal(known(learn(pieces, 5, 9, true)), known(copied))
+        assert.equal(want, known(pieces))
+      end)
+    end
+  end)
+
   it("stays in evaluation, in the modules that a script holds", function()
     sim.run(2, function(_, world)
       local model = build(world):eval()

@@ -297,6 +297,17 @@ function methods:set_window(start, entries)
   check(C.peri_collision_window_set(ptr(self), start, Tensor.ptr(entries)))
 end
 
+--- Know what another map of the table does, of the ids in buckets that are here: also what it has seen since its last
+--- eviction. It has the buckets [first_bucket, first_bucket + n_buckets), and may be on another device.
+function methods:take(other, first_bucket, n_buckets)
+  local states, device = {}, select(3, methods._describe(self, 1))
+  for i, name in ipairs(methods.state_names(other)) do states[name] = methods.state(other, i):to(nil, device) end
+  methods.load(self, states, first_bucket, n_buckets)
+  if not states._mch_sorted_raw_ids then return end
+  local start, entries = methods.window(other)
+  methods.set_window(self, start, entries:to(nil, "cpu"))
+end
+
 --- The time that times to live are compared with from now on, in their unit; -1: the number of the iteration, as at
 --- first.
 function methods:set_time(now) check(C.peri_collision_time_set(ptr(self), now)) end
@@ -307,7 +318,8 @@ signature.check("map of ids:", methods, { remap = "self: CollisionMap, ids: list
   state = "self: CollisionMap, i: int", read_rows = "self: CollisionMap, name: string, row: int, result: tensor",
   check_rows = "self: CollisionMap, words: table, each: callable",
   load_rows = "self: CollisionMap, iteration: integer, each: callable, some: boolean?",
-  load = "self: CollisionMap, map: table, first_bucket: int, n_buckets: int", window = "self: CollisionMap",
+  load = "self: CollisionMap, map: table, first_bucket: int, n_buckets: int",
+  take = "self: CollisionMap, other: CollisionMap, first_bucket: int, n_buckets: int", window = "self: CollisionMap",
   set_window = "self: CollisionMap, start: integer, entries: tensor", set_time = "self: CollisionMap, now: integer" })
 
 return M

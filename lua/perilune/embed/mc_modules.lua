@@ -201,10 +201,9 @@ end
 --- out is read from it, too.
 local function make_again(self)
   self._state:settle()
-  local old, states = self._map, {}
-  for i, name in ipairs(old:state_names()) do states[name] = old:state(i) end
+  local old = self._map
   self._map = P.lasting(self._new_map, self, { features = self._features })
-  self._map:load(states, 0, self._buckets)
+  self._map:take(old, 0, self._buckets)
   self._state:moved(self._map)
   old:release()
 end
@@ -323,9 +322,7 @@ function ManagedCollisionModule:copy(device)
   copy.input_hash_func = self.input_hash_func -- false where its collection takes hashed ids
   if not self._map then return copy end
   self._state:settle()
-  local map = {}
-  for i, name in ipairs(self._map:state_names()) do map[name] = self._map:state(i):to(nil, device) end
-  copy:_own_map():load(map, 0, self._buckets)
+  copy:_own_map():take(self._map, 0, self._buckets)
   return copy
 end
 

@@ -208,9 +208,7 @@ function Sharded:copy_from(mcc)
     local map = x.piece and module._map
     if map then
       module._state:settle()
-      local states = {}
-      for i, state in ipairs(map:state_names()) do states[state] = map:state(i):to(nil, self._device) end
-      x.piece.map:load(states, 0, #x.segments - 1)
+      x.piece.map:take(map, 0, #x.segments - 1)
     end
   end
 end
@@ -219,11 +217,10 @@ end
 function Sharded:_copy_maps(other)
   other:_settle_maps()
   for name, x in util.ordered(self._tables) do
-    local from, states = other._tables[name].piece, {}
+    local from = other._tables[name].piece
     self._times[name] = other._times[name]
     if from then
-      for i, state in ipairs(from.map:state_names()) do states[state] = from.map:state(i):to(nil, self._device) end
-      x.piece.map:load(states, from.first, from.n)
+      x.piece.map:take(from.map, from.first, from.n)
       if x.module.set_time then x.piece.map:set_time(self._times[name]) end
     end
   end
