@@ -421,6 +421,16 @@ it("stages that a WarmupOptimizer is made of are walked to their end", function(
   assert.is_true(made > 50 and refused > 20)
 end)
 
+it("a stage of a WarmupOptimizer that interpolates ends at its end_value, to the bit", function()
+  for last = 1, 20 do
+    local inner = optim.SGD { params = { peri.zeros { 1 } } }
+    local optimizer = optim.WarmupOptimizer { optimizer = inner, lr = 1, stages = { { policy = "interpolate",
+      max_iters = last, value = 0.1, end_value = 0, start_interpolating_iters = 0 } } }
+    for _ = 1, last do optimizer:step() end
+    assert.equal(0, inner:lr())
+  end
+end)
+
 describe("options of schedules out of their range are refused:", function()
   for name, options in peri.util.ordered {
     StepLR = { step_size = -1, "step_size" }, ["StepLR "] = { step_size = 1.5, "step_size" },

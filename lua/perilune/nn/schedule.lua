@@ -370,8 +370,8 @@ local policies = {
   inv_sqrt = function(it) return 1 / math.sqrt(it) end,
   cosine_annealing_warm_restarts = function(it, s) return cosine(1, s.value, it % s.sgdr_period / s.sgdr_period) end,
   interpolate = function(it, s)
-    return s.value + (s.end_value - s.value) * (it - s.start_interpolating_iters) / (s.max_iters
-      - s.start_interpolating_iters)
+    local part = (it - s.start_interpolating_iters) / (s.max_iters - s.start_interpolating_iters)
+    return s.value * (1 - part) + s.end_value * part -- exact at both ends: a rate that ends at 0 is not below it
   end,
 }
 
