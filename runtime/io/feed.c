@@ -48,8 +48,18 @@ struct peri_feed {
     int32_t begun, running;  /* threads; those of them that are not over */
     int32_t result;          /* what the run of the thread that had the number `end` has returned */
     void *failed;            /* that thread's state, if result is not 0 */
+    int32_t forks;           /* peri__forks of the process that has the threads */
     bool stopped, orphan;
 };
+
+/** A child of fork has none of the threads, and a thread may have held the lock. */
+static peri_status check_process(const peri_feed *feed, const char *f)
+{
+    if (feed->forks == peri__forks()) return PERI_OK;
+    return peri__fail(PERI_EUNSUPPORTED,
+                      "%s: the feed is of the process that this one was forked from, as are its threads; make another",
+                      f);
+}
 
 static _Thread_local maker *mine; /* of the thread that runs */
 
@@ -137,6 +147,7 @@ peri_status peri_feed_new(int32_t ahead, peri_feed **out)
     feed->slots = slots;
     feed->ahead = ahead;
     feed->end = INT64_MAX;
+    feed->forks = peri__forks();
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -326,6 +337,7 @@ peri_status peri_feed_take(peri_feed *feed, int64_t wait_us, peri_feed_parcel *p
 {
     PERI_NEED(feed);
     PERI_NEED(parcel);
+    PERI_TRY(check_process(feed, __func__));
     parcel_free(&feed->taken, false);
     struct timespec deadline = deadline_in(peri__max(wait_us, 0));
     peri_status status = PERI_PENDING;
@@ -368,6 +380,7 @@ void *peri_feed_failed(peri_feed *feed)
 peri_status peri_feed_restart(peri_feed *feed)
 {
     PERI_NEED(feed);
+    PERI_TRY(check_process(feed, __func__));
     pthread_mutex_lock(&feed->lock);
     bool over = feed->stopped || feed->running < feed->begun;
     if (!over) {
@@ -402,6 +415,7 @@ static bool stop(peri_feed *feed, int64_t wait_us, bool orphan)
 peri_status peri_feed_stop(peri_feed *feed, int64_t wait_us)
 {
     PERI_NEED(feed);
+    PERI_TRY(check_process(feed, __func__));
     if (stop(feed, wait_us, false)) return PERI_OK;
     return peri__fail(PERI_ETIMEOUT, "peri_feed_stop: the thread has not ended after %.3g s", (double)wait_us * 1e-6);
 }
@@ -409,6 +423,10 @@ peri_status peri_feed_stop(peri_feed *feed, int64_t wait_us)
 void peri_feed_release(peri_feed *feed)
 {
     if (!feed || peri__border_refuses(__func__)) return;
+    if (feed->forks != peri__forks()) { /* its memory is left as the threads had it */
+        peri__object_count(-1);
+        return;
+    }
     if (!stop(feed, patience_us, true)) return;
     for (const maker *m = feed->makers; m; m = m->next) pthread_join(m->id, NULL);
     feed_free(feed);

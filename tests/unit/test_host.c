@@ -108,6 +108,24 @@ static void groups_stay_with_their_process(void **state)
     for (int i = 0; i < 2; i++) peri_group_release(of_two[i]);
 }
 
+static int child_takes(void *feed)
+{
+    peri_feed_parcel parcel;
+    if (peri_feed_take(feed, 1000000, &parcel) != PERI_EUNSUPPORTED) return 1;
+    peri_feed_release(feed); /* ends, although the threads are not there */
+    return 0;
+}
+
+static void feeds_stay_with_their_process(void **state)
+{
+    (void)state;
+    peri_feed *feed;
+    assert_ok(peri_feed_new(1, &feed));
+    assert_int_equal(in_child(child_takes, feed), 0);
+    assert_ok(peri_feed_stop(feed, 0));
+    peri_feed_release(feed);
+}
+
 static atomic_bool enough;
 
 static void *compute(void *ctx)
@@ -758,6 +776,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_child_goes_on_with_what_is_in_memory),
     cmocka_unit_test(a_child_is_told_what_it_cannot_use),
     cmocka_unit_test(groups_stay_with_their_process),
+    cmocka_unit_test(feeds_stay_with_their_process),
     cmocka_unit_test(children_come_while_others_compute),
     cmocka_unit_test(a_stack_of_64_kib_is_enough),
     cmocka_unit_test(rounding_and_masks_stay),
