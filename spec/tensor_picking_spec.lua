@@ -54,6 +54,22 @@ for _, device in ipairs(devices) do
       assert.is_true(F.equal(F.masked_select(x, mask), x[mask]))
     end)
 
+    it("new_* and empty_like are of a tensor's dtype and on its device", function()
+      local t = peri.zeros({ 2, 3 }, "f64", device)
+      for name, made in pairs { new_empty = t:new_empty { 4 },
+        new_zeros = t:new_zeros { 4 }, new_ones = t:new_ones { 4 },
+        new_full = t:new_full({ 4 }, 7), new_tensor = t:new_tensor { 1, 2, 3, 4 } } do
+        assert.same({ name, { 4 }, "f64", t:device() }, { name, made:shape(), made:dtype(), made:device() })
+      end
+      assert.same({ 7, 7 }, t:new_full({ 2 }, 7):to_list())
+      assert.same({ "i32", { 2, 3 } }, { peri.empty_like(t, "i32"):dtype(), peri.empty_like(t):shape() })
+      local other = t:new_ones({ 1 }, "i64", "cpu")
+      assert.same({ "i64", "cpu" }, { other:dtype(), other:device() })
+      assert.same({ { 1, 3 }, 3, 8, 1 }, { t:transpose(1, 2):stride(), t:stride(-2), t:element_size(), peri.zeros({ 1 },
+        "bool"):element_size() })
+      assert.error_matches(function() t:stride(3) end, "dimension 3 of 2")
+    end)
+
     it("a number of two words is one draw and 2^-24 of the next", function()
       peri.nn.manual_seed(3)
       local order = peri.randperm(9, device)

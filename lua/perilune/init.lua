@@ -30,7 +30,7 @@ local names = {
   rand = "Tensor", randn = "Tensor", backward = "Tensor", linspace = "Tensor", eye = "Tensor", randint = "Tensor",
   triu_indices = "Tensor", tril_indices = "Tensor",
   randperm = "Tensor", zeros_like = "Tensor", ones_like = "Tensor", full_like = "Tensor", rand_like = "Tensor",
-  randn_like = "Tensor",
+  randn_like = "Tensor", empty_like = "Tensor",
   autocast = "Tensor", set_float32_matmul_precision = "Tensor", get_float32_matmul_precision = "Tensor",
   JaggedTensor = "jagged", KeyedJaggedTensor = "jagged", KeyedTensor = "jagged",
   on_stop = "stop", stopping = "stop", stopped = "stop", request_stop = "stop",

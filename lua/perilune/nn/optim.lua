@@ -316,5 +316,6 @@ signature.check("optimizer:", Optimizer, { _rebind = "self: table, params: list"
   get = "self: table, name: string", set = "self: table, name: string, value: number",
   set_lr = "self: table, lr: number", set_momentum = "self: table, value: number" })
 
--- What schedule.lua has is reachable from here; it needs this file, and so loads later.
-return util.face("peri.nn.optim", M, { schedule = "perilune.nn.schedule" }, {}, { "perilune.nn.schedule" })
+-- What schedule.lua and plateau.lua have is reachable from here; they need this file, and so load later.
+return util.face("peri.nn.optim", M, { schedule = "perilune.nn.schedule" }, {},
+  { "perilune.nn.schedule", "perilune.nn.plateau" })

@@ -8,6 +8,7 @@
 ---@field data peri.data
 ---@field dist peri.dist
 ---@field embed peri.embed
+---@field empty_like fun(t: peri.Tensor, dtype?: string): peri.Tensor
 ---@field export peri.export
 ---@field eye fun(rows: integer, columns?: integer, dtype?: string, device?: string): peri.Tensor
 ---@field full_like fun(t: peri.Tensor, value: number, dtype?: string): peri.Tensor

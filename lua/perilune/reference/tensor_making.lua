@@ -70,6 +70,18 @@ function Tensor.triu_indices(rows, columns, k, device) end
 ---@return peri.Tensor # Rows and columns, from 0: i64 `[2, number of places]`.
 function Tensor.tril_indices(rows, columns, k, device) end
 
+---Memory of another tensor's shape, whose numbers are not set. Everyday name: `peri.empty_like`.
+---
+---Errors: memory that is not there.
+---
+---```lua
+---print(peri.empty_like(peri.ones { 2, 3 }):numel()) --> 6
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dtype? string The dtype (default: that of t).
+---@return peri.Tensor # Of the shape of t, on its device.
+function Tensor.empty_like(t, dtype) end
+
 ---One number in another tensor's shape. Everyday name: `peri.full_like`.
 ---
 ---Errors: numbers that the dtype cannot hold.

@@ -188,6 +188,88 @@ function Tensor:is_contiguous() end
 ---@return boolean
 function Tensor:is_mapped() end
 
+---A tensor whose numbers are not set, of the dtype and on the device of this one, if not said otherwise.
+---
+---Errors: sizes below 0.
+---
+---```lua
+---print(peri.ones({ 2 }, "f64"):new_empty({ 3, 4 }):dtype()) --> f64
+---```
+---@param shape integer[] Its sizes.
+---@param dtype? string The dtype (default: that of this tensor).
+---@param device? string The device (default: that of this tensor).
+---@return peri.Tensor # Of that shape.
+function Tensor:new_empty(shape, dtype, device) end
+
+---A tensor of zeros, of the dtype and on the device of this one, if not said otherwise.
+---
+---Errors: sizes below 0.
+---
+---```lua
+---print(peri.ones({ 2 }, "f64"):new_zeros({ 3, 4 }):dtype()) --> f64
+---```
+---@param shape integer[] Its sizes.
+---@param dtype? string The dtype (default: that of this tensor).
+---@param device? string The device (default: that of this tensor).
+---@return peri.Tensor # Of that shape.
+function Tensor:new_zeros(shape, dtype, device) end
+
+---A tensor of ones, of the dtype and on the device of this one, if not said otherwise.
+---
+---Errors: sizes below 0.
+---
+---```lua
+---print(peri.ones({ 2 }, "f64"):new_ones({ 3, 4 }):dtype()) --> f64
+---```
+---@param shape integer[] Its sizes.
+---@param dtype? string The dtype (default: that of this tensor).
+---@param device? string The device (default: that of this tensor).
+---@return peri.Tensor # Of that shape.
+function Tensor:new_ones(shape, dtype, device) end
+
+---A tensor of one number, of the dtype and on the device of this one, if not said otherwise.
+---
+---Errors: sizes below 0; a number that the dtype cannot hold.
+---
+---```lua
+---print(peri.ones({ 2 }):new_full({ 3 }, 7):item(2)) --> 7
+---```
+---@param shape integer[] Its sizes.
+---@param value number The number, which the dtype must hold.
+---@param dtype? string The dtype (default: that of this tensor).
+---@param device? string The device (default: that of this tensor).
+---@return peri.Tensor # Of that shape.
+function Tensor:new_full(shape, value, dtype, device) end
+
+---A tensor of numbers, as `peri.tensor` makes it, of the dtype and on the device of this one, if not said otherwise.
+---
+---Errors: lists of different lengths; numbers that the dtype cannot hold.
+---
+---```lua
+---print(peri.ones({ 2 }, "i64"):new_tensor({ 3, 4 }):dtype()) --> i64
+---```
+---@param data any A number, or nested lists of numbers.
+---@param dtype? string The dtype (default: that of this tensor).
+---@param device? string The device (default: that of this tensor).
+---@return peri.Tensor # Of the lists' shape.
+function Tensor:new_tensor(data, dtype, device) end
+
+---How many elements of memory lie from one element of a dimension to the next.
+---
+---Errors: a dimension that it does not have.
+---
+---```lua
+---local t = peri.ones { 2, 3 }
+---print(t:stride(1), t:transpose(1, 2):stride(1), t:element_size()) --> 3 1 4
+---```
+---@param d? integer The dimension, from 1, or from -1 for the last one (default: all).
+---@return integer|integer[] # Elements; without d a list, one for each dimension.
+function Tensor:stride(d) end
+
+---How many bytes an element has.
+---@return integer
+function Tensor:element_size() end
+
 ---Whether it was made by a script, and not by an operation on the gradient tape.
 ---@return boolean
 function Tensor:is_leaf() end

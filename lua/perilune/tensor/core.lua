@@ -215,6 +215,19 @@ function methods:size(d)
   if i < 0 or i >= x.ndim then P.fail(("tensor: dimension %d of %d"):format(d, x.ndim)) end
   return tonumber(x.shape[i])
 end
+--- Elements of its memory from one of dimension d to the next; without d a list of them all.
+function methods:stride(d)
+  local x, list = self:describe(), {}
+  if d then
+    local i = d < 0 and d + x.ndim or d - 1
+    if i < 0 or i >= x.ndim then P.fail(("tensor: dimension %d of %d"):format(d, x.ndim)) end
+    return tonumber(x.stride[i])
+  end
+  for i = 1, x.ndim do list[i] = tonumber(x.stride[i - 1]) end
+  return list
+end
+--- Bytes of an element.
+function methods:element_size() return tonumber(C.peri_dtype_size(self:describe().dtype)) end
 function methods:numel() return tonumber(self:describe().numel) end
 function methods:dtype() return P.dtype_names[self:describe().dtype] end
 function methods:device() return ffi.string(C.peri_device_name(self:describe().device)) end
@@ -454,10 +467,12 @@ signature.check_one("", M, {
   from_memory = "data: any, shape: list, dtype: dtype?, device: device?",
 })
 signature.check_each_one("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous",
-  "is_mapped", "is_leaf", "is_pinned", "to_list", "to_table", "contiguous", "detach", "share", "grad" },
+  "is_mapped", "is_leaf", "element_size", "is_pinned", "to_list", "to_table", "contiguous",
+  "detach", "share", "grad" },
     "self: tensor")
 signature.check_one("tensor:", methods, {
-  size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?",
+  size = "self: tensor, d: dim", stride = "self: tensor, d: dim?",
+  write = "self: tensor, data: any", item = "self: tensor, i: count?",
   copy = "self: tensor, src: tensor", fill = "self: tensor, value: scalar",
   to = "self: tensor, dtype: dtype?, device: device?, non_blocking: boolean?",
   pin_memory = "self: tensor, device: device?", transpose = "self: tensor, a: dim, b: dim",

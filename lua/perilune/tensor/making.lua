@@ -39,6 +39,7 @@ function Tensor.triu_indices(rows, columns, k, device) return (triangle_places(r
 --- Those from the diagonal on downwards.
 function Tensor.tril_indices(rows, columns, k, device) return (triangle_places(rows, columns, k, false, device)) end
 
+function Tensor.empty_like(t, dtype) return (Tensor.empty(t:shape(), dtype or t:dtype(), t:describe().device)) end
 function Tensor.full_like(t, value, dtype) return (Tensor.full(t:shape(), value, dtype or t:dtype(), t:device())) end
 function Tensor.zeros_like(t, dtype) return (Tensor.full_like(t, 0, dtype)) end
 function Tensor.ones_like(t, dtype) return (Tensor.full_like(t, 1, dtype)) end
@@ -189,6 +190,22 @@ function F.gumbel_softmax(t, tau, hard, dim)
   return (F.add(best, F.sub(soft, kept)))
 end
 
+-- Of t's dtype, where t is, if not said otherwise.
+local methods = Tensor.methods
+local function device_of(t, device) return device or t:describe().device end
+function methods.new_empty(t, shape, dtype, device)
+  return (Tensor.empty(shape, dtype or t:dtype(), device_of(t, device)))
+end
+function methods.new_full(t, shape, value, dtype, device)
+  return (Tensor.full(shape, value, dtype or t:dtype(), device_of(t, device)))
+end
+function methods.new_zeros(t, shape, dtype, device) return (methods.new_full(t, shape, 0, dtype, device)) end
+function methods.new_ones(t, shape, dtype, device) return (methods.new_full(t, shape, 1, dtype, device)) end
+--- As peri.tensor.
+function methods.new_tensor(t, data, dtype, device)
+  return (Tensor._named_tensor("new_tensor", data, dtype or t:dtype(), device or t:device()))
+end
+
 signature.check_one("", Tensor, {
   linspace = "start: number, stop: number, steps: count, dtype: dtype?, device: device?",
   eye = "rows: count, columns: count?, dtype: dtype?, device: device?",
@@ -198,8 +215,14 @@ signature.check_one("", Tensor, {
 })
 signature.check_each_one("", Tensor, { "triu_indices", "tril_indices" },
   "rows: count, columns: count?, k: integer?, device: device?")
-signature.check_each_one("", Tensor, { "zeros_like", "ones_like", "rand_like", "randn_like" },
+signature.check_each_one("", Tensor, { "zeros_like", "ones_like", "empty_like", "rand_like", "randn_like" },
   "t: tensor, dtype: dtype?")
+signature.check_each_one("tensor:", methods, { "new_empty", "new_zeros", "new_ones" },
+  "self: tensor, shape: list, dtype: dtype?, device: device?")
+signature.check_one("tensor:", methods, {
+  new_full = "self: tensor, shape: list, value: scalar, dtype: dtype?, device: device?",
+  new_tensor = "self: tensor, data: any, dtype: dtype?, device: device?",
+})
 signature.check("", F, { meshgrid = "tensors: list" })
 signature.check_one("", F, {
   bernoulli = "t: tensor", multinomial = "t: tensor, n: count, replacement: boolean?",
