@@ -2,9 +2,10 @@
  *
  * convert.c (cpu): the common cases of fill and convert as straight loops: contiguous rows of equal dtype, of f32 to
  * and from the 16-bit floats and f64, and of i32 to and from i64. Everything else goes through ref's scalar rules row
- * by row.
+ * by row. Random numbers are made for 4 K_LANES places at once.
  */
 #include "convert.h"
+#include "philox.h"
 
 static void cpu_fill(const void *args, int64_t begin, int64_t end)
 {
@@ -176,43 +177,6 @@ static void cpu_divide(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/** The lanes' 32-bit products with a constant: low and high halves. */
-static inline void cpu_random_multiply(k_ivec x, uint32_t factor, k_ivec *low, k_ivec *high)
-{
-#if defined(__AVX512F__)
-    __m512i m = _mm512_set1_epi32((int)factor), even = _mm512_mul_epu32((__m512i)x, m);
-    __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)x, 32), m);
-    *low = (k_ivec)_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
-    *high = (k_ivec)_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
-#else
-    __m256i m = _mm256_set1_epi32((int)factor), even = _mm256_mul_epu32((__m256i)x, m);
-    __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)x, 32), m);
-    *low = (k_ivec)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
-    *high = (k_ivec)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
-#endif
-}
-
-/** word[j] lane i = word 4 * (block + i) + j of the stream. */
-static inline void cpu_random_words(uint64_t seed, uint64_t stream, uint64_t block, k_ivec word[4])
-{
-    k_ivec c0, c1, c2 = (k_ivec){0} + (int32_t)(uint32_t)stream, c3 = (k_ivec){0} + (int32_t)(uint32_t)(stream >> 32);
-    for (int i = 0; i < K_LANES; i++) {
-        c0[i] = (int32_t)(uint32_t)(block + (uint64_t)i);
-        c1[i] = (int32_t)(uint32_t)((block + (uint64_t)i) >> 32);
-    }
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    for (int round = 0; round < 10; round++, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
-        k_ivec low0, high0, low1, high1;
-        cpu_random_multiply(c0, 0xd2511f53u, &low0, &high0);
-        cpu_random_multiply(c2, 0xcd9e8d57u, &low1, &high1);
-        c0 = high1 ^ c1 ^ (int32_t)k0;
-        c1 = low1;
-        c2 = high0 ^ c3 ^ (int32_t)k1;
-        c3 = low0;
-    }
-    word[0] = c0, word[1] = c1, word[2] = c2, word[3] = c3;
-}
-
 /* No product and sum in one within a function: gcc is told in front of it, clang in its body. */
 #if defined(__clang__)
 #define CPU_APART
@@ -222,34 +186,48 @@ static inline void cpu_random_words(uint64_t seed, uint64_t stream, uint64_t blo
 #define CPU_APART_BODY
 #endif
 
-/** Uniform f32 in rows of consecutive indices. Sums and products stay apart: every instruction set makes the same
- *  bits. */
-CPU_APART static void cpu_random(const void *args, int64_t begin, int64_t end)
+/** out[k] = element k of `words`, whose first one is of an even index, as f64. Sums and products stay apart: every
+ *  instruction set makes the same bits. */
+CPU_APART static void cpu_random_values(const peri_k_random_args *a, const uint32_t words[4 * K_LANES],
+                                        double out[4 * K_LANES])
 {
     CPU_APART_BODY
-    const peri_k_random_args *a = args;
-    if (a->kind != PERI_RANDOM_UNIFORM || a->dtype != PERI_F32) {
-        ref_random(args, begin, end);
+    if (a->kind == PERI_RANDOM_UNIFORM) {
+        const double low = a->low, range = a->high - a->low;
+        for (int k = 0; k < 4 * K_LANES; k++) out[k] = low + range * ((double)(int32_t)(words[k] >> 8) * 0x1p-24);
         return;
     }
-    double low = a->low, range = a->high - a->low;
+    for (int k = 0; k < 4 * K_LANES; k += 2) {
+        const double u1 = ((double)words[k] + 1) * 0x1p-32;
+        const double angle = 6.283185307179586476925 * ((double)words[k + 1] * 0x1p-32);
+        const double radius = a->high * sqrt(-2 * log(u1));
+        out[k] = a->low + radius * cos(angle);
+        out[k + 1] = a->low + radius * sin(angle);
+    }
+}
+
+/** Random numbers in rows of consecutive indices. */
+static void cpu_random(const void *args, int64_t begin, int64_t end)
+{
+    enum { GROUP = 4 * K_LANES };
+    const peri_k_random_args *a = args;
     for (int64_t i = begin; i < end;) {
         int64_t in_row = i % a->cols, n = a->cols - in_row < end - i ? a->cols - in_row : end - i;
         uint64_t index = (uint64_t)((a->row_offset + i / a->cols) * a->total_cols + a->col_offset + in_row);
         if (a->cols == a->total_cols) n = end - i; /* rows follow each other without a gap */
-        float *dst = (float *)a->dst + i;
-        i += n;
-        while (n > 0) {
-            k_ivec word[4];
-            float values[4 * K_LANES];
-            cpu_random_words(a->seed, a->random_stream, index >> 2, word);
-            for (int j = 0; j < 4; j++) {
-                k_ivec top = (k_ivec)((k_uvec)word[j] >> 8);
-                for (int k = 0; k < K_LANES; k++) values[4 * k + j] = (float)(low + range * ((double)top[k] * 0x1p-24));
-            }
-            int64_t skip = (int64_t)(index & 3), m = 4 * K_LANES - skip < n ? 4 * K_LANES - skip : n;
-            memcpy(dst, values + skip, sizeof *dst * (size_t)m);
-            dst += m;
+        while (n > 0) { /* a group starts at a multiple of four words, wherever the index lies in it */
+            uint32_t words[GROUP];
+            double values[GROUP];
+            const int64_t skip = (int64_t)(index & 3), m = GROUP - skip < n ? GROUP - skip : n;
+            k_philox_words(a->seed, a->random_stream, index >> 2, words);
+            cpu_random_values(a, words, values);
+            if (a->dtype == PERI_F32)
+                for (int64_t k = 0; k < m; k++) ((float *)a->dst)[i + k] = (float)values[skip + k];
+            else if (a->dtype == PERI_F64)
+                memcpy((double *)a->dst + i, values + skip, sizeof *values * (size_t)m);
+            else
+                for (int64_t k = 0; k < m; k++) ref_store(a->dst, i + k, a->dtype, (ref_value){.re = values[skip + k]});
+            i += m;
             index += (uint64_t)m;
             n -= m;
         }

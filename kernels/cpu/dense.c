@@ -601,7 +601,7 @@ static void cpu_dropout(const void *args, int64_t begin, int64_t end)
         uint32_t words[GROUP];
         uint64_t index = a->offset + (uint64_t)i, skip = index & 3;
         int64_t n = end - i < GROUP - (int64_t)skip ? end - i : GROUP - (int64_t)skip;
-        k_philox(a->seed, a->random_stream, index >> 2, words);
+        k_philox_words(a->seed, a->random_stream, index >> 2, words);
         for (int64_t k = 0; k < n; k++) y[i + k] = words[skip + (uint64_t)k] >= a->threshold ? x[i + k] * scale : 0;
         i += n;
     }

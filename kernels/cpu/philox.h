@@ -22,15 +22,18 @@ static inline void k_multiply(k_uvec x, uint32_t m, k_uvec *high, k_uvec *low)
     *low = x * m;
 }
 
-/** words[4 l + w] = word w of counter (first + l, stream), for l < K_LANES. */
-static inline void k_philox(uint64_t seed, uint64_t stream, uint64_t first, uint32_t words[4 * K_LANES])
+/** words[w] lane l = word w of counter (first + l, stream). */
+static inline void k_philox(uint64_t seed, uint64_t stream, uint64_t first, k_uvec words[4])
 {
-    k_uvec c0, c1, c2 = (k_uvec){0} + (uint32_t)stream, c3 = (k_uvec){0} + (uint32_t)(stream >> 32);
+#if defined(__AVX512F__)
+    const k_uvec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+    const k_uvec lane = {0, 1, 2, 3, 4, 5, 6, 7};
+#endif
+    const k_uvec zero = {0};
+    k_uvec c0 = lane + (uint32_t)first, c2 = zero + (uint32_t)stream, c3 = zero + (uint32_t)(stream >> 32);
+    k_uvec c1 = (uint32_t)(first >> 32) - (k_uvec)(c0 < lane); /* a comparison that holds is -1: the sum went over */
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    for (int l = 0; l < K_LANES; l++) {
-        c0[l] = (uint32_t)(first + (uint64_t)l);
-        c1[l] = (uint32_t)((first + (uint64_t)l) >> 32);
-    }
     for (int round = 0; round < 10; round++, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
         k_uvec high0, low0, high1, low1;
         k_multiply(c0, 0xd2511f53u, &high0, &low0);
@@ -40,12 +43,32 @@ static inline void k_philox(uint64_t seed, uint64_t stream, uint64_t first, uint
         c2 = high0 ^ c3 ^ k1;
         c3 = low0;
     }
-    for (int l = 0; l < K_LANES; l++) {
-        words[4 * l] = c0[l];
-        words[4 * l + 1] = c1[l];
-        words[4 * l + 2] = c2[l];
-        words[4 * l + 3] = c3[l];
-    }
+    words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
+}
+
+/** The words of K_LANES counters from `first` on in their order: words[4 l + w] = word w of counter (first + l,
+ *  stream). */
+static inline void k_philox_words(uint64_t seed, uint64_t stream, uint64_t first, uint32_t words[4 * K_LANES])
+{
+    k_uvec w[4], x[4]; /* x[j]: in each 128 bits the four words of one counter, of the j-th of four */
+    k_philox(seed, stream, first, w);
+#if defined(__AVX512F__)
+    const __m512i low01 = _mm512_unpacklo_epi32((__m512i)w[0], (__m512i)w[1]);
+    const __m512i low23 = _mm512_unpacklo_epi32((__m512i)w[2], (__m512i)w[3]);
+    const __m512i high01 = _mm512_unpackhi_epi32((__m512i)w[0], (__m512i)w[1]);
+    const __m512i high23 = _mm512_unpackhi_epi32((__m512i)w[2], (__m512i)w[3]);
+    x[0] = (k_uvec)_mm512_unpacklo_epi64(low01, low23), x[1] = (k_uvec)_mm512_unpackhi_epi64(low01, low23);
+    x[2] = (k_uvec)_mm512_unpacklo_epi64(high01, high23), x[3] = (k_uvec)_mm512_unpackhi_epi64(high01, high23);
+#else
+    const __m256i low01 = _mm256_unpacklo_epi32((__m256i)w[0], (__m256i)w[1]);
+    const __m256i low23 = _mm256_unpacklo_epi32((__m256i)w[2], (__m256i)w[3]);
+    const __m256i high01 = _mm256_unpackhi_epi32((__m256i)w[0], (__m256i)w[1]);
+    const __m256i high23 = _mm256_unpackhi_epi32((__m256i)w[2], (__m256i)w[3]);
+    x[0] = (k_uvec)_mm256_unpacklo_epi64(low01, low23), x[1] = (k_uvec)_mm256_unpackhi_epi64(low01, low23);
+    x[2] = (k_uvec)_mm256_unpacklo_epi64(high01, high23), x[3] = (k_uvec)_mm256_unpackhi_epi64(high01, high23);
+#endif
+    for (int four = 0; four < K_LANES / 4; four++)
+        for (int j = 0; j < 4; j++) memcpy(words + 16 * four + 4 * j, (const char *)&x[j] + 16 * four, 16);
 }
 
 #endif

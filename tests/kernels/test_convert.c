@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_convert.c: kernels/convert.h between layouts, every set of kernels against ref; division by multiplication
- * (kernels/divide.h).
+ * test_convert.c: kernels/convert.h between layouts, and its random numbers and dropout's, every set of kernels against
+ * ref; division by multiplication (kernels/divide.h).
  */
 #include "jagged_cases.h"
 
@@ -108,12 +108,39 @@ static void layouts(void **unused)
     }
 }
 
+/* -- random numbers ------------------------------------------------------------------------------------------------ */
+
+/** Blocks of a matrix, whose counters pass 2^32 now and then. */
+static void random_numbers(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 240; variant++) {
+        const int d = variant / 2 % 4;
+        peri_k_random_args a = {.dtype = all_dtypes[d], .kind = variant % 2, .cols = 1 + (int64_t)draw(150)};
+        a.total_cols = a.cols + (variant % 3 ? (int64_t)draw(40) : 0);
+        a.col_offset = (int64_t)draw((uint64_t)(a.total_cols - a.cols + 1));
+        a.row_offset = variant % 5 ? (int64_t)draw(1000) : ((INT64_C(1) << 34) - (int64_t)draw(500)) / a.total_cols;
+        a.low = variant % 4 ? -1.5 : 0, a.high = variant % 4 ? 2.25 : 1;
+        a.seed = draw(UINT64_MAX), a.random_stream = draw(UINT64_MAX) >> draw(64);
+        const int64_t n = a.cols * (1 + (int64_t)draw(5));
+        a.dst = room(n * sizes[d]);
+        compare("random", PERI_K_random, &a, n, (output[]){OUTPUT(a.dst, n * sizes[d])}, 1);
+        peri_k_dropout_args drop = {.dtype = PERI_F32, .threshold = (uint32_t)draw(UINT32_MAX), .scale = 1.25};
+        drop.x = elements(n, PERI_F32), drop.y = room(4 * n);
+        drop.seed = a.seed, drop.random_stream = a.random_stream;
+        drop.offset = variant % 5 ? draw(1000) : (UINT64_C(1) << 34) - draw(300);
+        compare("dropout", PERI_K_dropout, &drop, n, (output[]){OUTPUT(drop.y, 4 * n)}, 1);
+        drop_all(NULL);
+    }
+}
+
 int main(void)
 {
     seed(NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(division, drop_all),
         cmocka_unit_test_teardown(layouts, drop_all),
+        cmocka_unit_test_teardown(random_numbers, drop_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
