@@ -6,12 +6,15 @@
 
 #include <stdio.h>
 
-/** How rows are stored; NULL: no table holds that. */
-static const struct row_kind {
+/** How rows are stored. */
+struct row_kind {
     const char *name;
     int32_t bits, codes; /* of a number; PERI_QUANTIZE_*, of rows of bytes */
     int32_t scale;       /* dtype of the scale and the bias of a row of bytes; -1: it has none */
-} *kind_of(int32_t dtype)
+};
+
+/** NULL: no table holds rows of @dtype. */
+static const struct row_kind *row_kind_of(int32_t dtype)
 {
     static const struct row_kind numbers[] = {
         [PERI_F32] = {"FP32", 32, 0, 0}, [PERI_F16] = {"FP16", 16, 0, 0}, [PERI_BF16] = {"BF16", 16, 0, 0}};
@@ -30,13 +33,13 @@ static const struct row_kind {
 
 const char *peri_row_format_name(int32_t dtype)
 {
-    const struct row_kind *kind = kind_of(dtype);
+    const struct row_kind *kind = row_kind_of(dtype);
     return kind ? kind->name : NULL;
 }
 
 int32_t peri_row_format_bits(int32_t dtype)
 {
-    const struct row_kind *kind = kind_of(dtype);
+    const struct row_kind *kind = row_kind_of(dtype);
     return kind ? kind->bits : 0;
 }
 
@@ -55,11 +58,11 @@ peri_status peri_row_format_text(int32_t dtype, int64_t cols, char *text, int64_
     return PERI_OK;
 }
 
-bool peri__rows_are_bytes(int32_t dtype) { return dtype >= PERI_ROWS_INT8 && kind_of(dtype); }
+bool peri__rows_are_bytes(int32_t dtype) { return dtype >= PERI_ROWS_INT8 && row_kind_of(dtype); }
 
 peri_row_format peri__tbe_row_format(int32_t dtype)
 {
-    const struct row_kind *kind = kind_of(dtype);
+    const struct row_kind *kind = row_kind_of(dtype);
     const bool fp8 = kind->codes == PERI_QUANTIZE_FP8;
     return (peri_row_format){.codes = kind->codes,
                              .scale_dtype = kind->scale,
@@ -81,6 +84,6 @@ peri_status peri_row_format_of(int32_t dtype, peri_row_format *out)
 int64_t peri__tbe_stride(int32_t dtype, int64_t cols)
 {
     if (!peri__rows_are_bytes(dtype)) return cols;
-    const struct row_kind *kind = kind_of(dtype);
+    const struct row_kind *kind = row_kind_of(dtype);
     return peri__ceil_div(cols, 8 / kind->bits) + (kind->scale < 0 ? 0 : 2 * peri_dtype_size(kind->scale));
 }
