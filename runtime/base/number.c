@@ -14,7 +14,8 @@
  *  has the locale "C" without taking memory.) */
 #define PLAIN_NUMBERS                                                                                                  \
     PERI__OWN_FLOATS;                                                                                                  \
-    __attribute__((cleanup(locale_back))) const locale_t theirs = uselocale(newlocale(LC_ALL_MASK, "C", NULL))
+    __attribute__((cleanup(locale_back), unused)) const locale_t theirs =                                              \
+        uselocale(newlocale(LC_ALL_MASK, "C", NULL))
 
 static void locale_back(const locale_t *theirs)
 {

@@ -39,6 +39,6 @@ static inline void peri__quiet_end(peri__quiet *q)
 }
 
 /** Until the end of this block. Keeps errno. */
-#define PERI__QUIET __attribute__((cleanup(peri__quiet_end))) peri__quiet quiet_ = peri__quiet_begin()
+#define PERI__QUIET __attribute__((cleanup(peri__quiet_end), unused)) peri__quiet quiet_ = peri__quiet_begin()
 
 #endif
