@@ -80,7 +80,8 @@ if jit.status() then
   end
 end
 
--- Of the program that runs this (luajit, or the launcher), under names that no other binding has declared.
+-- Of the program that runs this (luajit, or the launcher) and of the C library, under names that no other binding has
+-- declared.
 ffi.cdef [[
 void *peri__lua_newstate(void) __asm__("luaL_newstate");
 int peri__lua_cpcall(void *L, int (*f)(void *), void *x) __asm__("lua_cpcall");
@@ -90,6 +91,7 @@ void peri__lua_push(void *L, const char *text, size_t n) __asm__("lua_pushlstrin
 const char *peri__lua_text(void *L, int at, size_t *n) __asm__("lua_tolstring");
 int32_t peri__lua_pcall(void *L, int32_t n_args, int32_t n_results, int32_t handler) __asm__("lua_pcall");
 void peri__lua_close(void *L) __asm__("lua_close");
+int peri__process(void) __asm__("getpid");
 ]]
 
 --- Pass a status through, or raise the error that it stands for.

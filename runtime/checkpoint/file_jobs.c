@@ -36,6 +36,7 @@ struct peri__io {
     job jobs[JOBS];       /* job n lies at n % JOBS */
     int64_t given, begun; /* how many jobs */
     int64_t done;         /* all jobs below this number are */
+    int32_t forks; /* peri__forks where the threads are */
     bool stop;
     peri_status status; /* of the first job that failed */
     char message[PERI_MESSAGE_MAX];
@@ -206,6 +207,7 @@ peri_status peri__io_new(int32_t threads, peri__io **out)
     int why = 0;
     peri__io *io = peri__alloc_zero(sizeof *io);
     if (!io) return PERI_ENOMEM;
+    io->forks = peri__forks();
     pthread_mutex_init(&io->lock, NULL);
     pthread_cond_init(&io->given_one, NULL);
     pthread_cond_init(&io->done_one, NULL);
@@ -219,9 +221,11 @@ peri_status peri__io_new(int32_t threads, peri__io **out)
     return PERI_OK;
 }
 
+bool peri__io_has_threads(const peri__io *io) { return io->forks == peri__forks(); }
+
 void peri__io_release(peri__io *io)
 {
-    if (!io) return;
+    if (!io || !peri__io_has_threads(io)) return;
     pthread_mutex_lock(&io->lock);
     io->stop = true;
     pthread_cond_broadcast(&io->given_one);

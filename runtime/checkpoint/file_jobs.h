@@ -43,7 +43,10 @@ typedef struct peri__io peri__io;
 
 /** @threads: 1 to 4. @out new. */
 peri_status peri__io_new(int32_t threads, peri__io **out);
-/** Wait for all jobs, and end the threads; NULL is fine. */
+/** False in a child of fork: the threads are its parent's. Of what they work with nothing but this and release may be
+ *  used there. */
+bool peri__io_has_threads(const peri__io *io);
+/** Wait for all jobs, and end the threads; NULL is fine. Where there are none all is left as they had it. */
 void peri__io_release(peri__io *io);
 /** Give a job; blocks while too many are waiting. @data stays the owner's, and untouched until the job is done. Returns
  *  its number. */

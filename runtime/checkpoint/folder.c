@@ -24,6 +24,7 @@ enum { DIGITS = 16 };
 struct peri_checkpoint_folder {
     char *path;
     int fd; /* the folder, open and locked, where the file system has locks */
+    int32_t forks; /* peri__forks of the process that saves into it */
 };
 
 bool peri__is_saving(const char *path)
@@ -186,6 +187,7 @@ peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder 
     }
     peri__object_count(1);
     f->fd = peri__fd_of_ours(open(fresh, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+    f->forks = peri__forks();
     /* file systems without locks: nobody else can tell that this save goes on */
     if (f->fd >= 0) flock(f->fd, LOCK_EX | LOCK_NB);
     *out = f;
@@ -198,8 +200,8 @@ void peri_checkpoint_folder_release(peri_checkpoint_folder *f)
 {
     if (!f || peri__border_refuses(__func__)) return;
     /* Once it is published, its path may be that of the checkpoint which it has replaced and which somebody reads: that
-     * one stays. */
-    if (peri__same_folder(f->path, f->fd)) remove_saving(f->path);
+     * one stays. And a child of fork leaves what its parent writes. */
+    if (f->forks == peri__forks() && peri__same_folder(f->path, f->fd)) remove_saving(f->path);
     if (f->fd >= 0) close(f->fd);
     peri__free(f->path);
     peri__free(f);

@@ -121,7 +121,7 @@ static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, b
     int64_t jobs[PERI__READ_AHEAD], given = 0;
     peri__io_file *file;
     if (!tools->ring && !(tools->ring = peri__io_pages(PERI__READ_RING))) return PERI_ENOMEM;
-    if (!tools->io) PERI_TRY(peri__io_new(READ_THREADS, &tools->io));
+    if (!tools->io || !peri__io_has_threads(tools->io)) PERI_TRY(peri__io_new(READ_THREADS, &tools->io));
     if (together && !tools->sought && tools->processes > 1) {
         tools->sought = true;
         PERI_TRY(peri__shared_open(tools->meeting, tools->processes, &tools->shared));

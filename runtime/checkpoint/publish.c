@@ -387,6 +387,7 @@ struct peri_checkpoint_publishing {
     char *folder, *path, **parts, *values, *parent, *same_as;
     int32_t n;
     peri_checkpoint_config config;
+    int32_t forks; /* peri__forks of the process that has the thread */
     bool replace, started;
     atomic_bool done;
     peri_status status;
@@ -420,6 +421,7 @@ peri_status peri_checkpoint_publishing_new(const char *folder, const char *path,
     peri_checkpoint_publishing *p = peri__alloc_zero(sizeof *p);
     if (!p) return PERI_ENOMEM;
     peri__object_count(1);
+    p->forks = peri__forks();
     p->config = *config;
     p->replace = replace;
     p->parts = peri__alloc_zero((size_t)n * sizeof *p->parts);
@@ -444,6 +446,9 @@ peri_status peri_checkpoint_publishing_test(peri_checkpoint_publishing *p, char 
 {
     PERI_NEED(p);
     PERI_NEED(digest);
+    if (p->forks != peri__forks())
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_checkpoint_publishing_test: the process that this one was forked from publishes");
     if (!atomic_load(&p->done)) return PERI_PENDING;
     if (p->status < 0) return peri__fail(p->status, "%s", p->message);
     memcpy(digest, p->digest, sizeof p->digest);
@@ -453,11 +458,12 @@ peri_status peri_checkpoint_publishing_test(peri_checkpoint_publishing *p, char 
 void peri_checkpoint_publishing_release(peri_checkpoint_publishing *p)
 {
     if (!p || peri__border_refuses(__func__)) return;
+    peri__object_count(-1);
+    if (p->forks != peri__forks()) return; /* a child of fork: the parent's thread has it */
     if (p->started) pthread_join(p->thread, NULL);
     for (int32_t i = 0; i < p->n; i++) peri__free(p->parts[i]);
     char *const texts[] = {p->folder, p->path, p->values, p->parent, p->same_as};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) peri__free(texts[i]);
     peri__free(p->parts);
     peri__free(p);
-    peri__object_count(-1);
 }

@@ -37,6 +37,7 @@ struct peri_checkpoint_writer {
     int64_t last;          /* the job that finishes the file before */
     int32_t current;       /* the buffer that is being filled */
     int64_t filled, at;    /* its bytes, and where they go in the file */
+    int32_t forks; /* peri__forks of the process that writes */
     bool started, finished;
     peri_status spent; /* after an error of the file system */
     char message[PERI_MESSAGE_MAX];
@@ -60,6 +61,7 @@ peri_status peri_checkpoint_writer_new(const char *folder, const char *stem, int
     if (!w) return PERI_ENOMEM;
     peri__object_count(1);
     w->file = -1;
+    w->forks = peri__forks();
     for (int b = 0; b < BUFFERS; b++) w->jobs[b] = -1;
     w->file_bytes = file_bytes ? file_bytes : FILE_BYTES;
     w->folder = peri__strdup(folder);
@@ -94,6 +96,8 @@ static peri_status file_path(const peri_checkpoint_writer *w, int32_t file, char
 void peri_checkpoint_writer_release(peri_checkpoint_writer *w)
 {
     if (!w || peri__border_refuses(__func__)) return;
+    peri__object_count(-1);
+    if (w->forks != peri__forks()) return; /* the files are the parent's, and its threads' what they work with */
     free_ring(w);
     peri__io_file_free(w->open);
     for (int32_t f = 0; !w->finished && f <= w->file; f++) {
@@ -106,7 +110,6 @@ void peri_checkpoint_writer_release(peri_checkpoint_writer *w)
     peri__free(w->stem);
     peri__free(w->part);
     peri__free(w);
-    peri__object_count(-1);
 }
 
 /** Rows of a piece by which it is cut: as many as a file may have. */
@@ -182,6 +185,10 @@ static peri_status spend(peri_checkpoint_writer *w, peri_status status)
 static peri_status check_usable(const peri_checkpoint_writer *w, const char *function)
 {
     if (w->spent) return peri__fail(w->spent, "%s", w->message);
+    if (w->forks != peri__forks())
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: the process that this one was forked from writes this, and has the threads for it",
+                          function);
     return w->finished ? peri__fail(PERI_EINVAL, "%s: the writer is finished", function) : PERI_OK;
 }
 
@@ -540,6 +547,7 @@ peri_status peri_checkpoint_checksum(const peri_tensor *elements, uint64_t *out)
 int64_t peri_checkpoint_writer_room(const peri_checkpoint_writer *w)
 {
     if (!w || peri__border_refuses(__func__) || w->finished || w->spent) return 0;
+    if (w->forks != peri__forks()) return 0;
     int64_t room = -w->filled;
     for (int b = 0; b < BUFFERS; b++) {
         const int64_t number = b == 0 && w->filled > 0 ? -1 : w->jobs[(w->current + b) % BUFFERS];

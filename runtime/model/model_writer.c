@@ -33,6 +33,7 @@ struct peri_model_writer {
     XXH3_state_t *hash;
     peri__model_section *sections;
     int32_t n;
+    int32_t forks; /* peri__forks of the process that writes */
     bool open, finished, published; /* open: the last section is being written */
     peri_status spent; /* after an error of the file system */
 };
@@ -46,6 +47,9 @@ static peri_status fail_writing(peri_model_writer *w, const char *what)
 static peri_status check_usable(const peri_model_writer *w, const char *function)
 {
     if (w->spent < 0) return peri__fail(w->spent, "%s: '%.200s': writing has failed before", function, w->path);
+    if (w->forks != peri__forks())
+        return peri__fail(PERI_EUNSUPPORTED, "%s: '%.200s': the process that this one was forked from writes it",
+                          function, w->path);
     if (w->finished) return peri__fail(PERI_EINVAL, "%s: '%.200s' is finished", function, w->path);
     return PERI_OK;
 }
@@ -63,6 +67,7 @@ peri_status peri_model_writer_new(const char *path, peri_model_writer **out)
     if (!w) return PERI_ENOMEM;
     peri__object_count(1);
     w->fd = -1;
+    w->forks = peri__forks();
     w->path = peri__strdup(path);
     w->fresh = peri__strdup(fresh);
     w->buffer = peri__alloc(BUFFER);
@@ -338,7 +343,8 @@ void peri_model_writer_release(peri_model_writer *writer)
 {
     if (!writer || peri__border_refuses(__func__)) return;
     if (writer->fd >= 0) close(writer->fd);
-    if (writer->fresh && !writer->published && (writer->fd >= 0 || writer->finished)) unlink(writer->fresh);
+    const bool ours = writer->forks == peri__forks(); /* a child of fork leaves what its parent writes */
+    if (ours && writer->fresh && !writer->published && (writer->fd >= 0 || writer->finished)) unlink(writer->fresh);
     peri__free(writer->path);
     peri__free(writer->fresh);
     peri__free(writer->buffer);

@@ -198,6 +198,28 @@ describe("an asynchronous save", function()
     assert.matches("table 'a' has been passed", ffi.string(C.peri_error_message()))
   end)
 
+  it("is its process's: a child of fork is told so, saves for itself, and the parent goes on", function()
+    local out, status = shell.luajit(([[
+      local ffi, peri = require "ffi", require "perilune"
+      local async = require "perilune.checkpoint.async"
+      ffi.cdef "int fork(void); int waitpid(int, int *, int); unsigned alarm(unsigned);"
+      async.pace.block, async.pace.most, async.pace.direct = 128, 1e-6, 0
+      local parts, folder = { a = peri.nn.Linear { in_features = 100, out_features = 100 } }, %q
+      local save = peri.checkpoint.save(folder .. "/forked", parts, { async = true })
+      local pid, of_child = ffi.C.fork(), ffi.new "int[1]"
+      if pid == 0 then
+        ffi.C.alarm(20)
+        local ok, why = pcall(save.wait, save)
+        local own = peri.checkpoint.save(folder .. "/child", parts, { async = true })
+        os.exit(not ok and tostring(why):find("the process that this one was forked from saves it", 1, true)
+          and why.name == "EUNSUPPORTED" and save:done() and #own:wait() == 32 and 7 or 1, true)
+      end
+      ffi.C.waitpid(pid, of_child, 0)
+      print(of_child[0], #save:wait(), peri.checkpoint.open(folder .. "/forked"):digest() == save.digest)
+    ]]):format(folder))
+    assert.same({ ("%d\t32\ttrue\n"):format(7 * 256), 0 }, { out, status })
+  end)
+
   it("that fails is told to all ranks by wait, leaves nothing, and the next one is good", function()
     for _, fault in ipairs { "checkpoint_write", "checkpoint_sync" } do
       sim.run(2, function(rank, world)

@@ -126,6 +126,63 @@ static void feeds_stay_with_their_process(void **state)
     peri_feed_release(feed);
 }
 
+static int child_writes(void *writer)
+{
+    int32_t section;
+    if (peri_model_writer_begin(writer, &section) != PERI_EUNSUPPORTED) return 1;
+    peri_model_writer_release(writer);
+    return 0;
+}
+
+static int child_saves(void *writer)
+{
+    const float row[2] = {1, 2};
+    if (peri_checkpoint_writer_put_bytes(writer, row, sizeof row) != PERI_EUNSUPPORTED) return 1;
+    peri_checkpoint_writer_release(writer);
+    return 0;
+}
+
+static int child_gives_up(void *folder)
+{
+    peri_checkpoint_folder_release(folder);
+    return 0;
+}
+
+/** A child that is told to give up what its parent writes leaves the files where they are. */
+static void files_stay_with_the_process_that_writes_them(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/peri-forked-XXXXXX", path[200], command[64];
+    assert_non_null(mkdtemp(folder));
+    peri_model_writer *model;
+    snprintf(path, sizeof path, "%s/model.peri", folder);
+    assert_ok(peri_model_writer_new(path, &model));
+    assert_int_equal(in_child(child_writes, model), 0);
+    assert_int_equal(access(peri_model_writer_path(model), F_OK), 0);
+    peri_model_writer_release(model);
+
+    peri_checkpoint_folder *saving;
+    peri_checkpoint_writer *writer;
+    peri_checkpoint_tensor tensor = {.size = sizeof tensor, .name = "t", .dtype = PERI_F32, .ndim = 1, .shape = {4}};
+    peri_checkpoint_region region = {.size = sizeof region, .extent = {4}};
+    const float row[2] = {1, 2};
+    snprintf(path, sizeof path, "%s/save", folder);
+    assert_ok(peri_checkpoint_folder_new(path, &saving));
+    assert_ok(peri_checkpoint_writer_new(peri_checkpoint_folder_path(saving), "rank-0", 0, &writer));
+    assert_ok(peri_checkpoint_writer_add(writer, &tensor, &region));
+    assert_ok(peri_checkpoint_writer_put_bytes(writer, row, sizeof row));
+    assert_int_equal(in_child(child_saves, writer), 0);
+    assert_int_equal(in_child(child_gives_up, saving), 0);
+    assert_ok(peri_checkpoint_writer_put_bytes(writer, row, sizeof row));
+    assert_ok(peri_checkpoint_writer_finish(writer));
+    snprintf(path, sizeof path, "%s/rank-0.safetensors", peri_checkpoint_folder_path(saving));
+    assert_int_equal(access(path, F_OK), 0);
+    peri_checkpoint_writer_release(writer);
+    peri_checkpoint_folder_release(saving);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+}
+
 static atomic_bool enough;
 
 static void *compute(void *ctx)
@@ -777,6 +834,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_child_is_told_what_it_cannot_use),
     cmocka_unit_test(groups_stay_with_their_process),
     cmocka_unit_test(feeds_stay_with_their_process),
+    cmocka_unit_test(files_stay_with_the_process_that_writes_them),
     cmocka_unit_test(children_come_while_others_compute),
     cmocka_unit_test(a_stack_of_64_kib_is_enough),
     cmocka_unit_test(rounding_and_masks_stay),

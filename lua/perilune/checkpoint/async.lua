@@ -54,6 +54,7 @@ function AsyncSave:init(s, functions)
   self._outcome = false          -- { ok, digest or message }, when all know it
   self._told = false             -- somebody has been told the outcome
   self._looked, self._credit = now(), 0
+  self._process = ffi.C.peri__process()
 end
 function AsyncSave:__tostring() return ("a save of '%s' that is under way (%s)"):format(self.path, self._phase) end
 
@@ -234,6 +235,11 @@ end
 -- `waits` until it has ended; without, copying stops after `credit` seconds and nothing waits for disk or ranks.
 local function advance(self, waits, credit)
   if self._outcome then return end
+  if self._process ~= ffi.C.peri__process() then -- of a child, which has no threads that write
+    self._outcome, self._told = "-the process that this one was forked from saves it, and goes on with it", true
+    self._code, self._name = C.PERI_EUNSUPPORTED, "EUNSUPPORTED"
+    return
+  end
   if self._phase == "copy" or self._phase == "sync" then
     local ok, err = xpcall(function()
       local from = now()
@@ -303,7 +309,9 @@ end
 --- told is an error now. Collective.
 function M.settle()
   local last = state.saves and state.saves.last
-  if last and not last._told then last:wait() end
+  if not last or last._told then return end
+  advance(last, true)
+  if not last._told then last:wait() end
 end
 
 --- Go on with the last save, if it has not ended. Steps and other calls that a training program makes often call it.
