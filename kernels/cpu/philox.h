@@ -46,27 +46,24 @@ static inline void k_philox(uint64_t seed, uint64_t stream, uint64_t first, k_uv
     words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
+/** Of each 128 bits the low (lo) or high (hi) half of a and that of b, by turns of 32 or 64 bits. */
+#if defined(__AVX512F__)
+#define K_UNPACK(half, bits, a, b) ((k_uvec)_mm512_unpack##half##_epi##bits((__m512i)(a), (__m512i)(b)))
+#else
+#define K_UNPACK(half, bits, a, b) ((k_uvec)_mm256_unpack##half##_epi##bits((__m256i)(a), (__m256i)(b)))
+#endif
+
 /** The words of K_LANES counters from `first` on in their order: words[4 l + w] = word w of counter (first + l,
  *  stream). */
 static inline void k_philox_words(uint64_t seed, uint64_t stream, uint64_t first, uint32_t words[4 * K_LANES])
 {
-    k_uvec w[4], x[4]; /* x[j]: in each 128 bits the four words of one counter, of the j-th of four */
+    k_uvec w[4];
     k_philox(seed, stream, first, w);
-#if defined(__AVX512F__)
-    const __m512i low01 = _mm512_unpacklo_epi32((__m512i)w[0], (__m512i)w[1]);
-    const __m512i low23 = _mm512_unpacklo_epi32((__m512i)w[2], (__m512i)w[3]);
-    const __m512i high01 = _mm512_unpackhi_epi32((__m512i)w[0], (__m512i)w[1]);
-    const __m512i high23 = _mm512_unpackhi_epi32((__m512i)w[2], (__m512i)w[3]);
-    x[0] = (k_uvec)_mm512_unpacklo_epi64(low01, low23), x[1] = (k_uvec)_mm512_unpackhi_epi64(low01, low23);
-    x[2] = (k_uvec)_mm512_unpacklo_epi64(high01, high23), x[3] = (k_uvec)_mm512_unpackhi_epi64(high01, high23);
-#else
-    const __m256i low01 = _mm256_unpacklo_epi32((__m256i)w[0], (__m256i)w[1]);
-    const __m256i low23 = _mm256_unpacklo_epi32((__m256i)w[2], (__m256i)w[3]);
-    const __m256i high01 = _mm256_unpackhi_epi32((__m256i)w[0], (__m256i)w[1]);
-    const __m256i high23 = _mm256_unpackhi_epi32((__m256i)w[2], (__m256i)w[3]);
-    x[0] = (k_uvec)_mm256_unpacklo_epi64(low01, low23), x[1] = (k_uvec)_mm256_unpackhi_epi64(low01, low23);
-    x[2] = (k_uvec)_mm256_unpacklo_epi64(high01, high23), x[3] = (k_uvec)_mm256_unpackhi_epi64(high01, high23);
-#endif
+    const k_uvec low01 = K_UNPACK(lo, 32, w[0], w[1]), low23 = K_UNPACK(lo, 32, w[2], w[3]);
+    const k_uvec high01 = K_UNPACK(hi, 32, w[0], w[1]), high23 = K_UNPACK(hi, 32, w[2], w[3]);
+    /* in each 128 bits the four words of one counter, of the j-th of four */
+    const k_uvec x[4] = {K_UNPACK(lo, 64, low01, low23), K_UNPACK(hi, 64, low01, low23),
+                         K_UNPACK(lo, 64, high01, high23), K_UNPACK(hi, 64, high01, high23)};
     for (int four = 0; four < K_LANES / 4; four++)
         for (int j = 0; j < 4; j++) memcpy(words + 16 * four + 4 * j, (const char *)&x[j] + 16 * four, 16);
 }

@@ -36,7 +36,7 @@
  *
  * No gradients follow the last step of a run. So ranks that leave the world in good order tell each other a hash of all
  * that they did to parameters that are averaged in it, and of these parameters' bits where the host can read them
- * (sum_up). A difference is a warning: nothing is trained with it any more.
+ * (sum_over_reducers). A difference is a warning: nothing is trained with it any more.
  */
 #include "comm_internal.h"
 #include "../../kernels/convert.h"

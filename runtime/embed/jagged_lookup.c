@@ -4,6 +4,7 @@
  * and the update reads them there: to put them next to each other first would be to read and write all of them once
  * more.
  */
+#include "../../kernels/sequence.h"
 #include "../tensor/jagged_internal.h"
 #include "embed_internal.h"
 
@@ -14,18 +15,6 @@ typedef struct parts {
 } parts;
 
 /* -- gradients where they lie -------------------------------------------------------------------------------------- */
-
-/** The last of @n parts that begins at row @row or before. */
-static int32_t part_of_row(const int64_t *at, int32_t n, int64_t row)
-{
-    int32_t low = 0, high = n;
-    while (high - low > 1) {
-        int32_t middle = low + (high - low) / 2;
-        if (at[middle] <= row) low = middle;
-        else high = middle;
-    }
-    return low;
-}
 
 static int64_t data_address(const peri_tensor *t) { return (int64_t)(uintptr_t)peri__data(t); }
 
@@ -58,7 +47,7 @@ static bool gradient_spot(const keys *k, const peri_tbe_batch *b, const peri_k_t
     *spot = (peri__spot){.offset = block->out_offset, .stride = block->out_stride};
     if (begin < 0 || end < begin || end > peri__numel(b->in.ids)) return false;
     if (begin == end) return true;
-    int32_t p = part_of_row(k->at, k->n, begin);
+    const int64_t p = peri_k_sequence_of(k->at, k->n, begin); /* the key that has the first row */
     if (end > k->at[p + 1]) return false;
     int64_t away = (data_address(k->grad[p]) - data_address(k->grad[k->first])) / (int64_t)sizeof(float),
             cols = b->in.blocks->row_cols;

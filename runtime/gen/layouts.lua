@@ -4,20 +4,16 @@
 --   luajit runtime/gen/layouts.lua >kernels/layout.h
 local bit = require "bit"
 
-local function read(path)
-  local f = assert(io.open(path))
-  local text = f:read "*a"
-  f:close()
-  return text
+--- The C of a file without comments, and with one space between words.
+local function code_of(path)
+  local text = assert(io.open(path)):read "*a"
+  return (text:gsub("/%*.-%*/", " "):gsub("//[^\n]*", " "):gsub("%s+", " "))
 end
-
---- C without comments, and with one space between words.
-local function bare(text) return (text:gsub("/%*.-%*/", " "):gsub("//[^\n]*", " "):gsub("%s+", " ")) end
 
 -- The body of each struct, and, of each header, all of its enums: members have their values.
 local structs, enums_beside = {}, {}
 for path in io.popen("LC_ALL=C ls kernels/*.h"):lines() do
-  local text, enums = bare(read(path)), {}
+  local text, enums = code_of(path), {}
   for body in text:gmatch "enum[%s%w_]*(%b{})" do enums[#enums + 1] = body end
   for body, name in text:gmatch "typedef struct [%w_]*%s*(%b{}) ([%w_]+);" do
     structs[name], enums_beside[name] = body, table.concat(enums)
@@ -60,7 +56,7 @@ io.write [[
 
 ]]
 local said = {}
-for name in bare(read "kernels/list.h"):gmatch "X%([%w_]+, ([%w_]+)%)" do
+for name in code_of("kernels/list.h"):gmatch "X%([%w_]+, ([%w_]+)%)" do
   assert(structs[name], name .. " is in kernels/list.h, and no header of kernels/ has it")
   if not said[name] then io.write(("#define PERI_LAYOUT_%s 0x%08x\n"):format(name, hash(all_of(name, {})))) end
   said[name] = true

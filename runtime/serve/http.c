@@ -2,11 +2,12 @@
  *
  * http.c: http.h over libmicrohttpd. What the library does not do is done here:
  *
- * - Its timeout means inactivity, which a client that sends a byte now and then never shows, and suspended connections
- *   have none. So its timeout is off, and a thread (watch) looks at all connections ten times a second. It ends one by
- *   shutdown(2), which the library takes for the client's end. The first byte of a request on a connection that is kept
- *   is seen in the kernel's count of bytes (TCP_INFO). The kernel is asked only about connections of which an epoll of
- *   the thread's own says that something has come: thousands that are idle would make requests wait for milliseconds.
+ * - Its timeout means inactivity, which a client that sends a byte now and then never shows, and suspended
+ *   connections have none. So its timeout is off, and a thread (watch_connections) looks at all connections ten times
+ *   a second. It ends one by shutdown(2), which the library takes for the client's end. The first byte of a request
+ *   on a connection that is kept is seen in the kernel's count of bytes (TCP_INFO). The kernel is asked only about
+ *   connections of which an epoll of the thread's own says that something has come: thousands that are idle would
+ *   make requests wait for milliseconds.
  * - It answers a request whose framing is ambiguous; such a request is refused here.
  * - It may overlook that a client has closed, if the client had sent something just before. The thread sees it, too.
  * - At its limit of connections it stops to accept. Here the connection that has been idle for longest is closed

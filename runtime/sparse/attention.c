@@ -226,7 +226,7 @@ static peri_k_attention_args attention_arguments(peri_tensor *const *saved, cons
                                    .causal = kept[KEPT_CAUSAL]};
 }
 
-/** saved, kept: see arguments. number: alpha, scale. */
+/** saved, kept: see attention_arguments. number: alpha, scale. */
 static peri_status attention_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_k_attention_args a = attention_arguments(node->saved, node->kept, node->number);
