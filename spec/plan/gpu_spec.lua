@@ -84,24 +84,29 @@ describe("the machine h100", function()
     near("backward SGD, the same", predict(1, 1e7, 65536, nil, "sgd").backward_ms)
     near("backward Adam, the same", predict(1, 1e7, 65536, nil, "adam").backward_ms)
     near("B 512, T 32, E 1e5, D 128, L 20: backward", predict(32, 1e5, 512).backward_ms)
-    local tables, entries, constraints = {}, {}, {}
-    for i = 1, 26 do
-      local name = "t" .. i
-      tables[i] = peri.EmbeddingBagConfig { name = name, num_embeddings = 1e6, embedding_dim = 128,
-        feature_names = { "f" .. i } }
-      entries[name], constraints[name] = plan.table_wise(0), plan.ParameterConstraints { pooling_factors = { 3 } }
+    local function step_of(data_type, output)
+      local tables, entries, constraints = {}, {}, {}
+      for i = 1, 26 do
+        local name = "t" .. i
+        tables[i] = peri.EmbeddingBagConfig { name = name, num_embeddings = 1e6, embedding_dim = 128,
+          feature_names = { "f" .. i }, data_type = data_type }
+        entries[name], constraints[name] = plan.table_wise(0), plan.ParameterConstraints { pooling_factors = { 3 } }
+      end
+      local model = plan.describe.of(nn.DLRM_DCN { dense_in_features = 13, dense_arch_layer_sizes = { 512, 256, 128 },
+        over_arch_layer_sizes = { 1024, 1024, 512, 256, 1 }, dcn_num_layers = 3, dcn_low_rank_dim = 512,
+        embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, device = "meta",
+          fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01, output_dtype = output } } })
+      local p = plan.ShardingPlan { [model[1].path] = entries }
+      return model, step.predict(p, model, t, 8192, constraints).ms
     end
-    local model = plan.describe.of(nn.DLRM_DCN { dense_in_features = 13, dense_arch_layer_sizes = { 512, 256, 128 },
-      over_arch_layer_sizes = { 1024, 1024, 512, 256, 1 }, dcn_num_layers = 3, dcn_low_rank_dim = 512,
-      embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, device = "meta",
-        fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01 } } })
-    local p = plan.ShardingPlan { [model[1].path] = entries }
-    local rows = step.predict(p, model, t, 8192, constraints).ms
+    local model, rows = step_of("FP32", "FP32")
     for name, precision in pairs { f32 = "highest", TF32 = "high", bf16 = "bf16" } do -- any order: each by itself
       local ms = dense.predict(model, t, 8192, precision).ms
       near("dense step " .. name, ms)
       near("step " .. name, rows + ms)
     end
+    model, rows = step_of("FP16", "BF16")
+    near("step bf16, FP16 tables, BF16 rows", rows + dense.predict(model, t, 8192, "bf16").ms)
   end)
 end)
 
@@ -141,6 +146,40 @@ describe("plan.dense", function()
     assert.near(want, got.ms, 1e-12)
     assert.error_matches(function() dense.predict(described, t, 100, "bf16") end, "allowed: high")
     assert.is_nil(dense.predict(described, plan.Topology { world_size = 1 }, 100))
+  end)
+
+  it("has prices that a device was timed for, whichever it is", function()
+    local prices, off = require("perilune.calibration.dense").prices("cpu", 1 / 64, function() end)
+    assert.same(dense.precisions, { "highest", "high", "bf16" })
+    for _, precision in ipairs(dense.precisions) do
+      assert.is_true(off[precision] >= 0 and off[precision] < 1)
+      for _, way in ipairs(dense.ways) do
+        local sum = 0
+        for _, unit in ipairs(dense.units) do sum = sum + prices[precision][way][unit] end
+        assert.is_true(sum > 0 and sum < math.huge, precision .. " " .. way)
+      end
+    end
+  end)
+
+  it("counts cross layers in the dtype of the features, and nothing else", function()
+    local function given_bytes(output)
+      local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 8,
+        feature_names = { "f" } } }
+      local model = plan.describe.of(nn.DLRM_DCN { dense_in_features = 4, dense_arch_layer_sizes = { 8 },
+        over_arch_layer_sizes = { 4, 1 }, dcn_num_layers = 1, dcn_low_rank_dim = 2,
+        embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, device = "meta",
+          fused_params = { optimizer = "sgd", learning_rate = 0.1, output_dtype = output } } })
+      local t = plan.Topology { world_size = 1, compute_device = "cuda", dense = {} }
+      local zero = { product = 0, flop = 0, out_byte = 0, weight_byte = 0 }
+      local price = { forward = { product = 0, flop = 0, out_byte = 1, weight_byte = 0 }, backward = zero,
+        optimizer = zero }
+      t.dense = { highest = price, bf16 = price }
+      return { dense.predict(model, t, 1, "bf16").ms, dense.predict(model, t, 1, "highest").ms }
+    end
+    -- numbers given: 8 of the bottom layer, 2 and 16 of the cross layer, 4 and 1 of the top
+    assert.same({ 124, 124 }, given_bytes())
+    assert.same({ 124, 124 }, given_bytes "FP16")
+    assert.same({ 92, 124 }, given_bytes "BF16")
   end)
 
   it("is refused where prices are not whole", function()

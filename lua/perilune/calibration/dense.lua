@@ -70,7 +70,7 @@ local function run(probe, device, scale, around)
   for turn = -1, TURNS do peri.scope(once, turn) end
   local ms = {}
   for _, way in ipairs(counted.ways) do ms[way] = util.median(times[way]) end
-  return ms, counted.amounts(matrices, batch)
+  return ms, counted._amounts(matrices, batch)
 end
 
 --- How a forward pass runs in a precision: around(f). A backward pass has the dtypes of its forward pass; how products

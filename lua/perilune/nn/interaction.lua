@@ -90,9 +90,11 @@ end
 local function kernels(num_layers, shape, a) return of_layers(num_layers, parameter.xavier_normal, shape, a) end
 local function biases(num_layers, shape, a) return of_layers(num_layers, parameter.zeros, shape, a) end
 
---- x = x0 * (W x + b) + x in each layer.
+--- x = x0 * (W x + b) + x in each layer. wide_kernels: the field with the matrices whose products have the dtype of x0
+--- under autocast, too (plan/describe.lua reads it).
 local CrossNet = Module:extend "CrossNet"
 M.CrossNet = CrossNet
+CrossNet.wide_kernels = "kernels"
 function CrossNet:init(args)
   local a = util.named("CrossNet", args, { in_features = util.whole(util.required, 1),
     num_layers = util.whole(util.required, 0), dtype = "f32", device = util.optional })
@@ -108,6 +110,7 @@ end
 --- x = x0 * (W V x + b) + x, with V to low_rank numbers and W back.
 local LowRankCrossNet = Module:extend "LowRankCrossNet"
 M.LowRankCrossNet = LowRankCrossNet
+LowRankCrossNet.wide_kernels = "W_kernels"
 function LowRankCrossNet:init(args)
   local a = util.named("LowRankCrossNet", args,
     { in_features = util.whole(util.required, 1), num_layers = util.whole(util.required, 0),

@@ -26,7 +26,8 @@ local arguments = {
   batch_sizes = util.optional.list,      -- samples of a rank, one number for each feature; default: the planner's
   is_weighted = util.optional.boolean,   -- ids have weights; default: what the module says
   cache_params = util.optional,          -- CacheParams of fused_uvm_caching
-  output_dtype = util.optional.string,   -- "FP32", "FP16", "BF16": of what is looked up; default: the table's
+  output_dtype = util.optional.string,   -- "FP32", "FP16", "BF16": of what is looked up; default: the
+                                         -- collection's, or the table's
   device_group = util.optional.string,   -- "cpu", "cuda", ...: planners for other devices leave the table out
   feature_names = util.optional.list,    -- kept for the user
 }

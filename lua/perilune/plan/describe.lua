@@ -39,14 +39,15 @@ function M._collection(path, module, tables, sharder)
   local params, own = rawget(within, "fused_params") or nil, rawget(within, "table_fused_params") or nil
   if sharder then params, own = sharder:_params_of(within) end
   local kind = raw and within.class_name or module.class_name
-  local optimizers = own and {}
+  local optimizers, output = own and {}, params and params.output_dtype
   for name, given in util.ordered(own or {}) do
     optimizers[name] = embed.optimizer_of("table_fused_params", given.optimizer)
+    output = output or given.output_dtype -- a module has one for all of its tables
   end
   local weighted = rawget(within, "_weighted") or kind == "FeatureProcessedEmbeddingBagCollection"
   return { path = path, kind = kinds[kind] and kind or "EmbeddingBagCollection", tables = tables,
     is_weighted = weighted, optimizer = params and embed.optimizer_of("fused_params", params.optimizer) or nil,
-    fused_params = params, optimizers = optimizers, table_fused_params = own,
+    fused_params = params, optimizers = optimizers, table_fused_params = own, output_dtype = output,
     dense = not params and (kinds[module.class_name] or module.class_name == "EmbeddingBag") and true or nil,
     sharder = raw and raw_sharder or nil,
     maps = raw and module:managed_collision_collection():managed_collision_modules() or nil }
@@ -59,9 +60,10 @@ function M._of(c)
 end
 
 --- The collections of an nn.Module, in its order, with dense_bytes: of the parameters outside of them, and matrices: {
---- out, in } of each of these that is one. Allocates nothing.
+--- out, in } of each of these that is one (as_features = true where what it gives has the dtype of the module's input).
+--- Allocates nothing.
 function M._module(module)
-  local model, within, dense, seen = { dense_bytes = 0, matrices = {} }, {}, {}, {}
+  local model, within, dense, seen, as_features = { dense_bytes = 0, matrices = {} }, {}, {}, {}, {}
   for _, entry in ipairs(module:named_modules()) do
     local m = entry.module
     if not within[m] and (kinds[m.class_name] or of_raw_ids[m.class_name]) then
@@ -69,6 +71,7 @@ function M._module(module)
       model[#model + 1] = M._collection(entry.path, m, tables_within(m).tables)
     elseif not within[m] then
       dense[#dense + 1] = m
+      if m.wide_kernels then as_features[m[m.wide_kernels]] = true end
     end
   end
   for _, m in ipairs(dense) do
@@ -77,7 +80,10 @@ function M._module(module)
       if p and not seen[p] then
         seen[p], model.dense_bytes = true, model.dense_bytes + 4 * p:numel()
         local shape = p:shape()
-        if #shape == 2 then table.insert(model.matrices, shape) end
+        if #shape == 2 then
+          shape.as_features = as_features[m]
+          table.insert(model.matrices, shape)
+        end
       end
     end
   end

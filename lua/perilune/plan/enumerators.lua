@@ -149,8 +149,9 @@ function EmbeddingEnumerator:_shared_fields(collection, config, constraint)
     data_type = config.data_type or "FP32", is_pooled = collection.kind ~= "EmbeddingCollection",
     is_weighted = weighted, input_lengths = numbers("pooling_factors", 1), num_poolings = numbers("num_poolings", 1),
     batch_sizes = numbers("batch_sizes", self.batch_size), cache_params = constraint.cache_params,
-    output_dtype = constraint.output_dtype, optimizer = collection.optimizers and collection.optimizers[config.name]
-    or collection.optimizer, fused_params = own and own[config.name] or collection.fused_params,
+    output_dtype = constraint.output_dtype or collection.output_dtype,
+    optimizer = collection.optimizers and collection.optimizers[config.name] or collection.optimizer,
+    fused_params = own and own[config.name] or collection.fused_params,
     map = collection.maps and collection.maps[config.name] }
 end
 

@@ -307,7 +307,7 @@ plan.ParameterConstraints = {}
 ---@field batch_sizes? integer[] Samples of a rank, one number for each feature (default: the planner's).
 ---@field is_weighted? boolean Whether ids have weights (default: what the module says).
 ---@field cache_params? peri.CacheParams The cache of `fused_uvm_caching` (default: none).
----@field output_dtype? string `FP32`, `FP16`, `BF16` of what is looked up (default: the table's).
+---@field output_dtype? string `FP32`, `FP16`, `BF16` of what is looked up (default: the collection's, or the table's).
 ---@field device_group? string `cpu`, `cuda`: planners for other devices leave the table out (default: none).
 ---@field feature_names? string[] Kept for you (default: none).
 
