@@ -102,4 +102,45 @@ describe("a load in part", function()
       new.step()
     end)
   end)
+
+  -- Both models and the checkpoint have what stays: its states must not become those of other weights.
+  it("leaves the states and averages of weights that stay, and finds averages by the names of parameters", function()
+    local path = folder .. "/averages"
+    --- Layers of one shape, whose averages and first moments are `number`.
+    local function parts_of(names, bare, number)
+      local module = nn.Module()
+      for _, name in ipairs(names) do module[name] = nn.Linear { in_features = 1, out_features = 1, bias = false } end
+      local params = bare and module:parameters() or module:named_parameters()
+      local optimizer = nn.optim.Adam { params = params }
+      local _, average_of, averages = peri.pipeline.ema { params = params }
+      peri.no_grad(function()
+        for i, name in ipairs(names) do
+          average_of(module[name].weight):fill(number + i)
+          optimizer:state_dict().state[bare and tostring(i - 1) or name .. ".weight"].exp_avg:fill(number + i)
+        end
+      end)
+      return { model = module, averages = averages, optimizer = optimizer }, function(name)
+        local moment = optimizer:state_dict().state[bare and tostring(peri.util.index_of(names)[name] - 1)
+          or name .. ".weight"].exp_avg
+        return { average_of(module[name].weight):item(0), moment:item(0) }
+      end
+    end
+    for _, bare in ipairs { false, true } do
+      peri.checkpoint.save(path, (parts_of({ "a", "b" }, bare, 0)), { replace = true })
+      --- What each layer has after a load: its average, and its first moment.
+      local function has(names, options, wanted)
+        local parts, of = parts_of(names, bare, 10)
+        peri.checkpoint.load(path, parts, options)
+        assert.same(wanted, peri.util.map(names, of))
+      end
+      has({ "b", "a" }, nil, { { 2, 2 }, { 1, 1 } })
+      has({ "a", "new", "b" }, { except = { "model/new." } }, { { 1, 1 }, { 12, 12 }, { 2, 2 } })
+      has({ "a", "new" }, { except = { "model/new.", "averages/new.", "model/b." } }, { { 1, 1 }, { 12, 12 } })
+      has({ "b", "a" }, { except = { "model/b." } }, { { 11, 11 }, { 1, 1 } })
+      has({ "b", "a" }, { only = { "model/a.", "averages/a.", "optimizer" } }, { { 11, 11 }, { 1, 1 } })
+      has({ "b", "a" }, { except = { "averages/a." } }, { { 2, 2 }, { 12, 1 } })
+      has({ "b", "x" }, { rename = { ["model/a."] = "model/x.", ["averages/a."] = "averages/x.",
+        ["optimizer/state/a."] = "optimizer/state/x." } }, { { 2, 2 }, { 1, 1 } })
+    end
+  end)
 end)

@@ -142,12 +142,19 @@ local function missing_of(part, dict)
   return util.map(model:_missing(dict), function(name) return part.name .. "/" .. name end)
 end
 
---- Whether a module of the program has state whose name begins with `prefix`.
+--- Whether a module of the program, or averages of its parameters, have state whose name begins with `prefix`.
 local function is_here(parts, prefix)
-  for _, part in ipairs(parts) do
-    for _, name in ipairs(part.module and missing_of(part, {}) or {}) do
+  local function begins(names)
+    for _, name in ipairs(names) do
       if within({ prefix }, name) then return true end
     end
+    return false
+  end
+  for _, part in ipairs(parts) do
+    if part.module and begins(missing_of(part, {})) then return true end
+    if part.object.by_parameter and begins(util.map(util.keys(part.object:state_dict()), function(name)
+      return part.name .. "/" .. name
+    end)) then return true end
   end
   return false
 end
@@ -265,18 +272,19 @@ local function as_it_is(list, dicts)
   return set
 end
 
---- In a load in part, let optimizers have states for the weights that are here (states.lua).
+--- In a load in part, let optimizers and averages have what fits the weights that are here (states.lua).
 local function fit_states(parts, dicts, list, left, a)
-  local here, saved = {}, {}
+  local here, saved, models = {}, {}, {}
   for _, part in ipairs(parts) do
-    for _, name in ipairs(part.module and dicts[part.name] and missing_of(part, {}) or {}) do here[#here + 1] = name end
+    models[part.name] = part.module and dicts[part.name] or nil
+    for _, name in ipairs(models[part.name] and missing_of(part, {}) or {}) do here[#here + 1] = name end
   end
   for _, entries in ipairs { list, left } do
-    for _, entry in ipairs(entries) do saved[#saved + 1] = entry.as end
+    for _, entry in ipairs(entries) do saved[#saved + 1] = models[entry.as:match "^[^/]*"] and entry.as end
   end
   for _, part in ipairs(parts) do
     local d = dicts[part.name]
-    if d then states.fit(part, d.dict, here, saved, function(name) return is_chosen(a, name, {}) end) end
+    if d then d.dict = states.fit(part, d.dict, here, saved, function(name) return is_chosen(a, name, {}) end) end
   end
 end
 

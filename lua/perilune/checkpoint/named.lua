@@ -1,6 +1,7 @@
--- named.lua: optimizers whose parameters were given as bare tensors (model:parameters()), and their schedules, as a
--- checkpoint has them: under the names that these parameters have in the models that are saved beside. The optimizer
--- itself numbers them by their position, which is another one as soon as the model has one layer more.
+-- named.lua: optimizers whose parameters were given as bare tensors (model:parameters()), their schedules, and averages
+-- of such parameters (pipeline.ema), as a checkpoint has them: under the names that these parameters have in the models
+-- that are saved beside. The object itself numbers them by their position, which is another one as soon as the model
+-- has one layer more.
 --
 -- Parameters that no model has keep their numbers. So do those of a checkpoint that has only numbers: they are
 -- found by position.
@@ -40,14 +41,18 @@ local function numbered(object, models)
   return next(result) and result or nil
 end
 
+--- A copy of a table by names of parameters, under other names.
+local function by_other_names(states, names)
+  local result = {}
+  for name, own in util.ordered(states) do result[names[name] or name] = own end
+  return result
+end
+
 --- A copy of a state dict of an optimizer or a schedule in which parameters have other names.
 function M.renamed(dict, names)
   if type(dict) ~= "table" then return dict end
   local result = util.copy(dict)
-  if type(dict.state) == "table" then
-    result.state = {}
-    for name, own in util.ordered(dict.state) do result.state[names[name] or name] = own end
-  end
+  if type(dict.state) == "table" then result.state = by_other_names(dict.state, names) end
   for _, key in ipairs { "param_groups", "groups" } do
     for i, group in ipairs(type(dict[key]) == "table" and dict[key] or {}) do
       if rawequal(result[key], dict[key]) then result[key] = util.copy(dict[key]) end
@@ -64,12 +69,12 @@ end
 function M.by_names(object, models)
   local there = numbered(object, models)
   if not there then return object end
-  local own, view = {}, {}
+  local own, view, rename = {}, {}, object.by_parameter and by_other_names or M.renamed
   for number, name in util.ordered(there) do own[name] = number end
-  function view.state_dict() return M.renamed(object:state_dict(), there) end
-  function view.load_state_dict(_, dict) object:load_state_dict(M.renamed(dict, own)) end
+  function view.state_dict() return rename(object:state_dict(), there) end
+  function view.load_state_dict(_, dict) object:load_state_dict(rename(dict, own)) end
   view.check_state_dict = object.check_state_dict and function(_, dict)
-    local why = object:check_state_dict(M.renamed(dict, own))
+    local why = object:check_state_dict(rename(dict, own))
     -- the object speaks of its numbers
     return why and why:gsub("'([^']*)'", function(name) return there[name] and ("'%s'"):format(there[name]) end) or nil
   end

@@ -1,6 +1,6 @@
--- states.lua: states of optimizers in a load in part. They go with the weights:
+-- states.lua: states of optimizers, and averages of parameters, in a load in part. They go with the weights:
 --
---   the weights of a parameter are            what the optimizer has for it afterwards
+--   the weights of a parameter are            what the optimizer (the average) has for it afterwards
 --   in the checkpoint, and loaded             the states of the checkpoint
 --   left as they are here (except, only)      its states stay as they are here, too
 --   in the checkpoint, not in this model      nothing: they are left there
@@ -81,28 +81,39 @@ local function parameters_of(dict)
   return set
 end
 
---- Let the dict of an optimizer (part) that is to be loaded have what fits the weights. here, saved: the names of the
---- weights of those models of the program of which something is loaded, and of the checkpoint, "part/name" each;
---- chosen(name): whether one is loaded, or a state of a parameter.
+--- The states of a part by parameter; nil: it has none. Averages of parameters (pipeline.ema) are nothing else.
+local function states_of(part, dict)
+  local states = part.object.by_parameter and { state = dict } or dict
+  return type(states) == "table" and type(states.state) == "table" and states or nil
+end
+
+--- The dict of a part that is to be loaded with what fits the weights, if it is an optimizer or has averages. here,
+--- saved: the names of the weights of those models of which something is loaded, in the program and in the checkpoint,
+--- "part/name" each; chosen(name): whether one is loaded, or a state of a parameter.
 function M.fit(part, dict, here, saved, chosen)
-  if part.module or type(dict.state) ~= "table" or type(part.object.state_dict) ~= "function" then return end
-  local own = part.object:state_dict()
-  if type(own.state) ~= "table" then return end
+  if part.module or not states_of(part, dict) or type(part.object.state_dict) ~= "function" then return dict end
+  local own = states_of(part, part.object:state_dict())
+  if not own then return dict end
+  local fitted = util.copy(states_of(part, dict))
   local of_here, of_saved = names_of(here), names_of(saved)
-  local function loads(parameter) return chosen(("%s/state/%s/"):format(part.name, parameter)) end
-  dict.state = util.copy(dict.state)
-  dict.param_groups = dict.param_groups and util.map(dict.param_groups, util.copy)
-  for parameter in util.ordered(parameters_of(dict)) do
+  local form = part.object.by_parameter and "%s/%s" or "%s/state/%s/"
+  local function loads(parameter) return chosen(form:format(part.name, parameter)) end
+  local function stays(parameter)
+    local model, name = weights_of(part.name, parameter, of_here)
+    return model and not chosen(model .. "/" .. name) or not loads(parameter)
+  end
+  fitted.state = util.copy(fitted.state)
+  fitted.param_groups = fitted.param_groups and util.map(fitted.param_groups, util.copy)
+  for parameter in util.ordered(parameters_of(fitted)) do
     local model = weights_of(part.name, parameter, of_saved)
     local gone = model and of_here[model] and own.state[parameter] == nil
       and not weights_of(part.name, parameter, of_here)
-    if gone or not loads(parameter) then drop(dict, parameter) end
+    if gone or stays(parameter) then drop(fitted, parameter) end
   end
   for parameter in util.ordered(own.state) do
-    local model, name = weights_of(part.name, parameter, of_here)
-    local left = model and not chosen(model .. "/" .. name) or not loads(parameter)
-    if dict.state[parameter] == nil and left then keep(dict, own, parameter) end
+    if fitted.state[parameter] == nil and stays(parameter) then keep(fitted, own, parameter) end
   end
+  return part.object.by_parameter and fitted.state or fitted
 end
 
 return M

@@ -17,8 +17,11 @@ local signature = require "perilune.signature"
 
 --- The averages as what is saved, by the names of the parameters. spread: what these say of tables of which each rank
 --- has its own part (nn/spread.lua), or nil.
+--- unnamed: those that were given without a name, a list of { tensor =, name = }.
 local Averages = util.class "Averages"
-function Averages:init(names, tensors, params, spread)
+Averages.by_parameter = true -- its state dict is name of a parameter -> state
+function Averages:init(names, tensors, params, spread, unnamed)
+  self.params = { unnamed = unnamed } -- as optimizers have it
   self._names, self._tensors, self._params, self._retired = names, tensors, params, false
   self._spread, self._place = spread or {}, {}
   for i, p in ipairs(params) do self._place[p] = i end
@@ -84,14 +87,15 @@ local function ema(args)
   local func = "pipeline.ema"
   local a = util.named(func, args, { params = util.required.list, decay = 0.999, name = "ema" })
   if not (a.decay >= 0 and a.decay <= 1) then P.fail(("%s: decay is %g, allowed: 0..1"):format(func, a.decay)) end
-  local params, averages, place, names = {}, {}, {}, {}
+  local params, averages, place, names, unnamed = {}, {}, {}, {}, {}
   for i, p in ipairs(a.params) do
     names[i] = type(p) == "table" and p.name or tostring(i - 1)
     p = signature.value(func, ("params[%d]"):format(i), type(p) == "table" and p.tensor or p, "tensor")
+    if Tensor.is(a.params[i]) then unnamed[#unnamed + 1] = { tensor = p, name = names[i] } end
     params[i], place[p] = p, i
     averages[i] = P.lasting(function() return Tensor.zeros(p:shape(), p:dtype(), p:device()):copy(p:detach()) end)
   end
-  local kept = Averages(names, averages, params, a.params.spread)
+  local kept = Averages(names, averages, params, a.params.spread, unnamed)
   local function step()
     if kept._retired then P.fail(("%s: %s"):format(func, kept._retired)) end
     for i, p in ipairs(params) do averages[i]:copy(averages[i] * a.decay + p:detach() * (1 - a.decay)) end
