@@ -83,6 +83,20 @@ local sources = {
     return data.criteo(with({ path = path, rows = 50, dense_features = 3, sparse_features = 4, part = "test",
       holdout = 0.4 }, a))
   end,
+  ["samples that can be left out"] = function(a)
+    local function make(_, epoch)
+      local i = 0
+      return setmetatable({ skip = function(_, n)
+        local left = 100 - i
+        i = i + (n < left and n or left)
+        return n < left and n or left
+      end }, { __call = function()
+        i = i + 1
+        return i <= 100 and { label = i % 2, age = i + epoch, f = i % 5 > 0 and { i % 7, i % 11 } or nil } or nil
+      end })
+    end
+    return data.samples(with({ dense = { "age" }, ids = { { name = "f", rows = 11 } }, make = make }, a))
+  end,
   ["packages"] = function(a) return data.debian(with({ packages = lists, negatives = 2, seed = 3 }, a)) end,
 }
 shape.seed = nil
@@ -109,6 +123,16 @@ describe("workers", function()
       end
     end)
   end
+
+  it("are told how many samples were left out", function()
+    local function make()
+      return setmetatable({ skip = function() end }, { __call = function() return { label = 1 } end })
+    end
+    assert.error_matches(function()
+      data.samples { batch_size = 4, ids = { { name = "f", rows = 3 } }, make = make }:skip(1)
+    end, "data.samples: what skip of the iterator returned .how many samples it left out. is nil, allowed: whole "
+      .. "numbers 0..4")
+  end)
 
   it("find their lines in a file of several chunks, and count it together", function()
     local args = { path = long_path, rows = 1000, dense_features = 1, sparse_features = 1, batch_size = 64 }

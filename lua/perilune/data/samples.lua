@@ -9,6 +9,9 @@
 --         return i <= 1000 and { label = i % 2, age = 30, history = { i % 7, i % 11 } } or nil
 --       end
 --     end }
+--
+-- Instead of a function, make may return a table that can be called and has skip(self, n): it leaves n samples out, or
+-- those that are left in the pass, and returns how many. Workers then make the samples of their own batches only.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -23,7 +26,7 @@ function Source:init(func, make, arguments, fields)
   self.func, self.make, self.arguments = func, make, arguments
   self.dense, self.keys, self.rows, self.tables = fields.dense, fields.keys, fields.rows, fields.tables
   self.raw, self.columns = fields.raw, fields.columns
-  self._next, self._epoch, self._row, self._count = false, 0, 0, false
+  self._next, self._over, self._epoch, self._row, self._count = false, false, 0, 0, false
   self._lists, self._labels, self._numbers = {}, {}, {}
 end
 
@@ -36,16 +39,23 @@ local function iterator(self, epoch)
   return f
 end
 
-function Source:rewind(epoch) self._next, self._epoch, self._row = false, epoch, 0 end
+function Source:rewind(epoch) self._next, self._over, self._epoch, self._row = false, false, epoch, 0 end
 
-local function next_sample(self)
+local function begun(self)
   self._next = self._next or iterator(self, self._epoch)
-  local sample = self._next()
+  return self._next
+end
+
+--- The next sample of the pass; nil at its end, after which the iterator is not asked again.
+local function next_sample(self)
+  if self._over then return nil end
+  local sample = begun(self)()
   if sample ~= nil and sample ~= false and type(sample) ~= "table" then
     P.fail(("%s: sample %d of pass %d is %s, wanted a table, or nil at the end"):format(self.func, self._row,
       self._epoch, errors.kind(sample)))
   end
-  if sample then self._row = self._row + 1 end
+  if sample then self._row = self._row + 1
+  else self._over = true end
   return sample or nil
 end
 
@@ -145,6 +155,13 @@ function Source:fill(host, batch_size, rank, world)
 end
 
 function Source:skip(batch_size)
+  local samples = begun(self)
+  if type(samples) == "table" and util.is_callable(samples.skip) and not self._over then
+    local n = util.integer(self.func, "what skip of the iterator returned (how many samples it left out)",
+      samples:skip(batch_size), 0, batch_size)
+    self._row, self._over = self._row + n, n < batch_size
+    return n
+  end
   for i = 0, batch_size - 1 do
     if not next_sample(self) then return i end
   end

@@ -233,7 +233,7 @@ function data.cache.write(args) end
 function data.samples(args) end
 
 ---@class peri.data.samples.args
----@field make function|string `function(arguments, epoch)`, which returns a function that gives the next sample; or a module's name.
+---@field make function|string `function(arguments, epoch)`, which returns a function that gives the next sample; or a module's name. What it returns may be a table that can be called and has `skip(self, n)`, which leaves n samples out and returns how many there were: then workers make their own batches only.
 ---@field arguments? any What it is called with: plain values, which workers get copies of (default: nil).
 ---@field dense? string[] Names of numbers (default: none).
 ---@field ids? table[] `{ name =, rows =, table =, ids = }`: features, the rows of their tables, names of tables that some share, and `exact` (ids are below the rows) or `raw` (any 64 bits) (default: none).
