@@ -4,6 +4,7 @@
 local peri = require "perilune"
 local F = peri.nn.functional
 local devices = require "spec.support.devices"
+local gradcheck = require "spec.support.gradcheck"
 
 for _, device in ipairs(devices) do
   describe("picking on " .. device, function()
@@ -68,6 +69,37 @@ for _, device in ipairs(devices) do
       assert.same({ { 1, 3 }, 3, 8, 1 }, { t:transpose(1, 2):stride(), t:stride(-2), t:element_size(), peri.zeros({ 1 },
         "bool"):element_size() })
       assert.error_matches(function() t:stride(3) end, "dimension 3 of 2")
+    end)
+
+    it("what is made of others has the gradients of finite differences", function()
+      local ids, places = peri.tensor({ 1, 0, 1 }, "i64", device), peri.tensor({ { 1, 0, 1 }, { 0, 0, 1 } }, "i64",
+        device)
+      for _, case in ipairs {
+        { function(x) return (x * x + 0.3):log2() + (x * x + 0.3):log10() + x:exp2() + x:selu() + x:mish() end,
+          { { 2, 3 } } },
+        { function(x, y, z) return F.addcmul(x, y, z, 2) + F.logaddexp(x, y) end, { { 2, 3 }, { 2, 3 }, { 3 } } },
+        { function(x) return x:glu():unflatten(2, { 3, 1 }):movedim(3, 1) end, { { 2, 6 } } },
+        { function(x, y) return x:index_copy(2, ids:slice(1, 0, 2), y) + x:index_fill(1, ids, 3) end,
+          { { 2, 3 }, { 2, 2 } } },
+        { function(x, y) return x:scatter_reduce(1, places, y, "mean"):square() end, { { 2, 3 }, { 2, 3 } } },
+        { function(x, y) return x:scatter_reduce(1, places, y, "amin", false) end, { { 2, 3 }, { 2, 3 } } },
+        { function(x, y) return F.gaussian_nll_loss(x, y, x * y + 2) + F.poisson_nll_loss(x * y, places) end,
+          { { 2, 3 }, { 2, 3 } } },
+      } do
+        for _, layout in ipairs { "contiguous", "transposed" } do
+          gradcheck.check(case[1], case[2], { device = device, layout = layout })
+        end
+      end
+      local x = peri.tensor({ 2, 2, 5 }, "f32", device):requires_grad() -- of equal ones one has the gradient
+      local most = peri.zeros({ 2 }, "f32", device):scatter_reduce(1, ids, x, "amax")
+      most:sum():backward()
+      assert.same({ { 2, 5 }, 2 }, { most:to_list(), x:grad():sum():item() })
+      assert.error_matches(function() x:scatter_reduce(1, ids, x, "prod") end, "'prod', allowed: sum, mean, amax, amin")
+      assert.error_matches(function() x:unflatten(1, { 2, -1 }) end, "whose product is 3")
+      assert.error_matches(function() x:glu() end, "an even size")
+      assert.error_matches(function() peri.nn.utils.vector_to_parameters(x, { x, x }) end, "one dimension of 6")
+      peri.nn.utils.vector_to_parameters(peri.arange(6):to("f32", device), { x, x:reshape(3, 1) })
+      assert.same({ 3, 4, 5 }, x:to_list()) -- it is in the list twice
     end)
 
     it("a number of two words is one draw and 2^-24 of the next", function()

@@ -244,7 +244,12 @@ local of_pytorch = { view = "reshape", flatten = "reshape", cuda = "to(nil, 'cud
   ["repeat"] = "tile", SequentialLR = "LambdaLR", -- a function of the step says what comes after what
   masked_fill_ = "masked_fill", scatter_ = "scatter", scatter_add_ = "scatter_add", index_add_ = "index_add",
   clamp_ = "clamp", concat = "cat", embedding = "index_select", numpy = "to_table", tolist = "to_list",
-  zero_ = "fill", fill_ = "fill", copy_ = "copy", requires_grad_ = "requires_grad" }
+  zero_ = "fill", fill_ = "fill", copy_ = "copy", requires_grad_ = "requires_grad", absolute = "abs", subtract = "sub",
+  multiply = "mul", divide = "div", true_divide = "div", negative = "neg", greater = "gt", less = "lt", clip = "clamp",
+  concatenate = "cat", swapaxes = "transpose", swapdims = "transpose", moveaxis = "movedim", ravel = "flatten",
+  broadcast_to = "expand", argwhere = "nonzero", nelement = "numel", ndim = "dim", ger = "outer", inner = "matmul",
+  index_reduce = "scatter_reduce", clip_grad_norm_ = "clip_grad_norm", clip_grad_value_ = "clip_grad_value",
+  get_submodule = "get_module", buffers = "named_buffers" }
 --- TorchRec's names of what is no object here.
 local of_torchrec = { PoolingType = 'pooling = "SUM" or "MEAN"', DataType = 'data_type = "FP16", say',
   apply_optimizer_in_backward = "fused_params = { optimizer = ..., learning_rate = ... } of the collection; of single "
@@ -290,8 +295,10 @@ function M.unknown(what, name, tables, noun)
       fail(("%s has no %s'%s'; here it is %s"):format(what, noun or "", name, call))
     end
   end
-  local path = (what .. "."):match "^peri%." and elsewhere(name)
-  if path then fail(("%s has no '%s'; it is %s.%s"):format(what, name, path, name)) end
+  for _, called in ipairs((what .. "."):match "^peri%." and { name, own } or {}) do
+    local path = elsewhere(called)
+    if path then fail(("%s has no '%s'; it is %s.%s"):format(what, name, path, called)) end
+  end
   if what == "peri" and of_torchrec[name] then
     fail(("%s has no '%s'; here it is %s"):format(what, name, of_torchrec[name]))
   end

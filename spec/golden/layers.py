@@ -141,6 +141,22 @@ for reduction in ("mean", "sum", "none"):
     case("TripletMarginLoss " + reduction, torch.nn.TripletMarginLoss(0.5, 3, reduction=reduction), [torch.randn(4, 3) for _ in range(3)],
          {"margin": 0.5, "p": 3, **args})
 
+for i, (args, activation) in enumerate((({}, "relu"), ({"norm_first": True, "batch_first": True}, "gelu"), ({"bias": False}, "relu"))):
+    block = torch.nn.TransformerEncoderLayer(4, 2, 6, 0.0, activation, **args)
+    with torch.no_grad():
+        for p in block.parameters():
+            p.normal_(0, 0.5)
+    layer("TransformerEncoderLayer %d" % (i + 1), block, [torch.randn(3, 2, 4)],
+          {"d_model": 4, "nhead": 2, "dim_feedforward": 6, "dropout": 0, "activation": activation, **args})
+block.zero_grad()
+layer("TransformerEncoderLayer masked", block, [torch.randn(3, 2, 4), causal, torch.tensor([[False, False, True], [False, True, True]])],
+      {"d_model": 4, "nhead": 2, "dim_feedforward": 6, "dropout": 0, "bias": False},
+      lambda x, m, k: block(x, src_mask=m, src_key_padding_mask=k))
+layer("LazyLinear", torch.nn.Linear(3, 2), [torch.randn(4, 3)], {"out_features": 2})
+case("PoissonNLLLoss", torch.nn.PoissonNLLLoss(False, True, reduction="sum"), [torch.rand(4, 2) + 0.1, torch.tensor([[0.0, 3.0]] * 4)],
+     {"log_input": False, "full": True, "reduction": "sum"}, extra=(1,))
+case("GaussianNLLLoss", torch.nn.GaussianNLLLoss(full=True), [torch.randn(4, 2), torch.randn(4, 2), torch.rand(4, 1)], {"full": True}, extra=(1,))
+
 print('{"format": 1, "kind": "tensor", "library": "torch %s", "tolerance": {"abs": 2e-6, "rel": 2e-5}, "cases": [' % torch.__version__)
 print(",\n".join(json.dumps(c) for c in cases))
 print("]}")

@@ -403,6 +403,74 @@ case("= F.lerp(a, b, 1)", lambda a, b: torch.lerp(a, b, 1), torch.tensor([1.0, -
 case("= F.kl_div(a, b, false, 'none')", lambda a, b: F.kl_div(a, b.detach(), reduction="none"), x[0], torch.tensor([-0.5, 0.0, nan, 0.3]))
 case("= F.kl_div(a, b, false, 'batchmean')", lambda a, b: F.kl_div(a, b.detach(), reduction="batchmean"), torch.tensor(-0.3), torch.tensor(0.5))
 
+# logarithms and powers, of which whole numbers are exact; activations
+sizes = torch.tensor([1.0, 2.0, 8.0, 1048575.0, 1048576.0, 0.1, 1000.0, 1e-20, 3.0, inf, 0.0, -1.0, nan])
+for dtype in (torch.float32, torch.float64):
+    case("= a:log2()", lambda t: t.detach().log2(), sizes.to(dtype))
+    case("= a:log10()", lambda t: t.detach().log10(), sizes.to(dtype))
+    case("= a:exp2()", torch.exp2, torch.tensor([-3.0, 0.0, 10.0, 0.5, -1.5, 1.0], dtype=dtype))
+    case("= a:log2():floor()", lambda t: t.detach().log2().floor(), 2.0 ** torch.arange(-20, 21, dtype=dtype))
+case("= a:log2()", torch.log2, x.abs() + 0.1)
+case("= a:log10()", torch.log10, x.abs() + 0.1)
+for name in ("log2", "log10", "exp2"):
+    case("= a:%s()" % name, getattr(torch, name), torch.tensor([1, 2, 8, 30]))
+case("= a:selu()", F.selu, 3 * x)
+case("= a:mish()", F.mish, 3 * x)
+case("= a:glu()", F.glu, x)
+case("= a:glu(1)", lambda t: F.glu(t, 0), cube)
+case("= F.addcmul(a, b, c, -0.5)", lambda t, a, b: torch.addcmul(t, a, b, value=-0.5), x, y, row)
+case("= F.addcmul(a, b, c)", torch.addcmul, torch.tensor([1, 2]), torch.tensor([3, 4]), torch.tensor([5, -6]))
+case("= F.logaddexp(a, b)", torch.logaddexp, 3 * x, y)
+case("= F.logaddexp(a, b)", lambda a, b: torch.logaddexp(a.detach(), b.detach()), torch.tensor([inf, -inf, -inf, nan, 2.0, 100.0]),
+     torch.tensor([inf, -inf, 1.0, 0.0, 2.0, -100.0]))
+for dim, there in (("", None), ("2", 1), ("-1, true", -1)):
+    case("= a:aminmax(%s)" % dim, lambda t, d=there, k=dim.endswith("true"): torch.aminmax(t, dim=d, keepdim=k), x)
+for name in ("std_mean", "var_mean"):
+    case("= a:%s()" % name, getattr(torch, name), x)
+    case("= a:%s(2, true, 0)" % name, lambda t, f=getattr(torch, name): f(t, 1, correction=0, keepdim=True), x)
+
+# other shapes and places
+case("= a:unflatten(3, { 2, -1 }) * 2", lambda t: t.unflatten(2, (2, -1)) * 2, cube)
+case("= a:unflatten(-1, { 1, 4 }) * 2", lambda t: t.unflatten(-1, (1, 4)) * 2, cube)
+case("= a:movedim(1, -1) * 2", lambda t: t.movedim(0, -1) * 2, cube)
+case("= a:movedim({ 1, 2 }, { 3, 1 }) * 2", lambda t: t.movedim((0, 1), (2, 0)) * 2, cube)
+case("= F.hstack { a, b }", lambda a, b: torch.hstack((a, b)), x, y)
+case("= F.hstack { a, b }", lambda a, b: torch.hstack((a, b)), row, torch.tensor(3.0))
+case("= F.vstack { a, b }", lambda a, b: torch.vstack((a, b)), x, row)
+case("= F.vstack { a, b }", lambda a, b: torch.vstack((a, b)), row, row + 1)
+case("= a:index_copy(2, b, c)", lambda t, i, u: t.index_copy(1, i, u), x, torch.tensor([3, 0]), torch.randn(3, 2))
+case("= a:index_copy(1, b, c)", lambda t, i, u: t.index_copy(0, i, u), cube, torch.tensor([1]), torch.randn(1, 3, 4))
+case("= a:index_fill(-1, b, 7)", lambda t, i: t.index_fill(-1, i, 7), x, torch.tensor([1, 3, 1]))
+case("= a:index_fill(1, b, -2)", lambda t, i: t.index_fill(0, i, -2), whole, torch.tensor([2]))
+at = torch.tensor([[0, 2, 0, 0, 3], [1, 1, 1, 3, 3], [2, 0, 1, 2, 2]])
+for reduce in ("sum", "mean", "amax", "amin"):
+    for own in (True, False):
+        call = "= a:scatter_reduce(%%d, b, c, '%s', %s)" % (reduce, str(own).lower())
+        case(call % 2, lambda t, i, u, r=reduce, o=own: t.scatter_reduce(1, i, u, r, include_self=o), x, at, torch.randn(3, 5))
+        case(call % 1, lambda t, i, u, r=reduce, o=own: t.scatter_reduce(0, i, u, r, include_self=o), x, at[:, :4] % 3, torch.randn(3, 4))
+        case(call % -1, lambda t, i, u, r=reduce, o=own: t.scatter_reduce(-1, i, u, r, include_self=o), torch.tensor([[5, -7, 0, 3]] * 3), at,
+             torch.tensor([[4, -9, 3, -2, 8], [2, 2, -8, 1, 0], [-3, 5, 6, 7, 7]]))
+        case(call % 1, lambda t, i, u, r=reduce, o=own: t.detach().scatter_reduce(0, i, u.detach(), r, include_self=o), row,
+             torch.tensor([0, 0, 1, 1, 3]), torch.tensor([nan, 1.0, inf, -inf, nan]))
+
+# counts and values with a variance
+counts_of = torch.tensor([[0.0, 1.0, 2.0, 5.0], [1.0, 0.0, 7.0, 3.0], [2.0, 2.0, 0.0, 1.0]])
+for reduction in ("mean", "sum", "none"):
+    for full in (False, True):
+        case("= F.poisson_nll_loss(a, b:detach(), true, %s, nil, '%s')" % (str(full).lower(), reduction),
+             lambda t, c, f=full, r=reduction: F.poisson_nll_loss(t, c.detach(), full=f, reduction=r), x, counts_of)
+        case("= F.poisson_nll_loss(a, b:detach(), false, %s, 0.01, '%s')" % (str(full).lower(), reduction),
+             lambda t, c, f=full, r=reduction: F.poisson_nll_loss(t, c.detach(), log_input=False, full=f, eps=0.01, reduction=r), x.abs(), counts_of)
+        case("= F.gaussian_nll_loss(a, b, c, %s, nil, '%s')" % (str(full).lower(), reduction),
+             lambda t, c, v, f=full, r=reduction: F.gaussian_nll_loss(t, c, v, full=f, reduction=r), x, y, torch.rand(3, 4) + 0.1)
+case("= F.gaussian_nll_loss(a, b, c)", lambda t, c, v: F.gaussian_nll_loss(t, c, v), x, y, torch.rand(3, 1) + 0.1)
+
+# nn.utils
+case("= peri.nn.utils.pad_sequence({ a, b, c })", lambda *list: torch.nn.utils.rnn.pad_sequence(list), x, cube[1, :1], cube[0, :2])
+case("= peri.nn.utils.pad_sequence({ a, b, c }, true, -1)", lambda *list: torch.nn.utils.rnn.pad_sequence(list, True, -1),
+     torch.tensor([4, 5, 6]), torch.tensor([7]), torch.tensor([], dtype=torch.int64))
+case("= peri.nn.utils.parameters_to_vector { a, b, c } * 2", lambda *list: torch.nn.utils.parameters_to_vector(list) * 2, x, row, cube)
+
 print('{"format": 1, "kind": "tensor", "library": "torch %s", "tolerance": {"abs": 1e-6, "rel": 1e-5}, "cases": [' % torch.__version__)
 print(",\n".join(json.dumps(c) for c in cases))
 print("]}")

@@ -23,6 +23,9 @@ local calls = {
     return m(x, x, x, { attn_mask = mask, average_attn_weights = false })
   end, ["MultiheadAttention padded"] = function(m, q, k, v, mask) return m(q, k, v, { key_padding_mask = mask }) end,
   ["MultiheadAttention batch first"] = function(m, x) return m(x, x, x) end,
+  ["TransformerEncoderLayer masked"] = function(m, x, mask, padding)
+    return m(x, { src_mask = mask, src_key_padding_mask = padding })
+  end,
   ["InBatchSoftmaxLoss corrected"] = function(m, q, i, log_q, ids) return m(q, i, { log_q = log_q, ids = ids }) end,
   ["kl_div batchmean"] = function(_, t, p) return F.kl_div(t:log_softmax(2), p:log_softmax(2), true, "batchmean") end,
   cosine_similarity = function(_, a, b) return F.cosine_similarity(a, b, 2) end,
@@ -43,6 +46,7 @@ end
 local function check(case, device)
   local module, inputs = make(case, device), {}
   local parameters = {}
+  if case.name == "LazyLinear" then module(load(case["in"][1], device)) end
   for _, p in ipairs(module and module:named_parameters() or {}) do
     local want = assert(case.param and case.param[p.name], case.name .. " has no " .. p.name)
     assert.same(want[2], p.tensor:shape(), p.name)
@@ -80,6 +84,12 @@ describe("new layers", function()
       function() return nn.LSTM { input_size = 3, hidden_size = 4, num_layers = 2 } end,
       function() return nn.MultiheadAttention { embed_dim = 4, num_heads = 2 } end,
       function() return nn.PReLU { num_parameters = 3 } end,
+      function() return nn.TransformerEncoderLayer { d_model = 4, nhead = 2, dim_feedforward = 3 } end,
+      function()
+        local list = {}
+        for _, name in ipairs { "b", "a" } do list[name] = nn.Parameter(peri.randn { 2 }) end
+        return nn.ParameterDict(list)
+      end,
     } do
       nn.manual_seed(1)
       local a = make_one()
@@ -139,6 +149,17 @@ describe("new layers", function()
     refuses("LSTM: one of h0 and c0 is nil", function()
       nn.LSTM { input_size = 3, hidden_size = 4 } (peri.zeros { 2, 1, 3 }, peri.zeros { 1, 1, 4 })
     end)
+    refuses("activation is 'tanh', allowed: relu, gelu", function()
+      nn.TransformerEncoderLayer { d_model = 4, nhead = 2, activation = "tanh" }
+    end)
+    local lazy = nn.LazyLinear { out_features = 2 }
+    refuses("LazyLinear '1' has no parameters yet", function() nn.Sequential { nn.ReLU(), lazy }:parameters() end)
+    refuses("LazyLinear has no parameters yet", function() lazy:state_dict() end)
+    peri.scope(function() assert.same({ 2, 2 }, lazy(peri.ones { 2, 5 }):shape()) end)
+    assert.equal("LazyLinear(in_features=5, out_features=2, bias=true)", tostring(lazy))
+    assert.same({ "weight", "bias" }, peri.util.map(lazy:named_parameters(), function(p) return p.name end))
+    refuses("the name 'training'", function() nn.ModuleDict { training = nn.ReLU() } end)
+    refuses("the name 'training'", function() nn.ParameterDict { training = nn.Parameter(peri.ones { 1 }) } end)
     refuses("wanted a dimension 2 of size 3", function() nn.PReLU { num_parameters = 3 } (peri.zeros { 2, 4 }) end)
   end)
 end)

@@ -99,6 +99,17 @@ local functions = {
   floor_divide = function(x) return F.floor_divide(x, b) end, fmod = function(x) return F.fmod(x, b) end,
   remainder = function(x) return F.remainder(x, b) end, leaky_relu = F.leaky_relu,
   reciprocal = F.reciprocal,
+  glu = F.glu, addcmul = function(x) return F.addcmul(x, b, b, 2) end,
+  logaddexp = function(x) return F.logaddexp(x, b) end, aminmax = function(x) return F.aminmax(x, 2) end,
+  std_mean = function(x) return F.std_mean(x, 2) end, var_mean = function(x) return F.var_mean(x, 2) end,
+  unflatten = function(x) return F.unflatten(x, 1, { 2, 2 }) end, movedim = function(x) return F.movedim(x, 1, 2) end,
+  hstack = function() return F.hstack(pair) end, vstack = function() return F.vstack(pair) end,
+  index_copy = function(x) return F.index_copy(x, 1, classes, b) end,
+  index_fill = function(x) return F.index_fill(x, 1, classes, 2) end,
+  scatter_reduce = function(x) return F.scatter_reduce(x, 2, places, b, "mean") end,
+  ["scatter_reduce amax"] = function(x) return F.scatter_reduce(x, 2, places, b, "amax") end,
+  poisson_nll_loss = function(x) return F.poisson_nll_loss(x, b) end,
+  gaussian_nll_loss = function(x) return F.gaussian_nll_loss(x, b, b) end,
   -- tensors that are made
   tensor = function() return peri.tensor({ 1, 2, 3 }) end, empty = function() return peri.empty { 4, 4 } end,
   zeros = function() return peri.zeros { 4, 4 } end, ones = function() return peri.ones { 4, 4 } end,
@@ -143,7 +154,7 @@ local functions = {
 }
 for _, name in ipairs { "cos", "sin", "erf", "log", "expm1", "log1p", "floor", "ceil", "round", "trunc", "sign", "sqrt",
   "square", "rsqrt", "neg", "sigmoid", "silu", "tanh", "softplus", "logsigmoid", "logical_not", "isnan", "isinf",
-  "isfinite" } do
+  "isfinite", "log2", "log10", "exp2", "selu", "mish" } do
   functions[name] = F[name]
 end
 for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge", "sub", "logical_and", "logical_or", "logical_xor" } do

@@ -85,6 +85,63 @@ function MultiheadAttention:extra_text()
   return ("embed_dim=%d, num_heads=%d"):format(self.embed_dim, self.num_heads)
 end
 
+--- A layer of a transformer: attention of a sequence to itself and two linear layers, each added to what it was called
+--- with and normalised (norm_first: normalised before).
+local TransformerEncoderLayer = Module:extend "TransformerEncoderLayer"
+M.TransformerEncoderLayer = TransformerEncoderLayer
+local feed_forward = { relu = F.relu, gelu = F.gelu }
+function TransformerEncoderLayer:init(args)
+  local name = "TransformerEncoderLayer"
+  local a = util.named(name, args, { d_model = util.whole(util.required, 1), nhead = util.whole(util.required, 1),
+    dim_feedforward = util.whole(2048, 1), dropout = util.below(0.1, 0, 1), activation = util.any "relu",
+    layer_norm_eps = util.from(1e-5, 0), batch_first = false, norm_first = false, bias = true, dtype = "f32",
+    device = util.optional })
+  local function linear(from, to)
+    return layers.Linear { in_features = from, out_features = to, bias = a.bias, dtype = a.dtype, device = a.device }
+  end
+  local function norm()
+    return layers.LayerNorm { normalized_shape = a.d_model, eps = a.layer_norm_eps, bias = a.bias, dtype = a.dtype,
+      device = a.device }
+  end
+  self.activation = feed_forward[a.activation] or a.activation
+  if not util.is_callable(self.activation) then
+    P.fail(("%s: activation is %s, allowed: relu, gelu, a function or a Module"):format(name,
+      signature.text(a.activation)))
+  end
+  self.self_attn = MultiheadAttention { embed_dim = a.d_model, num_heads = a.nhead, dropout = a.dropout, bias = a.bias,
+    batch_first = a.batch_first, dtype = a.dtype, device = a.device }
+  self.linear1 = linear(a.d_model, a.dim_feedforward) -- in PyTorch's order, which is that of their first values
+  self.dropout = layers.Dropout { p = a.dropout }
+  self.linear2 = linear(a.dim_feedforward, a.d_model)
+  self.norm_first, self.norm1 = a.norm_first, norm()
+  self.norm2 = norm()
+  self.dropout1 = layers.Dropout { p = a.dropout }
+  self.dropout2 = layers.Dropout { p = a.dropout }
+end
+
+local function attend(self, x, options)
+  local y = self.self_attn(x, x, x, options)
+  return self.dropout1(y)
+end
+local function feed(self, x)
+  return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+end
+
+local encoder_options = { src_mask = util.optional, src_key_padding_mask = util.optional }
+
+--- src [L, B, E], with batch_first [B, L, E]. options: src_mask and src_key_padding_mask, which are the attention's
+--- attn_mask and key_padding_mask.
+function TransformerEncoderLayer:forward(src, options)
+  local o = util.named("TransformerEncoderLayer:forward", options or {}, encoder_options)
+  local masks = { attn_mask = o.src_mask, key_padding_mask = o.src_key_padding_mask }
+  if self.norm_first then
+    local x = src + attend(self, self.norm1(src), masks)
+    return x + feed(self, self.norm2(x))
+  end
+  local x = self.norm1(src + attend(self, src, masks))
+  return self.norm2(x + feed(self, x))
+end
+
 -- -- GRU, LSTM ------------------------------------------------------------------------------------------------------
 
 --- The class above both: layers over one another, with bidirectional each in both directions.

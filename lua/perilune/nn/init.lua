@@ -19,17 +19,18 @@ local modules = {
   anomaly = "perilune.nn.anomaly",
   _graphed = "perilune.nn.graphed",
   metrics = "perilune.nn.metrics",
+  utils = "perilune.nn.utils",
 }
 
 local names = {
   Parameter = "parameter", manual_seed = "parameter",
   Sequential = "layers", ModuleList = "layers", ModuleDict = "layers",
-  ParameterList = "layers", Linear = "layers", Perceptron = "layers",
+  ParameterList = "layers", ParameterDict = "layers", LazyLinear = "layers", Linear = "layers", Perceptron = "layers",
   MLP = "layers", LayerNorm = "layers", SwishLayerNorm = "layers", BatchNorm1d = "layers", Dropout = "layers",
   Identity = "layers", ReLU = "layers", Sigmoid = "layers", Tanh = "layers", SiLU = "layers", GELU = "layers",
   Softplus = "layers", LogSigmoid = "layers", LeakyReLU = "layers", Softmax = "layers", PReLU = "layers",
   ELU = "layers", LogSoftmax = "layers", Flatten = "layers", RMSNorm = "layers",
-  MultiheadAttention = "attention", GRU = "attention", LSTM = "attention",
+  MultiheadAttention = "attention", TransformerEncoderLayer = "attention", GRU = "attention", LSTM = "attention",
   Embedding = "embedding", EmbeddingBag = "embedding",
   InteractionArch = "interaction", InteractionDCNArch = "interaction", InteractionProjectionArch = "interaction",
   CrossNet = "interaction", LowRankCrossNet = "interaction", VectorCrossNet = "interaction",
@@ -38,6 +39,7 @@ local names = {
   Loss = "losses", CrossEntropyLoss = "losses", BPRLoss = "losses", FocalLoss = "losses", MarginRankingLoss = "losses",
   HingeEmbeddingLoss = "losses", CosineEmbeddingLoss = "losses", KLDivLoss = "losses", InBatchSoftmaxLoss = "losses",
   L1Loss = "losses", HuberLoss = "losses", SmoothL1Loss = "losses", NLLLoss = "losses", TripletMarginLoss = "losses",
+  PoissonNLLLoss = "losses", GaussianNLLLoss = "losses",
   graphed = "_graphed", Graphed = "_graphed", detect_anomaly = "anomaly", extra_state = "extra",
   load_extra_state = "extra",
   DenseArch = "models", SparseArch = "models", OverArch = "models", DLRM = "models", DLRM_DCN = "models",

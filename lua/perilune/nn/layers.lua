@@ -40,6 +40,17 @@ function ModuleList:replace(name, module)
   rawset(self, tonumber(name) + 1, module)
 end
 
+--- An error unless a dictionary can have something under a name: one that it has already (a list), or one that means
+--- nothing else in a module.
+local function check_name(dict, name, names)
+  if type(name) ~= "string" or name:find(".", 1, true) then
+    P.fail(("%s: the name %s, wanted a string without points"):format(dict.class_name, errors.kind(name)))
+  end
+  if dict[name] ~= nil and not util.index_of(names)[name] then
+    P.fail(("%s: the name '%s', which all modules have for something else"):format(dict.class_name, name))
+  end
+end
+
 --- Modules by name: dict.name is one; they run through paths, state dicts and named_children in the order of their
 --- names, or, of those that `update` and `add_module` bring, in which they came.
 local ModuleDict = Module:extend "ModuleDict"
@@ -51,12 +62,7 @@ function ModuleDict:update(modules)
     P.fail(("ModuleDict: a table of modules is wanted, { name = module }, not %s"):format(errors.kind(modules)))
   end
   for name, module in util.ordered(modules) do
-    if type(name) ~= "string" or name:find(".", 1, true) then
-      P.fail(("ModuleDict: the name %s, wanted a string without points"):format(errors.kind(name)))
-    end
-    if rawget(self, name) == nil and self[name] ~= nil then
-      P.fail(("ModuleDict: the name '%s', which all modules have for something else"):format(name))
-    end
+    check_name(self, name, self._children)
     self:add_module(name, module)
   end
   return self
@@ -84,6 +90,26 @@ function ParameterList:init(parameters)
     rawset(self, i, p)
   end
 end
+
+--- Parameters by name: dict.name is one; in the order of their names, or, of those that `update` brings later, in which
+--- they came.
+local ParameterDict = Module:extend "ParameterDict"
+M.ParameterDict = ParameterDict
+function ParameterDict:init(parameters) self:update(parameters or {}) end
+--- Add the parameters of a table, or put them in the place of those that have their names.
+function ParameterDict:update(parameters)
+  if type(parameters) ~= "table" or Module.is(parameters) then
+    P.fail(("ParameterDict: a table of parameters is wanted, { name = parameter }, not %s"):format(
+      errors.kind(parameters)))
+  end
+  for name, p in util.ordered(parameters) do
+    check_name(self, name, self._parameters)
+    self:register_parameter(name, p)
+  end
+  return self
+end
+--- The names, in order.
+function ParameterDict:keys() return util.map(self._parameters, function(name) return name end) end
 
 -- -- activations ------------------------------------------------------------------------------------------------------
 
@@ -174,6 +200,28 @@ function Linear:forward(x) return F.linear(x, self.weight, self.bias) end
 function Linear:extra_text()
   local inner, out = self.in_features, self.out_features
   return ("in_features=%d, out_features=%d, bias=%s"):format(inner or 0, out or 0, tostring(self.bias and true))
+end
+
+--- A Linear whose in_features is the last size of what it is called with first. Until then it has no parameters, and to
+--- ask for those, or for its state, is an error.
+local LazyLinear = Linear:extend "LazyLinear"
+M.LazyLinear = LazyLinear
+function LazyLinear:init(args)
+  self._made_of = util.named("LazyLinear", args, { out_features = util.whole(util.required, 0), bias = true,
+    dtype = "f32", device = util.optional })
+  self.in_features, self.out_features, self.weight, self.bias = false, self._made_of.out_features, false, false
+  self._awaits = "a first call, which tells in_features"
+end
+function LazyLinear:forward(x)
+  if self._awaits then
+    if x:dim() < 1 then P.fail(("LazyLinear: %s, wanted one dimension and more"):format(Tensor._text(x))) end
+    local linear = Linear { in_features = x:size(-1), out_features = self.out_features, bias = self._made_of.bias,
+      dtype = self._made_of.dtype, device = self._made_of.device or x:device() }
+    self.in_features, self._awaits = linear.in_features, false
+    self:register_parameter("weight", P.keep(linear.weight))
+    if linear.bias then self:register_parameter("bias", P.keep(linear.bias)) end
+  end
+  return F.linear(x, self.weight, self.bias or nil)
 end
 
 -- -- normalisation ----------------------------------------------------------------------------------------------------

@@ -151,6 +151,16 @@ define("KLDivLoss", {}, function(self, reduction, input, target)
 end,
   { log_target = false })
 
+--- Of the logarithms of means (log_input false: of means) and counts.
+define("PoissonNLLLoss", {}, function(self, reduction, input, target)
+  return F.poisson_nll_loss(input, target, self.log_input, self.full, self.eps, reduction)
+end, { log_input = true, full = false, eps = util.from(1e-8, 0) })
+
+--- Called with means, targets and variances.
+define("GaussianNLLLoss", {}, function(self, reduction, input, target, var)
+  return F.gaussian_nll_loss(input, target, var, self.full, self.eps, reduction)
+end, { full = false, eps = util.over(1e-6, 0) }, "three")
+
 --- Called with queries, items and (optional) { log_q =, ids = }: functional.in_batch_softmax_loss. Negatives are those
 --- of this rank.
 define("InBatchSoftmaxLoss", {}, function(self, reduction, queries, items, more)

@@ -280,11 +280,20 @@ local function add_tensor(list, seen, path, name, t)
   list[#list + 1] = { name = join(path, name), tensor = t }
 end
 
+--- An error where a module of this library does not have its tensors yet.
+local function check_made(module, path)
+  local awaits = rawget(module, "_awaits")
+  if not awaits then return end
+  P.fail(("%s%s has no parameters yet: it waits for %s; call the model with a batch before you ask for its parameters "
+    .. "or state"):format(module.class_name, path == "" and "" or (" '%s'"):format(path), awaits))
+end
+
 --- Tensors that the field lists `kinds` name, and parameters that are found beside them, each once: a list of { name =,
 --- tensor = }.
 local function tensors(module, prefix, kinds)
   local list, seen = {}, {}
   for _, m in ipairs(module:named_modules(prefix)) do
+    check_made(m.module, m.path)
     for _, kind in ipairs(kinds) do
       for _, name in ipairs(m.module[kind]) do add_tensor(list, seen, m.path, name, rawget(m.module, name)) end
       for _, f in ipairs(kind == "_parameters" and found(m.module, is_parameter, m.module._parameters) or {}) do
@@ -312,6 +321,7 @@ function Module:named_state(prefix) return tensors(self, prefix, { "_parameters"
 --- parameters and buffers have their own.
 function Module:own_state()
   local list = {}
+  check_made(self, "")
   for _, kind in ipairs { "_parameters", "_buffers" } do
     for _, name in ipairs(self[kind]) do
       if Tensor.is(rawget(self, name)) then list[#list + 1] = { name = name, tensor = rawget(self, name) } end

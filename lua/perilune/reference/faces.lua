@@ -42,12 +42,14 @@
 ---@operator unm: peri.Tensor
 ---@field abs fun(self: peri.Tensor): peri.Tensor
 ---@field add fun(self: peri.Tensor, b: peri.Tensor|number): peri.Tensor
+---@field addcmul fun(self: peri.Tensor, a: peri.Tensor, b: peri.Tensor, value?: number): peri.Tensor
 ---@field addmm fun(self: peri.Tensor, a: peri.Tensor, b: peri.Tensor, beta?: number, alpha?: number): peri.Tensor
 ---@field affine fun(self: peri.Tensor, scale: number, shift?: number): peri.Tensor
 ---@field all fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean): peri.Tensor
 ---@field allclose fun(self: peri.Tensor, b: peri.Tensor, rtol?: number, atol?: number, equal_nan?: boolean): boolean
 ---@field amax fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean): peri.Tensor
 ---@field amin fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean): peri.Tensor
+---@field aminmax fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean): peri.Tensor, peri.Tensor
 ---@field any fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean): peri.Tensor
 ---@field argmax fun(self: peri.Tensor, dim?: integer, keepdim?: boolean): peri.Tensor
 ---@field argmin fun(self: peri.Tensor, dim?: integer, keepdim?: boolean): peri.Tensor
@@ -75,6 +77,7 @@
 ---@field equal fun(self: peri.Tensor, b: peri.Tensor): boolean
 ---@field erf fun(self: peri.Tensor): peri.Tensor
 ---@field exp fun(self: peri.Tensor): peri.Tensor
+---@field exp2 fun(self: peri.Tensor): peri.Tensor
 ---@field expm1 fun(self: peri.Tensor): peri.Tensor
 ---@field flatten fun(self: peri.Tensor, first?: integer, last?: integer): peri.Tensor
 ---@field flip fun(self: peri.Tensor, dim: integer|integer[]): peri.Tensor
@@ -84,10 +87,13 @@
 ---@field gather fun(self: peri.Tensor, dim: integer, index: peri.Tensor): peri.Tensor
 ---@field ge fun(self: peri.Tensor, x: peri.Tensor|number): peri.Tensor
 ---@field gelu fun(self: peri.Tensor): peri.Tensor
+---@field glu fun(self: peri.Tensor, dim?: integer): peri.Tensor
 ---@field gt fun(self: peri.Tensor, x: peri.Tensor|number): peri.Tensor
 ---@field gumbel_softmax fun(self: peri.Tensor, tau?: number, hard?: boolean, dim?: integer): peri.Tensor
 ---@field histc fun(self: peri.Tensor, bins?: integer, min?: number, max?: number): peri.Tensor
 ---@field index_add fun(self: peri.Tensor, dim: integer, ids: peri.Tensor, src: peri.Tensor, alpha?: number): peri.Tensor
+---@field index_copy fun(self: peri.Tensor, dim: integer, ids: peri.Tensor, src: peri.Tensor): peri.Tensor
+---@field index_fill fun(self: peri.Tensor, dim: integer, ids: peri.Tensor, value: number): peri.Tensor
 ---@field index_select fun(self: peri.Tensor, dim: integer, ids: peri.Tensor): peri.Tensor
 ---@field isclose fun(self: peri.Tensor, b: peri.Tensor, rtol?: number, atol?: number, equal_nan?: boolean): peri.Tensor
 ---@field isfinite fun(self: peri.Tensor): peri.Tensor
@@ -99,8 +105,11 @@
 ---@field leaky_relu fun(self: peri.Tensor, slope?: number): peri.Tensor
 ---@field lerp fun(self: peri.Tensor, b: peri.Tensor, weight: peri.Tensor|number): peri.Tensor
 ---@field log fun(self: peri.Tensor): peri.Tensor
+---@field log10 fun(self: peri.Tensor): peri.Tensor
 ---@field log1p fun(self: peri.Tensor): peri.Tensor
+---@field log2 fun(self: peri.Tensor): peri.Tensor
 ---@field log_softmax fun(self: peri.Tensor, dim: integer): peri.Tensor
+---@field logaddexp fun(self: peri.Tensor, b: peri.Tensor): peri.Tensor
 ---@field logical_and fun(self: peri.Tensor, b: peri.Tensor): peri.Tensor
 ---@field logical_not fun(self: peri.Tensor): peri.Tensor
 ---@field logical_or fun(self: peri.Tensor, b: peri.Tensor): peri.Tensor
@@ -118,7 +127,9 @@
 ---@field median fun(self: peri.Tensor, dim?: integer, keepdim?: boolean): peri.Tensor, peri.Tensor|nil
 ---@field min fun(self: peri.Tensor, dim?: integer|peri.Tensor, keepdim?: boolean): peri.Tensor, peri.Tensor?
 ---@field minimum fun(self: peri.Tensor, b: peri.Tensor): peri.Tensor
+---@field mish fun(self: peri.Tensor): peri.Tensor
 ---@field mode fun(self: peri.Tensor, dim?: integer, keepdim?: boolean): peri.Tensor, peri.Tensor
+---@field movedim fun(self: peri.Tensor, from: integer|integer[], to: integer|integer[]): peri.Tensor
 ---@field mul fun(self: peri.Tensor, b: peri.Tensor|number): peri.Tensor
 ---@field multinomial fun(self: peri.Tensor, n: integer, replacement?: boolean): peri.Tensor
 ---@field nan_to_num fun(self: peri.Tensor, nan?: number, posinf?: number, neginf?: number): peri.Tensor
@@ -145,7 +156,9 @@
 ---@field rsqrt fun(self: peri.Tensor): peri.Tensor
 ---@field scatter fun(self: peri.Tensor, dim: integer, index: peri.Tensor, src: peri.Tensor|number): peri.Tensor
 ---@field scatter_add fun(self: peri.Tensor, dim: integer, index: peri.Tensor, src: peri.Tensor|number): peri.Tensor
+---@field scatter_reduce fun(self: peri.Tensor, dim: integer, index: peri.Tensor, src: peri.Tensor, reduce: string, include_self?: boolean): peri.Tensor
 ---@field select fun(self: peri.Tensor, dim: integer, i: integer): peri.Tensor
+---@field selu fun(self: peri.Tensor): peri.Tensor
 ---@field sigmoid fun(self: peri.Tensor): peri.Tensor
 ---@field sign fun(self: peri.Tensor): peri.Tensor
 ---@field silu fun(self: peri.Tensor): peri.Tensor
@@ -158,6 +171,7 @@
 ---@field square fun(self: peri.Tensor): peri.Tensor
 ---@field squeeze fun(self: peri.Tensor, dim?: integer): peri.Tensor
 ---@field std fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean, correction?: number): peri.Tensor
+---@field std_mean fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean, correction?: number): peri.Tensor, peri.Tensor
 ---@field sub fun(self: peri.Tensor, b: peri.Tensor|number): peri.Tensor
 ---@field sum fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean): peri.Tensor
 ---@field take_along_dim fun(self: peri.Tensor, index: peri.Tensor, dim?: integer): peri.Tensor
@@ -169,9 +183,11 @@
 ---@field triu fun(self: peri.Tensor, k?: integer): peri.Tensor
 ---@field trunc fun(self: peri.Tensor): peri.Tensor
 ---@field unbind fun(self: peri.Tensor, dim?: integer): peri.Tensor[]
+---@field unflatten fun(self: peri.Tensor, dim: integer, sizes: integer[]): peri.Tensor
 ---@field unique fun(self: peri.Tensor, return_inverse?: boolean, return_counts?: boolean): peri.Tensor, peri.Tensor|nil, peri.Tensor|nil
 ---@field unsqueeze fun(self: peri.Tensor, dim: integer): peri.Tensor
 ---@field var fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean, correction?: number): peri.Tensor
+---@field var_mean fun(self: peri.Tensor, dim?: integer|integer[], keepdim?: boolean, correction?: number): peri.Tensor, peri.Tensor
 
 ---@class peri.dist
 ---@field codec peri.dist.codec
@@ -197,6 +213,7 @@
 ---@field models peri.nn.models
 ---@field optim peri.nn.optim
 ---@field parameter peri.nn.parameter
+---@field utils peri.nn.utils
 
 ---@class peri.pipeline
 ---@field cluster peri.pipeline.cluster
@@ -339,6 +356,9 @@
 ---@class peri.nn.GRU
 ---@overload fun(x: peri.Tensor, h0?: peri.Tensor): peri.Tensor, peri.Tensor
 
+---@class peri.nn.GaussianNLLLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
 ---@class peri.nn.HingeEmbeddingLoss
 ---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
 
@@ -370,6 +390,9 @@
 ---@overload fun(x: peri.Tensor, h0?: peri.Tensor, c0?: peri.Tensor): peri.Tensor, peri.Tensor, peri.Tensor
 
 ---@class peri.nn.LayerNorm
+---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.LazyLinear
 ---@overload fun(x: peri.Tensor): peri.Tensor
 
 ---@class peri.nn.LeakyReLU
@@ -414,6 +437,9 @@
 ---@class peri.nn.Perceptron
 ---@overload fun(x: peri.Tensor): peri.Tensor
 
+---@class peri.nn.PoissonNLLLoss
+---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor
+
 ---@class peri.nn.RMSNorm
 ---@overload fun(x: peri.Tensor): peri.Tensor
 
@@ -446,6 +472,9 @@
 
 ---@class peri.nn.Tanh
 ---@overload fun(x: peri.Tensor): peri.Tensor
+
+---@class peri.nn.TransformerEncoderLayer
+---@overload fun(src: peri.Tensor, options?: table): peri.Tensor
 
 ---@class peri.nn.TripletMarginLoss
 ---@overload fun(input: peri.Tensor, target: peri.Tensor, third?: peri.Tensor): peri.Tensor

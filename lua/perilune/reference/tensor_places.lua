@@ -240,3 +240,102 @@ function functional.masked_select(t, mask) end
 ---@param t peri.Tensor The numbers: any shape.
 ---@return peri.Tensor # `[number of them, dimensions of t]`, i64.
 function functional.nonzero(t) end
+
+---t with one dimension cut into several.
+---
+---Errors: sizes whose product is not the dimension's; two sizes of -1.
+---
+---```lua
+---print(peri.zeros({ 6, 2 }):unflatten(1, { 2, -1 }):size(2)) --> 3
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim integer The dimension.
+---@param sizes integer[] Their sizes; one may be -1: what is left.
+---@return peri.Tensor # A view if its memory allows it.
+function functional.unflatten(t, dim, sizes) end
+
+---t with dimensions at other places; the others keep their order.
+---
+---Errors: a dimension or a place twice, or one that t does not have.
+---
+---```lua
+---print(peri.zeros({ 2, 3, 4 }):movedim(1, -1):size(1)) --> 3
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param from integer|integer[] A dimension, or a list of them.
+---@param to integer|integer[] Where they go, as many.
+---@return peri.Tensor # A view.
+function functional.movedim(t, from, to) end
+
+---Tensors side by side: joined along dimension 2, those of one dimension along 1.
+---
+---Errors: sizes that do not fit.
+---
+---```lua
+---local t = peri.ones { 2, 1 }
+---print(peri.nn.functional.hstack({ t, t }):size(2)) --> 2
+---```
+---@param tensors peri.Tensor[] Tensors of one shape but for the size that is joined.
+---@return peri.Tensor # All of them.
+function functional.hstack(tensors) end
+
+---Tensors one below the other: joined along dimension 1; those of one dimension are rows.
+---
+---Errors: sizes that do not fit.
+---
+---```lua
+---local t = peri.ones { 3 }
+---print(peri.nn.functional.vstack({ t, t }):size(1)) --> 2
+---```
+---@param tensors peri.Tensor[] Tensors of one shape but for the size that is joined.
+---@return peri.Tensor # All of them: `[rows, ...]`.
+function functional.vstack(tensors) end
+
+---t with slices replaced by those of another tensor. Of several for one place the last one stays; the gradient goes to
+---all of them, as in PyTorch.
+---
+---Errors: ids out of range; another shape of src.
+---
+---```lua
+---local t = peri.zeros { 3 }
+---print(t:index_copy(1, peri.tensor({ 2 }, "i64"), peri.ones { 1 }):item(2)) --> 1
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim integer The dimension.
+---@param ids peri.Tensor Numbers of slices, from 0: `[n]`, i32 or i64.
+---@param src peri.Tensor The slices: t's shape with n in the dimension.
+---@return peri.Tensor # Of the shape of t.
+function functional.index_copy(t, dim, ids, src) end
+
+---t with a number in some of its slices.
+---
+---Errors: ids out of range.
+---
+---```lua
+---print(peri.zeros({ 3 }):index_fill(1, peri.tensor({ 2 }, "i64"), 7):item(2)) --> 7
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim integer The dimension.
+---@param ids peri.Tensor Numbers of slices, from 0: `[n]`, i32 or i64.
+---@param value number The number.
+---@return peri.Tensor # Of the shape of t.
+function functional.index_fill(t, dim, ids, value) end
+
+---t with what src has for each place: added up, the mean, the largest or the smallest. Places that index does not name
+---keep their elements. Of equal largest elements of src one has the gradient (in PyTorch they share it).
+---
+---Errors: another shape of src than index; indices out of range; another word.
+---
+---```lua
+---local index = peri.tensor({ 0, 0, 1 }, "i64")
+---local most = peri.zeros({ 2 }):scatter_reduce(1, index, peri.tensor { 3, 5, 4 }, "amax")
+---print(table.concat(most:to_list(), " ")) --> 5 4
+---```
+---@param t peri.Tensor The numbers: any shape.
+---@param dim integer The dimension.
+---@param index peri.Tensor Places along it, from 0, i32 or i64.
+---@param src peri.Tensor What comes there, of index's shape.
+---@param reduce string "sum", "mean", "amax" or "amin".
+---@param include_self? boolean With the element that t has there (default: true).
+---@return peri.Tensor # Of the shape of t.
+function functional.scatter_reduce(t, dim, index, src, reduce, include_self) end

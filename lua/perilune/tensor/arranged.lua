@@ -171,6 +171,70 @@ function F.unbind(t, dim)
   return list
 end
 
+--- t with dimension `dim` as several of these sizes, whose product is its size; one of them may be -1, "what is left".
+function F.unflatten(t, dim, sizes)
+  local d, shape, known, open = counted(t, dim), {}, 1, nil
+  for i = 1, #sizes do
+    local size = tonumber(sizes[i])
+    if size ~= -1 then known = known * size
+    elseif open then P.fail "unflatten: two sizes are -1, allowed: one"
+    else open = i end
+  end
+  local own = t:size(d)
+  local rest = open and known > 0 and own / known or open and 0 or 1
+  if rest % 1 ~= 0 or known * rest ~= own or known < 0 then
+    P.fail(("unflatten: sizes { %s } of dimension %d of %s, wanted those whose product is %d"):format(
+      table.concat(sizes, ", "), dim, Tensor._text(t), own))
+  end
+  for k = 1, d - 1 do shape[k] = t:size(k) end
+  for i = 1, #sizes do shape[#shape + 1] = i == open and rest or tonumber(sizes[i]) end
+  for k = d + 1, t:dim() do shape[#shape + 1] = t:size(k) end
+  return (t:reshape(shape))
+end
+
+--- t with the dimensions `from` (a number or a list) at the places `to`; the others keep their order.
+function F.movedim(t, from, to)
+  from, to = listed(from), listed(to)
+  local n, order, taken = t:dim(), {}, {}
+  if #from ~= #to then P.fail(("movedim: %d dimensions to %d places, wanted as many"):format(#from, #to)) end
+  for i = 1, #from do
+    local d, place = counted(t, from[i]), counted(t, to[i])
+    if d < 1 or d > n or place < 1 or place > n or taken[d] or order[place] then
+      P.fail(("movedim: dimension %d to place %d of %s, wanted each once"):format(from[i], to[i], Tensor._text(t)))
+    end
+    taken[d], order[place] = true, d
+  end
+  local rest = 1
+  for place = 1, n do
+    if not order[place] then
+      while taken[rest] do rest = rest + 1 end
+      order[place], rest = rest, rest + 1
+    end
+  end
+  return (F.permute(t, order))
+end
+
+--- Tensors side by side: joined along dimension 2, those of fewer dimensions along 1.
+function F.hstack(tensors)
+  local list, most = {}, 0
+  for i = 1, #tensors do
+    local t = tensors[i]
+    if not Tensor.is(t) then P.fail(("hstack: entry %d is %s, wanted a tensor"):format(i, signature.text(t))) end
+    list[i], most = t:dim() == 0 and t:reshape(1) or t, math.max(most, t:dim())
+  end
+  return (F.cat(list, most < 2 and 1 or 2))
+end
+--- Tensors one below the other: joined along dimension 1; one of a single dimension is a row.
+function F.vstack(tensors)
+  local list = {}
+  for i = 1, #tensors do
+    local t = tensors[i]
+    if not Tensor.is(t) then P.fail(("vstack: entry %d is %s, wanted a tensor"):format(i, signature.text(t))) end
+    list[i] = t:dim() < 2 and t:reshape(1, -1) or t
+  end
+  return (F.cat(list, 1))
+end
+
 -- -- by places and masks ----------------------------------------------------------------------------------------------
 
 --- A number as a tensor of t's dtype and of the shape of `index`.
@@ -203,6 +267,77 @@ function F.index_add(t, dim, ids, src, alpha)
   local sums = wrap(out[0])
   return (F.add(t, d == 1 and sums or sums:transpose(1, d)))
 end
+--- ids [n] as an index for scatter: of the shape that n slices of t along d have.
+local function index_of_slices(func, t, d, ids)
+  if ids:dim() ~= 1 then P.fail(("%s: ids are %s, wanted one dimension"):format(func, Tensor._text(ids))) end
+  local each, shape = Tensor._ones_shape(t), t:shape()
+  each[d], shape[d] = ids:numel(), ids:numel()
+  return ids:reshape(each):expand(shape)
+end
+--- t with its slices ids[i] along dim replaced by the slices i of src. Of several for one place the last one stays.
+function F.index_copy(t, dim, ids, src)
+  local index = index_of_slices("index_copy", t, counted(t, dim), ids)
+  if not Tensor._same_shape(index, src) then
+    P.fail(("index_copy: src is %s, wanted the shape [%s]"):format(Tensor._text(src),
+      table.concat(index:shape(), ", ")))
+  end
+  return (F.scatter(t, dim, index, src))
+end
+--- t with `value` in its slices ids[i] along dim.
+function F.index_fill(t, dim, ids, value)
+  return (F.scatter(t, dim, index_of_slices("index_fill", t, counted(t, dim), ids), value))
+end
+
+--- The mean of what src has for each place, and with `own` of what is there.
+local function scatter_mean(t, dim, index, src, own)
+  local counts = Tensor.full(t:shape(), own and 1 or 0, "i64", t:device())
+  counts = F.clamp(F.scatter_add(counts, dim, index, 1), 1) -- places that nothing is for keep their element
+  local sums = F.scatter_add(own and t or F.scatter(t, dim, index, 0), dim, index, src)
+  if Tensor._is_float(t) then return (F.div(sums, counts)) end
+  return (F.floor_divide(sums, counts):to(t:dtype()))
+end
+--- values, whose gradients go through those only that scatter leaves at their places: the last one of each.
+local function last_ones(t, dim, index, values)
+  local d = counted(t, dim)
+  local each, device = Tensor._ones_shape(index), t:describe().device
+  each[d] = index:size(d)
+  local numbers = Tensor.arange(0, each[d], 1, "i64", device):reshape(each):expand(index:shape())
+  local last = F.scatter(Tensor.full(t:shape(), 0, "i64", device), dim, index, numbers)
+  return (F.where(F.eq(F.gather(last, dim, index), numbers), values, values:detach()))
+end
+--- The largest that src has for each place: sorted, it is put there last, as are NaN. falling: the smallest.
+local scatter_extreme
+function scatter_extreme(t, dim, index, src, own, falling)
+  if falling and Tensor._is_float(t) then -- NaN are last in rising order only
+    return (F.neg(scatter_extreme(F.neg(t), dim, index, F.neg(src), own, false)))
+  end
+  local values, places = F.sort(src, dim, falling)
+  index = F.gather(index, dim, places)
+  if src:describe().requires_grad then values = last_ones(t, dim, index, values) end
+  local extremes = F.scatter(t, dim, index, values)
+  if not own then return extremes end
+  return ((falling and F.minimum or F.maximum)(t, extremes))
+end
+local reduces = {
+  sum = function(t, dim, index, src, own)
+    return (F.scatter_add(own and t or F.scatter(t, dim, index, 0), dim, index, src))
+  end,
+  mean = scatter_mean,
+  amax = function(t, dim, index, src, own) return (scatter_extreme(t, dim, index, src, own, false)) end,
+  amin = function(t, dim, index, src, own) return (scatter_extreme(t, dim, index, src, own, true)) end,
+}
+--- t with what src (of index's shape) has for the places that index names along dim, taken together with what is there
+--- (include_self, true) or without: reduce: "sum", "mean", "amax" or "amin". Of equal elements of src one has the
+--- gradient.
+function F.scatter_reduce(t, dim, index, src, reduce, include_self)
+  local f = reduces[reduce]
+    or P.fail(("scatter_reduce: reduce is %s, allowed: sum, mean, amax, amin"):format(signature.text(reduce)))
+  if not Tensor._same_shape(index, src) then
+    P.fail(("scatter_reduce: index %s and src %s, wanted one shape"):format(Tensor._text(index), Tensor._text(src)))
+  end
+  return (f(t, dim, index, src, include_self ~= false))
+end
+
 --- gather of an index whose other sizes broadcast with t's; no dim: of all elements in row-major order.
 function F.take_along_dim(t, index, dim)
   if not dim then return (F.gather(t:reshape(-1), 1, index:reshape(-1))) end
@@ -246,12 +381,17 @@ signature.check_one("", F, {
   pad = "t: tensor, pads: integers, value: scalar?", unbind = "t: tensor, dim: dim?",
   index_add = "t: tensor, dim: dim, ids: tensor, src: tensor, alpha: number?",
   take_along_dim = "t: tensor, index: tensor, dim: dim?", masked_select = "t: tensor, mask: tensor",
-  nonzero = "t: tensor",
+  nonzero = "t: tensor", unflatten = "t: tensor, dim: dim, sizes: integers",
+  movedim = "t: tensor, from: dims, to: dims",
+  hstack = "tensors: list", vstack = "tensors: list", index_copy = "t: tensor, dim: dim, ids: tensor, src: tensor",
+  index_fill = "t: tensor, dim: dim, ids: tensor, value: scalar",
+  scatter_reduce = "t: tensor, dim: dim, index: tensor, src: tensor, reduce: string, include_self: boolean?",
 })
 signature.check_each_one("", F, { "triu", "tril" }, "t: tensor, k: integer?")
 signature.check_each_one("", F, { "scatter", "scatter_add" }, "t: tensor, dim: dim, index: tensor, src: operand")
 for _, name in ipairs { "roll", "flip", "tile", "repeat_interleave", "triu", "tril", "diag", "trace", "outer", "pad",
-  "unbind", "scatter", "scatter_add", "index_add", "take_along_dim", "masked_select", "nonzero" } do
+  "unbind", "scatter", "scatter_add", "index_add", "take_along_dim", "masked_select", "nonzero", "unflatten", "movedim",
+  "index_copy", "index_fill", "scatter_reduce" } do
   Tensor.methods[name] = F[name]
 end
 

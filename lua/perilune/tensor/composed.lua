@@ -147,6 +147,49 @@ end)
 --- t where it is above 0, else alpha (1) times exp(t) - 1.
 function F.elu(t, alpha) return (elu(NONE, nil, false, t, alpha or 1)) end
 
+local glued = formula("glu", 2, 0, function(f, a, b) return f.mul(a, f.sigmoid(b)) end)
+--- The first half of t along dim (-1) times the sigmoid of the second one.
+function F.glu(t, dim)
+  dim = dim or -1
+  local size = t:size(dim)
+  if size % 2 ~= 0 then
+    P.fail(("glu: dimension %d of %s, wanted an even size, since it is cut into halves"):format(dim, Tensor._text(t)))
+  end
+  return (glued(NONE, nil, false, t:slice(dim, 0, size / 2), t:slice(dim, size / 2, size)))
+end
+local selu = formula("selu", 1, 2, function(f, t, below_scale, scale)
+  local below = f.expm1(f.clamp(t, -math.huge, 1)) -- as in elu
+  return f.where(f.le(t, f.number(0)), f.affine(below, below_scale, 0), f.affine(t, scale, 0))
+end)
+local SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+--- SELU_SCALE times elu with SELU_ALPHA: through many layers means stay near 0 and variances near 1.
+function F.selu(t) return (selu(NONE, nil, false, t, SELU_ALPHA * SELU_SCALE, SELU_SCALE)) end
+local mish = formula("mish", 1, 0, function(f, t) return f.mul(t, f.tanh(f.softplus(t))) end)
+--- t times the tanh of the softplus of t.
+function F.mish(t) return (mish(NONE, nil, false, t)) end
+
+local scaled_log = formula("log2", 1, 1, function(f, t, scale) return f.affine(f.log(t), scale, 0) end)
+--- By how much a logarithm misses the whole number from which only rounding can have kept it; else 0.
+local beside_whole = formula("log2", 1, 1, function(f, t, scale)
+  local y = f.affine(f.log(t), scale, 0)
+  local whole = f.round(y)
+  local apart = f.sub(y, whole)
+  return f.where(f.le(f.abs(apart), f.affine(f.abs(whole), 2 ^ -51, 0)), apart, f.number(0))
+end)
+--- log(t) times scale, computed in f64, so that whole numbers are exact: log2(8) is 3, also where it is rounded down.
+local function logarithm(t, scale)
+  local name = Tensor._is_float(t) and t:dtype() or "f32"
+  if watch.call then return (F.affine(F.log(t), scale, 0)) end -- model files compute in f32
+  if name ~= "f64" then return (scaled_log(NONE, nil, false, t:to "f64", scale):to(name)) end
+  return (F.sub(scaled_log(NONE, nil, false, t, scale), beside_whole(NONE, nil, false, t:detach(), scale)))
+end
+--- The logarithm to base 2. Of integers and bool in f32.
+function F.log2(t) return (logarithm(t, 1 / math.log(2))) end
+--- The logarithm to base 10. Of integers and bool in f32.
+function F.log10(t) return (logarithm(t, 1 / math.log(10))) end
+--- 2 to the power of t. Of integers and bool in f32.
+function F.exp2(t) return (F.pow(2, Tensor._is_float(t) and t or t:to "f32")) end
+
 -- -- of truth ---------------------------------------------------------------------------------------------------------
 
 --- Where t is 0 or false: bool.
@@ -226,6 +269,37 @@ function F.lerp(a, b, weight)
   weight = tonumber(weight)
   if math.abs(weight) < 0.5 then return (from_first(NONE, nil, false, a, b, weight)) end
   return (from_second(NONE, nil, false, a, b, 1 - weight))
+end
+local added_product = formula("addcmul", 3, 1, function(f, t, a, b, value)
+  return f.add(t, f.affine(f.mul(a, b), value, 0))
+end)
+--- t + value (1) times a times b, which broadcast.
+function F.addcmul(t, a, b, value)
+  if not (Tensor._is_float(t) and Tensor._is_float(a) and Tensor._is_float(b)) then
+    return (F.add(t, F.affine(F.mul(a, b), value or 1, 0)))
+  end
+  return (added_product(NONE, nil, false, t, a, b, value or 1))
+end
+local log_of_sum = formula("logaddexp", 2, 0, function(f, a, b)
+  -- equal infinities have no difference
+  local apart = f.abs(f.where(f.eq(a, b), f.number(0), f.sub(a, b)))
+  return f.add(f.maximum(a, b), f.log1p(f.exp(f.affine(apart, -1, 0))))
+end)
+--- The logarithm of exp(a) + exp(b).
+function F.logaddexp(a, b) return (log_of_sum(NONE, nil, false, a, b)) end
+--- The smallest and the largest element over dim (as in sum).
+function F.aminmax(t, dim, keepdim)
+  local least, most = F.amin(t, dim, keepdim), F.amax(t, dim, keepdim)
+  return least, most
+end
+--- std and mean, var and mean.
+function F.std_mean(t, dim, keepdim, correction)
+  local deviation, mean = F.std(t, dim, keepdim, correction), F.mean(t, dim, keepdim)
+  return deviation, mean
+end
+function F.var_mean(t, dim, keepdim, correction)
+  local variance, mean = F.var(t, dim, keepdim, correction), F.mean(t, dim, keepdim)
+  return variance, mean
 end
 local weighted_sum = formula("addmm", 2, 2, function(f, t, product, beta, alpha)
   return f.add(f.affine(t, beta, 0), f.affine(product, alpha, 0))
@@ -392,15 +466,20 @@ function F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, scale)
   return (wrap(out[0]))
 end
 
-signature.check_each_one("", F, { "isinf", "logical_not" }, "t: tensor")
-signature.check_each_one("", F, { "logical_and", "logical_or", "logical_xor", "equal" }, "a: tensor, b: tensor")
+signature.check_each_one("", F, { "isinf", "logical_not", "selu", "mish", "log2", "log10", "exp2" }, "t: tensor")
+signature.check_each_one("", F, { "logical_and", "logical_or", "logical_xor", "equal", "logaddexp" },
+  "a: tensor, b: tensor")
+signature.check("", F, { aminmax = "t: tensor, dim: dims?, keepdim: boolean?" }, 2)
+signature.check_each("", F, { "std_mean", "var_mean" },
+  "t: tensor, dim: dims?, keepdim: boolean?, correction: number?", 2)
 signature.check_each_one("", F, { "isclose", "allclose" },
   "a: tensor, b: tensor, rtol: number?, atol: number?, equal_nan: boolean?")
 signature.check_each_one("", F, { "addmm", "baddbmm" },
   "t: tensor, a: tensor, b: tensor, beta: number?, alpha: number?")
 signature.check_one("", F, {
   nan_to_num = "t: tensor, nan: number?, posinf: number?, neginf: number?", logit = "t: tensor, eps: number?",
-  elu = "t: tensor, alpha: number?", lerp = "a: tensor, b: tensor, weight: operand",
+  elu = "t: tensor, alpha: number?", glu = "t: tensor, dim: dim?",
+  addcmul = "t: tensor, a: tensor, b: tensor, value: number?", lerp = "a: tensor, b: tensor, weight: operand",
   diff = "t: tensor, n: count?, dim: dim?",
   pairwise_distance = "a: tensor, b: tensor, p: number?, eps: number?, keepdim: boolean?",
   tensordot = "a: tensor, b: tensor, dims: any",
@@ -419,7 +498,8 @@ signature.check_one("", F, {
 for _, name in ipairs { "nansum", "nanmean", "normalize", "logsumexp",
   "any", "all", "chunk", "flatten", "one_hot", "isinf", "nan_to_num",
   "logit", "elu", "logical_not", "logical_and", "logical_or", "logical_xor", "isclose", "allclose", "equal", "lerp",
-  "addmm", "baddbmm", "diff" } do
+  "addmm", "baddbmm", "diff", "glu", "selu", "mish", "log2", "log10", "exp2", "addcmul", "logaddexp", "aminmax",
+  "std_mean", "var_mean" } do
   Tensor.methods[name] = F[name]
 end
 

@@ -186,6 +186,58 @@ function F.kl_div(t, target, log_target, reduction)
   return (F.affine(loss, 1 / (t:dim() > 0 and t:size(1) or 1), 0))
 end
 
+local poisson = loss_of("poisson_nll_loss", 2, 1, function(f, t, target, eps)
+  return f.sub(t, f.mul(target, f.log(f.affine(t, 1, eps))))
+end)
+local poisson_of_logs = loss_of("poisson_nll_loss", 2, 0, function(f, t, target)
+  return f.sub(f.exp(t), f.mul(target, t))
+end)
+-- Stirling's formula, of targets above 1.
+local log_factorial = loss_of("poisson_nll_loss", 1, 0, function(f, target)
+  local above = f.maximum(target, f.number(1))
+  local size = f.add(f.mul(above, f.log(above)), f.affine(f.log(f.affine(above, 2 * math.pi, 0)), 0.5, 0))
+  return f.where(f.le(target, f.number(1)), f.number(0), f.sub(size, above))
+end)
+--- Minus the logarithm of the probability that a Poisson distribution has for `target`, a count: t is the logarithm of
+--- its mean (log_input, true), or the mean, to which eps (1e-8) is added within the logarithm. full: with the term that
+--- depends on the target alone.
+function F.poisson_nll_loss(t, target, log_input, full, eps, reduction)
+  alike("poisson_nll_loss", "t", t, "target", target)
+  local code = code_of("poisson_nll_loss", reduction)
+  local loss = log_input == false and poisson(code, nil, false, t, target, eps or 1e-8)
+    or poisson_of_logs(code, nil, false, t, target)
+  if not full then return loss end
+  local floats = Tensor._is_float(target) and target:detach() or target:to "f32"
+  return (F.add(loss, log_factorial(code, nil, false, floats)))
+end
+
+local gaussian = loss_of("gaussian_nll_loss", 3, 2, function(f, t, target, var, eps, constant)
+  local v = f.clamp(var, eps, math.huge)
+  return f.affine(f.add(f.log(v), f.div(f.square(f.sub(t, target)), v)), 0.5, constant)
+end)
+--- Minus the logarithm of the probability density that a normal distribution of mean t and variance var has at
+--- `target`. var: of t's shape, or with a last size of 1; what is below eps (1e-6) counts as eps, and has no gradient.
+--- full: with the constant. Waits for var, to check it.
+function F.gaussian_nll_loss(t, target, var, full, eps, reduction)
+  alike("gaussian_nll_loss", "t", t, "target", target)
+  if not Tensor._same_shape(var, t) then
+    local shape = t:shape()
+    shape[#shape] = 1
+    local n = t:dim()
+    local fits = n > 0 and var:dim() == n
+    for d = 1, fits and n or 0 do fits = fits and var:size(d) == shape[d] end
+    if not fits then
+      P.fail(("gaussian_nll_loss: var is %s, wanted the shape of t, [%s], or a last size of 1"):format(
+        Tensor._text(var), table.concat(t:shape(), ", ")))
+    end
+  end
+  if var:numel() > 0 and F.amin(var:detach()):item() < 0 then
+    P.fail "gaussian_nll_loss: var has a negative number, allowed: from 0"
+  end
+  return (gaussian(code_of("gaussian_nll_loss", reduction), nil, false, t, target, var, eps or 1e-6,
+    full and 0.5 * math.log(2 * math.pi) or 0))
+end
+
 local in_batch = { temperature = 1, log_q = util.optional, ids = util.optional, reduction = "mean" }
 local none = {}
 --- The options of in_batch_softmax_loss, if they are such. util.named refuses others; it is not compiled.
@@ -226,6 +278,8 @@ signature.check_one("", F, {
   triplet_margin_loss = "anchor: tensor, positive: tensor, negative: tensor, margin: number?, p: number?, "
     .. "eps: number?, reduction: string?",
   kl_div = "t: tensor, target: tensor, log_target: boolean?, reduction: string?",
+  poisson_nll_loss = "t: tensor, target: tensor, log_input: boolean?, full: boolean?, eps: number?, reduction: string?",
+  gaussian_nll_loss = "t: tensor, target: tensor, var: tensor, full: boolean?, eps: number?, reduction: string?",
   in_batch_softmax_loss = "queries: tensor, items: tensor, options: table?",
 })
 
