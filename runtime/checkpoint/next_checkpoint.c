@@ -161,7 +161,8 @@ static bool is_refused(const peri_checkpoint_follower *f, const char *digest)
     return r && f->looks < r->until;
 }
 
-/** Whether candidate @i goes on from what was taken: its parent does, or is it. */
+/** Whether candidate @i goes on from what was taken: its parent does, or is it. The parent may have become a full
+ *  checkpoint meanwhile (compact), which goes by a digest of its own, too. */
 static bool goes_on(const peri_checkpoint_follower *f, const candidate *list, int64_t n, int64_t i)
 {
     for (int64_t steps = 0; steps <= n && *list[i].is.parent; steps++) {
@@ -170,6 +171,7 @@ static bool goes_on(const peri_checkpoint_follower *f, const candidate *list, in
             return true;
         while (k < n && !has_content_of(&list[k].is, list[i].is.parent)) k++;
         if (k == n) return false;
+        if (is_taken(f, &list[k].is)) return true;
         i = k;
     }
     return false;
@@ -240,11 +242,12 @@ static peri_status next_number(peri_checkpoint_follower *f, candidate *list, int
     return failed == PERI_PENDING ? failed : peri__fail(failed, "%s", why);
 }
 
-/** Among other names: the only end of a chain that goes on from what was taken, or of any if that is gone. */
+/** Among other names: the only end of a chain that goes on from what was taken, or of any if that is gone. If there is
+ *  none, but another chain that is as long, nobody can know which is newer. */
 static peri_status next_end(peri_checkpoint_follower *f, candidate *list, int64_t n, peri_checkpoint **out,
                             int64_t *level)
 {
-    const candidate *found = NULL;
+    const candidate *found = NULL, *unrelated = NULL;
     const bool any = !*f->taken.digest || has_other_run(f, list, n, false);
     for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < n; k++)
@@ -252,7 +255,10 @@ static peri_status next_end(peri_checkpoint_follower *f, candidate *list, int64_
     for (int64_t i = 0; i < n; i++) {
         const candidate *c = &list[i];
         if (c->parent || is_taken(f, &c->is) || is_refused(f, c->is.digest)) continue;
-        if (!any && !goes_on(f, list, n, i)) continue;
+        if (!any && !goes_on(f, list, n, i)) {
+            if (c->is.increment >= (unrelated ? unrelated->is.increment : f->taken.increment)) unrelated = c;
+            continue;
+        }
         if (found && !has_content_of(&c->is, found->is.digest) && !has_content_of(&found->is, c->is.digest))
             return peri__fail(PERI_EMISMATCH,
                               "peri_checkpoint_follower_next: folder '%.200s' has two that could be next, '%.150s' and "
@@ -261,6 +267,12 @@ static peri_status next_end(peri_checkpoint_follower *f, candidate *list, int64_
                               f->folder, found->path, c->path);
         found = c;
     }
+    if (!found && unrelated)
+        return peri__fail(PERI_EMISMATCH,
+                          "peri_checkpoint_follower_next: folder '%.200s' has '%.150s', which does not go on from "
+                          "'%.150s', which was taken; allowed: one chain, or names that say their order "
+                          "(save-NUMBER-step-STEP)",
+                          f->folder, unrelated->path, f->path);
     return found ? offer(f, found, out, level) : PERI_PENDING;
 }
 

@@ -130,11 +130,13 @@ describe("a follower", function()
     shell.run("mkdir -p " .. of)
     local model, alone = build(), build()
     local follower = peri.checkpoint.follow(of, { model = alone }, { only = { "model/" }, group = false })
+    local late = peri.checkpoint.follow(of, { model = build() }, { group = false }) -- looks at the second one, then late
     for i, name in ipairs { "first", "b", "a" } do
       train(model, i, i)
       peri.checkpoint.save(of .. "/" .. name, { model = model }, i == 1 and { increments = true }
         or { increment_of = of .. "/" .. ({ "first", "b" })[i - 1] })
       assert.equal(of .. "/" .. name, (follower:poll()))
+      if i == 2 then late:poll() end
       local own = alone.ebc:weight("a"):slice(1, 49, 50)
       if i > 1 then
         assert.equal(7, own:to_list()[1])
@@ -144,10 +146,20 @@ describe("a follower", function()
       own:fill(7) -- a row that no increment has, and nobody reads again
       assert.is_false(state(model) == state(alone)) -- the optimizer's states stay
     end
+    local c = peri.checkpoint.open(of .. "/a")
+    c:compact(of .. "/a", true)
+    c:close()
+    assert.same({ n = 1 }, table.pack(follower:poll())) -- it has what the full one has
+    local none, unrelated = late:poll() -- for which it is a full one like any other
+    assert.is_nil(none)
+    assert.matches("has '[^']*/a', which does not go on from '[^']*/b', which was taken", unrelated)
+    late:close()
+    peri.checkpoint.save(of .. "/c", { model = model }, { increment_of = of .. "/a" })
+    assert.equal(of .. "/c", (follower:poll()))
     train(model, 4, 4)
-    peri.checkpoint.save(of .. "/fork", { model = model }, { increment_of = of .. "/a" })
+    peri.checkpoint.save(of .. "/fork", { model = model }, { increment_of = of .. "/c" })
     train(model, 5, 5)
-    peri.checkpoint.save(of .. "/other", { model = model }, { increment_of = of .. "/a" })
+    peri.checkpoint.save(of .. "/other", { model = model }, { increment_of = of .. "/c" })
     local path, why = follower:poll()
     assert.is_nil(path)
     assert.matches("has two that could be next, .*fork.* and .*other", why)
