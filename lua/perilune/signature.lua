@@ -25,13 +25,12 @@ local RELEASED = "was released (did it outlive its scope? keep it with peri.keep
 M.RELEASED = RELEASED
 
 local istype, type = ffi.istype, type
-local function whole(x) return type(x) == "number" and x == math.floor(x) and x >= -2 ^ 53 and x <= 2 ^ 53 end
+local is_whole = util.is_whole
 --- Whole numbers that are what was written: a Lua number from 2^53 on may have been rounded, a 64-bit integer was not.
 local function any_whole(x)
-  return type(x) == "number" and x == math.floor(x) and x > -2 ^ 53 and x < 2 ^ 53
-    or type(x) == "cdata" and (istype(wide, x) or istype(unsigned, x))
+  return is_whole(x) or type(x) == "cdata" and (istype(wide, x) or istype(unsigned, x))
 end
-local function dimension(x) return type(x) == "number" and x == math.floor(x) and x ~= 0 and x >= -8 and x <= 8 end
+local function dimension(x) return x ~= 0 and is_whole(x, -8, 8) end
 
 --- Kinds of arguments: what they are called in messages, and whether a value is one. `lua`: those that are plain Lua
 --- types.
@@ -54,8 +53,8 @@ local kinds = {
         and ("is %.17g, wanted a whole number below 2^53, or a 64-bit one (9007199254740993LL)"):format(x)
     end,
   },
-  count = { text = "a whole number 0..2^53 - 1", is = function(x) return whole(x) and x >= 0 and x < 2 ^ 53 end },
-  int = { text = "a whole number below 2^31", is = function(x) return whole(x) and x >= -2 ^ 31 and x < 2 ^ 31 end },
+  count = { text = "a whole number 0..2^53 - 1", is = function(x) return is_whole(x, 0) end },
+  int = { text = "a whole number below 2^31", is = function(x) return is_whole(x, -2 ^ 31, 2 ^ 31 - 1) end },
   dim = { text = "a dimension: 1, 2, ..., or -1, -2, ... from the end", is = dimension },
   dims = {
     text = "a dimension (1, 2, ..., or -1, -2, ... from the end) or a list of dimensions",

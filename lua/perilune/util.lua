@@ -52,8 +52,20 @@ end
 
 local function is_finite(x) return x > -math.huge and x < math.huge end -- NaN is not
 
+local EXACT = 2 ^ 53 -- a Lua number from here on may have been rounded
+
+--- Whether x is a whole number below 2^53 in size, from low (nil: any) to high (nil: any).
+function M.is_whole(x, low, high)
+  return type(x) == "number" and x == math.floor(x) and x > -EXACT and x < EXACT and x >= (low or x)
+    and x <= (high or x)
+end
+--- What messages call such numbers.
+local function whole_text(low, high)
+  return "whole numbers" .. (low and (" %d..%s"):format(low, high and ("%d"):format(high) or "") or "")
+end
+
 --- In a spec: a finite number; one above `low`; one from `low` on, up to `high` (nil: any); one from `low` to below
---- `high`; a whole number. Each with its default, as in ranged.
+--- `high`; a whole number from `low` (nil: any) to `high` (nil: any). Each with its default, as in ranged.
 function M.finite(default) return ranged(default, "finite numbers", is_finite) end
 function M.over(default, low)
   return ranged(default, ("finite numbers above %g"):format(low), function(x) return x > low and is_finite(x) end)
@@ -66,9 +78,8 @@ function M.below(default, low, high)
   return ranged(default, ("numbers from %g to below %g"):format(low, high),
     function(x) return x >= low and x < high end)
 end
-function M.whole(default, low)
-  return ranged(default, low and ("whole numbers %d.."):format(low) or "whole numbers",
-    function(x) return x == math.floor(x) and x >= (low or x) and x <= 2 ^ 53 and x >= -2 ^ 53 end)
+function M.whole(default, low, high)
+  return ranged(default, whole_text(low, high), function(x) return M.is_whole(x, low, high) end)
 end
 
 --- The default that a spec has for an argument, or nil.
@@ -82,7 +93,7 @@ end
 function M.is_required(default) return marks[default] ~= nil and marks[default].needed == true end
 
 local wide, unsigned = ffi.typeof "int64_t", ffi.typeof "uint64_t"
-local function is_whole(value)
+local function is_64_bit(value)
   return type(value) == "cdata" and (ffi.istype(wide, value) or ffi.istype(unsigned, value))
 end
 
@@ -97,13 +108,12 @@ local function check_type(func, name, value, wanted)
     fail(("%s: %s %s"):format(func, name, fault))
   end
   if wanted == nil or type(value) == (wanted == "lists" and "table" or wanted) then return value end
-  if wanted == "number" and is_whole(value) then
+  if wanted == "number" and is_64_bit(value) then
     local n = tonumber(value)
     if math.abs(n) < 2 ^ 53 then return n end
     fail(("%s: %s is %s, wanted a number below 2^53"):format(func, name, tostring(value)))
   end
-  if wanted == "seed" and (is_whole(value) or type(value) == "number" and value == math.floor(value) and value >= 0
-    and value < 2 ^ 53) then
+  if wanted == "seed" and (is_64_bit(value) or M.is_whole(value, 0)) then
     return value
   end
   fail(("%s: %s is %s, wanted %s"):format(func, name, kind(value), type_text[wanted == "lists" and "list" or wanted]))
@@ -190,15 +200,12 @@ function M.number(func, what, value)
   fail(("%s: %s is %s, wanted a number"):format(func, what, kind(value)))
 end
 
---- A whole number in [low, high] or an error.
+--- A whole number in [low, high] or an error: what util.whole says of a named argument, of any value.
 function M.integer(func, what, value, low, high)
-  if type(value) ~= "number" or value ~= math.floor(value) or value < low or value > (high or 2 ^ 53) then
-    local too_large = type(value) == "number" and value > 2 ^ 53
-    fail(("%s: %s is %s, allowed: whole numbers %d..%s"):format(func, what, kind(value), low, high
-      and ("%d"):format(high)
-      or too_large and "2^53" or ""))
-  end
-  return value
+  if M.is_whole(value, low, high) then return value end
+  local too_large = not high and type(value) == "number" and value >= EXACT
+  fail(("%s: %s is %s, allowed: %s%s"):format(func, what, kind(value), whole_text(low, high), too_large and "2^53 - 1"
+    or ""))
 end
 
 --- So many of what a word says: "1 rank", "2 ranks".

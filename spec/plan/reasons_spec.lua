@@ -305,7 +305,7 @@ describe("perilune plan", function()
       ["return { tables = { { name = 't', num_embeddings = 1, embedding_dim = 4, feature_names = { 'x', 'x' } } } }"] =
         "tables[1] 't': feature 'x' comes twice",
       ["return { tables = { { name = 't', num_embeddings = 1e18, embedding_dim = 4 } } }"] =
-        "num_embeddings is 1000000000000000000, allowed: whole numbers 1..2^53",
+        "num_embeddings is 1000000000000000000, allowed: whole numbers 1..2^53 - 1",
       ["return { model = { tables = { " .. t .. " } }, constraints = { t = { sharding_types = { 'foo' } } } }"] =
         "constraints of table 't': ParameterConstraints: one of sharding_types is 'foo'",
       ["return { model = { tables = { " .. t .. " } }, constraints = { t = 3 } }"] = "constraints of table 't': ",
