@@ -95,8 +95,14 @@ describe("the page of a plan", function()
     end
   end)
 
-  it("has each rank's memory and time, and each table's reasons", function()
+  it("has each rank's memory and time, and each table's reasons, and a legend of the colours that are there", function()
     local page, planner, why = page_of(small, 16, true)
+    local explained, drawn = {}, {}
+    for class in page:gmatch '<li><i class="([%w_]+)">' do explained[class] = true end
+    for kind, class in page:gmatch '<rect class="(%a+) ([%w_]+)"' do
+      if kind == "box" or kind == "time" then drawn[class] = true end
+    end
+    assert.same(drawn, explained)
     local used = rects(page, "used")
     assert.equal(16, #used)
     local times = plan.NoopPerfModel { topology = planner.topology }

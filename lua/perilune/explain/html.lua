@@ -119,8 +119,14 @@ local function colours()
   return table.concat(lines, "\n")
 end
 
-local function legend(entries)
-  local items = util.map(entries, function(e) return ('<li><i class="%s"></i>%s</li>'):format(e[1], escape(e[2])) end)
+--- What the colours mean that a picture has. entries: a list of { class, words }.
+local function legend(picture, entries)
+  local items = {}
+  for _, e in ipairs(entries) do
+    if picture:find(("<rect class=\"%%a+ %s\""):format(e[1])) then
+      items[#items + 1] = ('<li><i class="%s"></i>%s</li>'):format(e[1], escape(e[2]))
+    end
+  end
   return '<ul class="legend">' .. table.concat(items) .. "</ul>"
 end
 
@@ -196,6 +202,7 @@ function M.page(planner, args)
     end
   end
   types[#types + 1] = { "rest", "smaller shards together" }
+  local picture = draw.svg(f, planner.topology.local_world_size)
   return table.concat({ "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
     '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'; '
       .. 'script-src \'unsafe-inline\'">',
@@ -205,8 +212,8 @@ function M.page(planner, args)
     ("<h1>%s</h1>"):format(escape(a.title)),
     ("<p>%s; %d samples a rank. Times are estimates.</p>"):format(escape(tostring(planner.topology):gsub("^Topology: ",
       "")), planner.batch_size), facts_of(planner, f),
-    '<h2>Ranks</h2><div class="card">' .. draw.svg(f, planner.topology.local_world_size) .. legend(types)
-    .. legend(draw.parts) .. "</div>",
+    '<h2>Ranks</h2><div class="card">' .. picture .. legend(picture, types)
+    .. legend(picture, draw.parts) .. "</div>",
     '<h2>Tables</h2><input id="find" type="search" placeholder="find a table" aria-label="find a table" hidden>',
     '<div class="card rows">' .. table_rows(planner, a.reasons) .. "</div>", '</main><div id="tip"></div><script>'
       .. script .. "</script></body></html>\n" }, "\n")

@@ -142,13 +142,17 @@ end
 
 local function add_checkpoint(parser)
   local command = parser:command("checkpoint", "Look at what was saved.")
-    :epilog("ls FOLDER: its checkpoints. show PATH: its tensors and values. verify PATH: compare all bytes with their"
-      .. " checksums (exit code 1: damaged; 2: any other error). diff A B: which tensors and values differ, and by"
-      .. " how much (exit code 1: some do; 2: an error). export PATH TENSOR: one tensor as a file for numpy. "
-      .. "compact PATH: a full checkpoint of an increment and what it is an increment of, in its place or (-o) "
+    :usage("Usage: perilune checkpoint ls FOLDER\n       perilune checkpoint show PATH\n"
+      .. "       perilune checkpoint verify PATH\n       perilune checkpoint diff A B\n"
+      .. "       perilune checkpoint export PATH TENSOR [-o FILE]\n"
+      .. "       perilune checkpoint compact PATH ... [-o FILE] [--replace]")
+    :epilog("ls: the checkpoints of a folder. show: tensors and values. verify: compare all bytes with their"
+      .. " checksums (exit code 1: damaged; 2: any other error). diff: which tensors and values differ, and by"
+      .. " how much (exit code 1: some do; 2: an error). export: one tensor as a file for numpy. "
+      .. "compact: a full checkpoint of an increment and what it is an increment of, in its place or (-o) "
       .. "elsewhere; several paths: a full one and its increments in their order, wherever they lie. PATH of an "
       .. "increment means what it is an increment of, too.")
-  command:argument("action", "What to do."):choices { "ls", "show", "verify", "diff", "export", "compact" }
+  command:argument("action", "What to do, as below."):choices { "ls", "show", "verify", "diff", "export", "compact" }
   command:argument("paths", "Checkpoints, or what the action wants."):args "*"
   command:option("-o --output",
     "export: the file (default: the tensor's name, with .npy); compact: the checkpoint that is made (default: "
