@@ -15,7 +15,7 @@
 #                        bench-retrieval bench-calls  ARGS= PYTHON=
 #   make bench-net       bytes across the network and time, on pretended machines (as root)   MACHINES=2,2 RATE=1gbit ARGS=
 #   make cuda            the devices' plugin cuda and the transport nccl, by nvcc (plain `make` leaves them out: minutes); CUDA=1 make
-#   make cuda-report     what nvcc made of the kernels, beside what a GPU asks for: docs/benchmarks/gpu.md   NVDISASM=
+#   make cuda-report     what nvcc made of the kernels, beside what a GPU asks for: docs/benchmarks/gpu_kernels.md   NVDISASM=
 #   make check-cuda      kernels/cuda compiled for the host: every spec of devices on it
 #   make check-cuda-san  the short ones of them, under the sanitizers of addresses and of undefined behaviour
 #   make gpu-check       on a machine with a GPU: short checks, the demonstration, the benchmark, sanitizers, specs   PARTS= MOST= ONLY=
@@ -375,7 +375,7 @@ $B/libperilune_nccl.so: $(NCCL_OBJ)
 	$(Q)$(CC) -shared $(NCCL_OBJ) -ldl -o $@
 -include $(CUDA_HOST_OBJ:.o=.d) $(RACES_OBJ:.o=.d) $(CUDA_OBJ:.o=.d) $(CU:%.cu=$B/cuda/%.ptx.d) $(NCCL_HOST_OBJ:.o=.d) $(NCCL_OBJ:.o=.d)
 
-# What nvcc made of the kernels: tests/cuda/report.lua, which writes its table to docs/benchmarks/gpu.md.
+# What nvcc made of the kernels: tests/cuda/report.lua, which writes its table to docs/benchmarks/gpu_kernels.md.
 define compile_cubins
 CUBIN += $(CU:kernels/cuda/%.cu=$B/cuda/sm_$(1)/%.cubin)
 $B/cuda/sm_$(1)/%.cubin: kernels/cuda/%.cu $(CONFIG) | needed
@@ -387,7 +387,7 @@ $(foreach a,$(CU_ARCHS),$(eval $(call compile_cubins,$a)))
 NVDISASM ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvdisasm) nvdisasm)
 .PHONY: cuda-report
 cuda-report: $(CUBIN)
-	@luajit tests/cuda/report.lua --nvdisasm '$(NVDISASM)' --doc docs/benchmarks/gpu.md $(foreach a,$(CU_ARCHS),$a:$B/cuda/sm_$a)
+	@luajit tests/cuda/report.lua --nvdisasm '$(NVDISASM)' --doc docs/benchmarks/gpu_kernels.md $(foreach a,$(CU_ARCHS),$a:$B/cuda/sm_$a)
 -include $(CUBIN:=.d)
 
 # -- the boundary: one truth, generated ---------------------------------------------------------------------------------------------

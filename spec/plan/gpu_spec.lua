@@ -43,7 +43,7 @@ describe("the machine h100", function()
   -- what was measured of lookups alone is compared with the prices of rows and bags alone.
   it("predicts lookups, updates, rows over the bus, and steps in f32 and TF32, within 25 % of what was measured on one",
     function()
-    local measured = { ["rows in the host's memory"] = { 28.3 } } -- the first day's: docs/benchmarks/gpu.md
+    local measured = { ["rows in the host's memory"] = { 28.3 } } -- docs/benchmarks/gpu.md
     for _, file in ipairs { "2026-11-27-h100", "2026-11-27-h100-evening" } do
       for line in io.lines(("tests/gpu/results/%s.jsonl"):format(file)) do
         local r = json.decode(line)

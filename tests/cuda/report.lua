@@ -1,7 +1,7 @@
--- report.lua: what nvcc made of kernels/cuda, by architecture (`make cuda-report`; docs/benchmarks/gpu.md says how to
--- read it). Nothing runs here.
+-- report.lua: what nvcc made of kernels/cuda, by architecture (`make cuda-report`; docs/benchmarks/gpu_kernels.md says
+-- how to read it). Nothing runs here.
 --
---   luajit tests/cuda/report.lua --nvdisasm nvdisasm --doc docs/benchmarks/gpu.md 80:build/cuda/sm_80 \
+--   luajit tests/cuda/report.lua --nvdisasm nvdisasm --doc docs/benchmarks/gpu_kernels.md 80:build/cuda/sm_80 \
 --     90:build/cuda/sm_90
 --
 -- Folders hold <file>.cubin and <file>.log (of ptxas -v). All kernels go to <folder>/report.txt; the hot ones
