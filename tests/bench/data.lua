@@ -120,6 +120,28 @@ local function with(args, workers)
 end
 by_workers("synthetic", processors, function(n) return data.synthetic(with({ num_rows = 2 ^ 40 }, n)) end)
 by_workers("criteo", processors, function(n) return data.criteo(with({ path = path }, n)) end)
+by_workers("csv", processors, function(n)
+  return data.csv(with({ path = path, delimiter = "\t", columns = columns }, n))
+end)
+data.cache.write { path = folder, loader = data.criteo { path = path, batch_size = 2048 } }
+by_workers("folder, shuffled", processors, function(n)
+  return data.cache(with({ path = folder, shuffle = true }, n))
+end)
+os.execute("rm -r " .. folder)
+by_workers("samples of a function", processors, function(n)
+  local function make()
+    local i = 0
+    return setmetatable({ skip = function(_, few)
+      local left = 200000 - i
+      i = i + (few < left and few or left)
+      return few < left and few or left
+    end }, { __call = function()
+      i = i + 1
+      return i <= 200000 and { label = i % 2, age = i % 50, history = { i % 7, i % 11, i * 7 % 1000 } } or nil
+    end })
+  end
+  return data.samples(with({ dense = { "age" }, ids = { { name = "history", rows = 1000 } }, make = make }, n))
+end)
 if lists then
   by_workers("package lists", processors, function(n)
     return data.debian(with({ packages = lists, part = "train" }, n))
