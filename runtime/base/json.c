@@ -117,31 +117,49 @@ static int encode_utf8(int32_t c, char out[4])
            out[2] = (char)(0x80 | (c >> 6 & 63)), out[3] = (char)(0x80 | (c & 63)), 4;
 }
 
-/** A text; without @out it is only read. */
-static bool text(peri__json *j, char *out, size_t room)
+/** A text while it is copied; @to NULL: it is only read. */
+typedef struct copied {
+    char *to;
+    size_t room;
+} copied;
+
+static bool copy_bytes(peri__json *j, copied *out, const char *bytes, size_t n)
 {
+    if (!out->to) return true;
+    if (n + 1 > out->room) return peri__json_fail(j, "the text is too long");
+    memcpy(out->to, bytes, n);
+    out->to += n;
+    out->room -= n;
+    return true;
+}
+
+/** The escape sequence that begins here. */
+static bool copy_escaped(peri__json *j, copied *out)
+{
+    char bytes[4];
+    j->at++;
+    const int32_t code = escaped(j);
+    if (code < 0) return peri__json_fail(j, "an escape sequence that is none");
+    if (code == 0 && out->to) return peri__json_fail(j, "a zero byte in a text");
+    return copy_bytes(j, out, bytes, (size_t)encode_utf8(code, bytes));
+}
+
+/** A text; without @to it is only read. What has no escapes is copied at once. */
+static bool text(peri__json *j, char *to, size_t room)
+{
+    copied out = {to, room};
     if (!take_char(j, '"', "a text is wanted")) return false;
     for (;;) {
-        char bytes[4];
-        int n = 1;
+        const char *from = j->at;
+        while (j->at < j->end && (unsigned char)*j->at >= 0x20 && *j->at != '"' && *j->at != '\\') j->at++;
+        if (!copy_bytes(j, &out, from, (size_t)(j->at - from))) return false;
         if (j->at == j->end) return peri__json_fail(j, "the text has no end");
-        char c = *j->at++;
-        if (c == '"') break;
-        bytes[0] = c;
-        if ((unsigned char)c < 0x20) return j->at--, peri__json_fail(j, "a control character in a text");
-        if (c == '\\') {
-            int32_t code = escaped(j);
-            if (code < 0) return peri__json_fail(j, "an escape sequence that is none");
-            if (code == 0 && out) return peri__json_fail(j, "a zero byte in a text");
-            n = encode_utf8(code, bytes);
-        }
-        if (!out) continue;
-        if ((size_t)n + 1 > room) return peri__json_fail(j, "the text is too long");
-        memcpy(out, bytes, (size_t)n);
-        out += n;
-        room -= (size_t)n;
+        if (*j->at == '"') break;
+        if (*j->at != '\\') return peri__json_fail(j, "a control character in a text");
+        if (!copy_escaped(j, &out)) return false;
     }
-    if (out) *out = 0;
+    j->at++;
+    if (out.to) *out.to = 0;
     return true;
 }
 

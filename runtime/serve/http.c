@@ -31,7 +31,7 @@
 
 enum {
     SPARE_CONNECTIONS = 64,
-    MEMORY_OF_CONNECTION = 64 << 10,
+    MEMORY_OF_CONNECTION = 32 << 10, /* a request's line and headers; the library zeroes it for each request */
     TICK_MS = 100,
     CLOSE_WAIT = 8 /* of tcpi_state */,
     MUCH = 4,

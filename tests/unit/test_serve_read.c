@@ -94,7 +94,7 @@ static void names_what_does_not_fit(void **state)
         {"{\"instances\":[{\"age\":1e39}]}", "1e39 is too large for f32"},
         {"{\"instances\":[{\"age\":null}]}", "null, wanted: a number"},
         {"{\"instances\":[{\"age\":\"3\"}]}", "wanted: a number"},
-        {"{\"instances\":[{\"age\":0x10}]}", "a number is wanted"},
+        {"{\"instances\":[{\"age\":0x10}]}", "a comma or } is wanted"},
         {"{\"instances\":[{\"age\":[1,2]}]}", "2 numbers, wanted: 1"},
         {"{\"instances\":[{\"age\":01}]}", "a value is wanted"},
         {"{\"instances\":[{\"point\":[1]}]}", "1 numbers, wanted: 2"},
@@ -310,6 +310,30 @@ static void reads_binary_texts(void **state)
     peri__serve_batch_fini(&b);
 }
 
+/** Numbers of one to nine digits: those of the C library, bit for bit. */
+static void reads_decimal_numbers(void **state)
+{
+    peri__serve_batch b;
+    peri__serve_question q;
+    uint32_t bits = 1;
+    (void)state;
+    assert_ok(peri__serve_batch_init(&b, &facts));
+    for (int i = 0; i < 20000; i++) {
+        char number[32], body[256];
+        bits = bits * 1664525u + 1013904223u;
+        const int behind = (int)(bits >> 8) % 6;
+        const uint32_t whole = (bits >> 12) % 10000, part = (bits >> 3) % 100000;
+        snprintf(number, sizeof number, behind ? "%s%u.%0*u" : "%s%u", bits >> 31 ? "-" : "", whole, behind, part);
+        snprintf(body, sizeof body,
+                 "{\"instances\":[{\"age\":%s,\"point\":[2,3],\"clicked\":[],\"user\":1}]}", number);
+        peri__serve_batch_clear(&b);
+        assert_ok(read_into(&b, &strict, false, body, &q));
+        const float wanted = strtof(number, NULL);
+        assert_memory_equal(&b.columns[0].numbers[0], &wanted, sizeof wanted);
+    }
+    peri__serve_batch_fini(&b);
+}
+
 static void prints_shortest_numbers(void **state)
 {
     static const struct {
@@ -349,6 +373,7 @@ int main(void)
         cmocka_unit_test(reads_three_forms_alike),       cmocka_unit_test(names_what_does_not_fit),
         cmocka_unit_test(names_what_does_not_fit_in_v2), cmocka_unit_test(does_what_the_model_says_about_the_rest),
         cmocka_unit_test(reads_binary_tensors),          cmocka_unit_test(reads_binary_texts),
+        cmocka_unit_test(reads_decimal_numbers),
         cmocka_unit_test(prints_shortest_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
