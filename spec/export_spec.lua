@@ -284,6 +284,7 @@ describe("a model file", function()
     local row = 0
     while seen[row] do row = row + 1 end
     local element = big:weight("t_c"):detach():slice(1, row, row + 1):slice(2, 5, 6)
+    local names = { f16 = "FP16", bf16 = "BF16", fp8 = "FP8", int8 = "INT8", int4 = "INT4", int8_half = "INT8" }
     -- by dtype: a number that fits, and one that does not
     for dtype, x in peri.util.ordered { f16 = { 65519, 65520 }, bf16 = { 3.38e38, 3.4e38 }, fp8 = { 240, 241 },
       int8 = { 3e38, 1 / 0 }, int4 = { 5e5, 1e6 }, int8_half = { 1e7, 2e7 } } do
@@ -291,7 +292,7 @@ describe("a model file", function()
       export(model, { batches = { small }, tables = { t_c = dtype } })
       element:fill(x[2])
       assert.error_matches(function() export(model, { batches = { small }, tables = { t_c = dtype } }) end,
-        ("export: table 't_c' has.* at row %d, .*%s cannot hold; allowed: .*"):format(row, dtype))
+        ("export: .*table 't_c', row %d: .*rows of %s do not hold; allowed: .*"):format(row, names[dtype]))
     end
     element:fill(1e6) -- of the dtypes that a size may choose, int8 alone holds it
     export(model, { batches = { small } })

@@ -320,7 +320,7 @@ typedef struct peri__rows_place {
  *  first row that does not. Waits for the device. @bytes NULL: there are none, or the numbers alone say it (fp8, f16,
  *  bf16). */
 peri_status peri__check_numbers_fit(const peri__rows_place *place, peri_tensor *numbers, peri_tensor *bytes);
-/** These rows as the table stores them, of @numbers as above; @out new. PERI_ERANGE as above. */
+/** These rows as the table stores them, of @numbers [rows, cols] of any float dtype; @out new. PERI_ERANGE as above. */
 peri_status peri__encode_rows(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out);
 /** The same of rows @src that become f16 or bf16: a finite number may not become an infinity. */
 peri_status peri__check_floats_fit(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,

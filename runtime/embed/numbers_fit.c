@@ -117,13 +117,29 @@ peri_status peri__encode_rows(const peri__rows_place *place, peri_tensor *number
     const bool floats = peri__small_float(place->dtype);
     const peri_row_format format = peri__tbe_row_format(place->dtype);
     const bool scaled = !floats && format.scale_dtype >= 0; /* what they hold is known of the bytes */
-    PERI__HELD peri_tensor *made = NULL;
-    if (!scaled && place->dtype != PERI_F32) PERI_TRY(peri__check_numbers_fit(place, numbers, NULL));
-    PERI_TRY(floats ? peri_tensor_to(numbers, place->dtype, NULL, &made)
-                    : peri_quantize_rows(numbers, &format, NULL, &made));
-    if (scaled) PERI_TRY(peri__check_numbers_fit(place, numbers, made));
+    PERI__HELD peri_tensor *wide = NULL, *flat = NULL, *made = NULL;
+    PERI_TRY(peri_tensor_to(numbers, PERI_F32, NULL, &wide));
+    PERI_TRY(peri_tensor_contiguous(wide, &flat));
+    if (!scaled && place->dtype != PERI_F32) PERI_TRY(peri__check_numbers_fit(place, flat, NULL));
+    PERI_TRY(floats ? peri_tensor_to(flat, place->dtype, NULL, &made)
+                    : peri_quantize_rows(flat, &format, NULL, &made));
+    if (scaled) PERI_TRY(peri__check_numbers_fit(place, flat, made));
     *out = peri__hand_over(&made);
     return PERI_OK;
+}
+
+peri_status peri_rows_encode(const char *table, int32_t dtype, int64_t row, peri_tensor *x, peri_tensor **out)
+{
+    PERI_NEED(table);
+    PERI_NEED(x);
+    PERI_NEED(out);
+    if (!peri_row_format_name(dtype))
+        return peri__fail(PERI_EINVAL, "peri_rows_encode: no table has rows of dtype %d", dtype);
+    if (x->ndim != 2 || !peri__small_float(x->dtype))
+        return peri__fail(PERI_EINVAL, "peri_rows_encode: numbers are %s of %d dimensions, wanted: f32, f16, bf16 of 2",
+                          peri_dtype_name(x->dtype), x->ndim);
+    const peri__rows_place place = {.who = "peri_rows_encode", .table = table, .dtype = dtype, .row = row};
+    return peri__encode_rows(&place, x, out);
 }
 
 peri_status peri__check_floats_fit(const char *function, const peri_tbe *tbe, int64_t table, int64_t row,

@@ -174,16 +174,6 @@ static int64_t region_width(const peri_checkpoint_region *r, int32_t ndim)
     return n;
 }
 
-/** Rows as they lie in the file, from a tensor of numbers; @out new. PERI_ERANGE: one that they cannot hold. */
-static peri_status encode_rows(const peri__rows_place *place, peri_tensor *numbers, peri_tensor **out)
-{
-    peri_tensor *wide;
-    PERI_TRY(peri_tensor_to(numbers, PERI_F32, NULL, &wide));
-    const peri_status status = peri__encode_rows(place, wide, out);
-    peri_tensor_release(wide);
-    return status;
-}
-
 /** Write what differs. */
 static void write_changed(char *to, const void *from, int64_t bytes)
 {
@@ -204,7 +194,7 @@ static peri_status lay_rows(const peri_model *m, const target *t, int64_t row, c
         snprintf(who, sizeof who, "checkpoint '%.200s'", t->from);
         const peri__rows_place place = {.who = who, .table = m->tables[t->table].name,
                                         .dtype = m->rows[t->table].format, .row = row, .list = list};
-        status = encode_rows(&place, numbers, &rows);
+        status = peri__encode_rows(&place, numbers, &rows);
         peri_tensor_release(numbers);
         PERI_TRY(status);
     }

@@ -4,7 +4,6 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local config = require "perilune.embed.config"
-local narrow = require "perilune.tensor.narrow"
 local Formulas = require "perilune.export.formulas"
 local Tensor = require "perilune.tensor"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
@@ -54,39 +53,17 @@ end
 
 local out = ffi.new "peri_tensor *[1]"
 
-local format = ffi.new "peri_row_format"
---- Rows as they lie in a file.
-local function encoded(rows, dtype)
+--- Rows of table `name` as they lie in a file; nil and why, if `dtype` does not hold their numbers. first: the number
+--- of the first of them.
+local function encoded(name, rows, dtype, first)
   if rows:dtype() == "u8" then return rows end -- as they are
-  if not row_formats[dtype] then return rows:to(dtype) end
-  check(C.peri_row_format_of(row_formats[dtype], format))
-  check(C.peri_quantize_rows(Tensor.ptr(rows), format, nil, out))
+  local status = C.peri_rows_encode(name, row_formats[dtype] or P.dtype(dtype), first, Tensor.ptr(rows), out)
+  if status == C.PERI_ERANGE then return nil, ffi.string(C.peri_error_message()) end
+  check(status)
   return Tensor.wrap(out[0])
 end
 
-local FP8_MOST = 240 -- a larger number would become this one
-
---- Why rows of a table, the first of which is row `first`, cannot be `dtype`, in words; nil: they can. made: the rows
---- as they lie in the file. Rows of bytes hold finite numbers only.
-local function lost(rows, dtype, made, first)
-  if not row_formats[dtype] then
-    return narrow.may_lose(dtype, rows:dtype())
-      and narrow.refusal(rows, dtype, function(i) return first + i end, 0) or nil
-  end
-  if rows:dtype() == "u8" then return nil end -- as they are
-  check(C.peri_row_format_of(row_formats[dtype], format))
-  check(C.peri_quantize_restore(Tensor.ptr(made), format, rows:size(2), C.PERI_F32, out))
-  local bad = (Tensor.wrap(out[0]) - rows):isfinite():logical_not()
-  if dtype == "fp8" then bad = bad:logical_or(rows:abs():gt(FP8_MOST)) end
-  local places = bad:reshape(-1):nonzero():reshape(-1)
-  if places:numel() == 0 then return nil end
-  local row = math.floor(tonumber(places:item(0)) / rows:size(2))
-  local numbers = rows:slice(1, row, row + 1)
-  return ("has, at row %d, numbers from %.9g to %.9g, which rows of %s cannot hold; allowed: finite numbers%s"):format(
-    first + row, numbers:amin():item(), numbers:amax():item(), dtype,
-    dtype == "fp8" and ", -240..240" or " whose range is not too large")
-end
-
+local format = ffi.new "peri_row_format"
 local bytes = ffi.new "int64_t[1]"
 --- Bytes of a row of n numbers of a dtype of tables.
 function M.row_bytes(dtype, n)
@@ -116,7 +93,7 @@ end
 function M.refusal(t, dtype)
   local why
   by_rows(t.weight, t.rows, t.columns, function(block, first)
-    why = why or lost(block, dtype, not why and encoded(block, dtype), first)
+    if not why then why = select(2, encoded(t.name, block, dtype, first)) end
   end)
   return why
 end
@@ -264,9 +241,8 @@ function Writer:table(name, weight, rows, columns, dtype, source, items)
   local section = self:begin(source and { source = source } or items and self:origin_of(items, items.used, true,
     true))
   by_rows(weight, rows, columns, function(block, first)
-    local made = encoded(block, dtype)
-    local why = lost(block, dtype, made, first)
-    if why then P.fail(("export: table '%s' %s; or another dtype for it in `tables`"):format(name, why)) end
+    local made, why = encoded(name, block, dtype, first)
+    if not made then P.fail(("export: %s; or another dtype for it in `tables`"):format(why)) end
     self:put(made)
   end)
   return section

@@ -43,6 +43,11 @@ PERI_API int32_t peri_row_format_bits(int32_t dtype);
 PERI_API peri_status peri_row_format_text(int32_t dtype, int64_t cols, char *text, int64_t bytes);
 /** How rows of bytes (PERI_ROWS_*) lie in memory; PERI_EINVAL for any other @dtype. Local. */
 PERI_API peri_status peri_row_format_of(int32_t dtype, peri_row_format *out);
+/** Numbers @x [rows, cols] (f32, f16 or bf16) as rows of a table are stored: PERI_F32, PERI_F16, PERI_BF16, or u8 of
+ *  one of PERI_ROWS_*. PERI_ERANGE: a number would become another than by rounding, infinite or NaN; the message has
+ *  @table, the row (that of the first one is number @row), and what is allowed. Waits for the device. @out new. */
+PERI_API peri_status peri_rows_encode(const char *table, int32_t dtype, int64_t row, peri_tensor *x,
+                                      peri_tensor **out);
 
 /** How weights start. Every element depends on (seed, table name, row, column of the whole table) only, never on the
  *  sharding. */
