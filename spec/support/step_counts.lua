@@ -18,7 +18,7 @@ local WARM, STEPS = 4, 4
 local plain = arg[2] == "plain"
 
 peri.init()
-local options = settings.parse({ "--data", "synthetic:4000", "--batch-size", "64", "--dim", "8", "--rows", "1000",
+local options = settings.parse({ "--data", "synthetic:1000", "--batch-size", "16", "--dim", "4", "--rows", "100",
   "--device", "cuda_host" }, "examples/")
 local data = sources.open(options, function() end)
 settings.fit(options, data.samples)
