@@ -95,7 +95,7 @@ MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG
 
 # -- sources ------------------------------------------------------------------------------------------------------------------------
 
-LAYERS := base plugin tensor sparse collision comm embed shard io checkpoint model
+LAYERS := base plugin tensor sparse collision comm embed plan shard io checkpoint model
 CORE := $(sort $(foreach l,$(LAYERS),$(wildcard runtime/$(l)/*.c runtime/$(l)/*/*.c))) \
 	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) $(wildcard runtime/backends/cpu_*.c) runtime/host/host.c runtime/host/lua.c kernels/select.c kernels/ref/unit.c
 ARCH := $(shell uname -m)

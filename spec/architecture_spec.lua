@@ -38,7 +38,7 @@ end)
 -- One of each kind, by the words with which code names it.
 local kinds = {
   { row = "a sharding type", most = 5, words = { "PERI_GRID_SHARD", '"grid_shard"', "peri__grid_shard" },
-    own = { ["runtime/shard/types/grid_shard.c"] = "runtime/shard/types/" } },
+    own = { ["runtime/plan/types/grid_shard.c"] = "runtime/plan/types/" } },
   { row = "an element-wise operation", most = 5, words = { "PERI_UNARY_SILU", "silu" } },
   { row = "a format of rows", most = 8,
     words = { "PERI_ROWS_INT2", "PERI_QUANTIZE_INT2", '"INT2"', "INT2 =", "int2 =" } },

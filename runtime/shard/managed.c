@@ -7,6 +7,7 @@
  */
 #include "../base/buffer.h"
 #include "module_batch.h"
+#include "../tensor/jagged_internal.h"
 
 /** Rows that start again at the lookup of batch @batch. */
 typedef struct waiting {
@@ -242,25 +243,25 @@ static peri_status queue_row_resets(peri__managed *m, int64_t batch)
     return PERI_OK;
 }
 
-/** The numbers @host[n] on the device; @out new. */
-static peri_status upload_numbers(const peri_sharded *e, const int64_t *host, int64_t n, peri_tensor **out)
+/** Numbers of an i64 or i32 tensor on the host, as i64; to be freed, also when this fails. */
+static peri_status numbers_of(peri_tensor *t, int64_t **out)
 {
-    PERI__HELD peri_tensor *t = NULL;
-    PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &t));
-    PERI_TRY(peri_tensor_write(t, host, n * (int64_t)sizeof *host));
-    *out = peri__hand_over(&t);
-    return PERI_OK;
+    PERI__HELD peri_tensor *wide = NULL;
+    int64_t n = peri__numel(t);
+    *out = peri__alloc(sizeof **out * (size_t)peri__max(1, n));
+    if (!*out) return PERI_ENOMEM;
+    PERI_TRY(peri_tensor_to(t, PERI_I64, NULL, &wide));
+    return peri_tensor_read(wide, *out, n * (int64_t)sizeof **out);
 }
 
 /** rows + @by, of the device, but for those that are none; @out new. Waits. */
 static peri_status shift_rows(const peri_sharded *e, peri_tensor *rows, int64_t by, peri_tensor **out)
 {
     const int64_t n = peri__numel(rows);
-    PERI__SCRATCH int64_t *host = peri__alloc(sizeof *host * (size_t)peri__max(1, n));
-    if (!host) return PERI_ENOMEM;
-    PERI_TRY(peri_tensor_read(rows, host, n * (int64_t)sizeof *host));
+    PERI__SCRATCH int64_t *host = NULL;
+    PERI_TRY(numbers_of(rows, &host));
     for (int64_t i = 0; i < n; i++) host[i] += host[i] < 0 ? 0 : by;
-    return upload_numbers(e, host, n, out);
+    return peri__upload_i64(e->device, host, n, out);
 }
 
 /** Rows in the place of raw ids, in what was received and, if somebody asks for them, in what goes home. */
@@ -382,17 +383,6 @@ peri_status peri__managed_post(peri__input_dist *d)
 
 peri_status peri__managed_batch_test(peri__arrival *a) { return a ? peri__transfer_test(&a->back) : PERI_OK; }
 
-/** Numbers of an i64 or i32 tensor on the host, as i64; to be freed, also when this fails. */
-static peri_status numbers_of(peri_tensor *t, int64_t **out)
-{
-    PERI__HELD peri_tensor *wide = NULL;
-    int64_t n = peri__numel(t);
-    *out = peri__alloc(sizeof **out * (size_t)peri__max(1, n));
-    if (!*out) return PERI_ENOMEM;
-    PERI_TRY(peri_tensor_to(t, PERI_I64, NULL, &wide));
-    return peri_tensor_read(wide, *out, n * (int64_t)sizeof **out);
-}
-
 peri_status peri__managed_rows(const peri__input_dist *d, peri_tensor **out)
 {
     const peri_sharded *e = d->ebc;
@@ -413,7 +403,7 @@ peri_status peri__managed_rows(const peri__input_dist *d, peri_tensor **out)
             ids[k] = place < 0 ? -1 : rows[place];
         }
     }
-    return upload_numbers(e, ids, peri__numel(r->values), out);
+    return peri__upload_i64(e->device, ids, peri__numel(r->values), out);
 }
 
 peri_status peri__managed_time_set(peri_sharded *e, int32_t i, int64_t now)

@@ -28,6 +28,12 @@ static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
     return PERI_OK;
 }
 
+/** The optimizer that is fused with the updates of a table; NULL: none is. */
+static const peri_tbe_optimizer_config *fused_optimizer(const peri_sharded_config *c, const peri_sharded_table *table)
+{
+    return table->compute_kernel == PERI_KERNEL_FUSED ? &c->optimizers[table->optimizer] : NULL;
+}
+
 /** Whether the table's sharding type has some of the facts @facts (PERI_SHARDING_*). */
 static bool has_facts(const peri_sharded_table *table, int32_t facts)
 {
@@ -61,7 +67,7 @@ static peri_status check_whole_table_optimizer(const char *f, const peri_sharded
     return PERI_OK;
 }
 
-static peri_status check_rows_of_bytes(const char *f, const peri_sharded_table *table)
+static peri_status check_type_and_kernel(const char *f, const peri_sharded_table *table)
 {
     if (table->sharding_type < 0 || table->sharding_type >= PERI_SHARDING_TYPE_COUNT)
         return peri__fail(PERI_EINVAL, "%s: table '%s': %d is no sharding type", f, table->name, table->sharding_type);
@@ -87,18 +93,28 @@ static peri_status check_training(const char *f, const peri_sharded_table *table
     return PERI_OK;
 }
 
+/** A table's own structures as today's. */
+static peri_status table_of_today(peri_sharded_table *t, const char *f, peri_cache_config *cache,
+                              peri_sharded_collision *collision)
+{
+    if (t->cache) PERI_TRY(peri__struct_take(cache, sizeof *cache, t->cache, f, "peri_cache_config"));
+    if (t->collision)
+        PERI_TRY(peri__struct_take(collision, sizeof *collision, t->collision, f, "peri_sharded_collision"));
+    t->cache = t->cache ? cache : NULL;
+    t->collision = t->collision ? collision : NULL;
+    return PERI_OK;
+}
+
 peri_status peri_sharded_table_check(const peri_sharded_table *table, const peri_tbe_optimizer_config *optimizer)
 {
     PERI_TAKE(peri_sharded_table, table);
     PERI_TAKE(peri_tbe_optimizer_config, optimizer);
     PERI_NEED(table->name);
     peri_cache_config cache;
-    if (table->cache) {
-        PERI_TRY(peri__struct_take(&cache, sizeof cache, table->cache, __func__, "peri_cache_config"));
-        table_now.cache = &cache;
-    }
+    peri_sharded_collision collision;
+    PERI_TRY(table_of_today(&table_now, __func__, &cache, &collision));
     const peri_tbe_optimizer_config *fused = table->compute_kernel == PERI_KERNEL_FUSED ? optimizer : NULL;
-    PERI_TRY(check_rows_of_bytes("peri_sharded_new", table));
+    PERI_TRY(check_type_and_kernel("peri_sharded_new", table));
     PERI_TRY(check_training("peri_sharded_new", table, fused));
     peri_table_config whole = {
         .size = sizeof whole, .name = table->name, .rows = table->rows, .cols = table->cols, .init = PERI_INIT_NONE};
@@ -183,7 +199,7 @@ static peri_status check_config(const peri_sharded_config *c)
                 return peri__fail(PERI_EINVAL, "%s: table '%s': feature number %d, allowed: 0..%d", f, table->name,
                                   table->features[i], c->n_features - 1);
         PERI_TRY(check_rows(f, c, table));
-        PERI_TRY(check_rows_of_bytes(f, table));
+        PERI_TRY(check_type_and_kernel(f, table));
         if ((table->compute_kernel == PERI_KERNEL_QUANT) != (c->tables[0].compute_kernel == PERI_KERNEL_QUANT))
             return peri__fail(PERI_EINVAL,
                               "%s: of the tables '%s' and '%s' one has the compute kernel quant; allowed: all or none",
@@ -195,8 +211,7 @@ static peri_status check_config(const peri_sharded_config *c)
         if (table->compute_kernel == PERI_KERNEL_FUSED && (table->optimizer < 0 || table->optimizer >= c->n_optimizers))
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name,
                               table->optimizer, c->n_optimizers - 1);
-        const bool fused = table->compute_kernel == PERI_KERNEL_FUSED;
-        PERI_TRY(check_training(f, table, fused ? &c->optimizers[table->optimizer] : NULL));
+        PERI_TRY(check_training(f, table, fused_optimizer(c, table)));
     }
     return PERI_OK;
 }
@@ -228,10 +243,9 @@ static peri_status copy_names(peri_sharded *e, const peri_sharded_config *c)
 static double gradient_divisor(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table,
                                bool copied)
 {
+    const peri_tbe_optimizer_config *o = fused_optimizer(c, table);
     if (!has_facts(table, PERI_SHARDING_REPLICA)) return e->division;
-    bool first =
-        copied || (table->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[table->optimizer].max_gradient > 0);
-    return first ? e->world_size : 1;
+    return copied || (o && o->max_gradient > 0) ? e->world_size : 1;
 }
 
 /** peri__route_table.halvings. */
@@ -242,8 +256,9 @@ static int32_t choose_halvings(const peri_sharded *e, const peri_sharded_config 
     if (e->division <= 1 || e->division > 1 << 20 || frexp(e->division, &exponent) != 0.5) return 0;
     /* gradients of weights, and codecs, take what is divided */
     if (e->weighted || e->exact || c->all_to_all.backward || c->reduce_scatter.backward) return 0;
-    if (has_facts(table, PERI_SHARDING_REPLICA) || table->compute_kernel != PERI_KERNEL_FUSED || table->cache) return 0;
-    return c->optimizers[table->optimizer].max_gradient > 0 ? 0 : exponent - 1;
+    const peri_tbe_optimizer_config *o = fused_optimizer(c, table);
+    if (has_facts(table, PERI_SHARDING_REPLICA) || !o || table->cache) return 0;
+    return o->max_gradient > 0 ? 0 : exponent - 1;
 }
 
 /** Whether numbers are the same after either. */
@@ -391,12 +406,11 @@ static bool rows_are_cut(const peri__route_table *table)
     return false;
 }
 
-static bool any_exact(const peri_sharded_config *c)
+/** Whether sums of the table's gradients must not depend on the plan. */
+static bool is_exact(const peri_sharded_config *c, const peri_sharded_table *table)
 {
-    for (int32_t t = 0; t < c->n_tables; t++)
-        if (c->tables[t].compute_kernel == PERI_KERNEL_FUSED && c->optimizers[c->tables[t].optimizer].exact)
-            return true;
-    return false;
+    const peri_tbe_optimizer_config *o = fused_optimizer(c, table);
+    return o && o->exact;
 }
 
 /** The ways of rows that travel have hops, and their lanes are listed. */
@@ -413,19 +427,20 @@ static void open_ways(peri_sharded *e)
 static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
 {
     int32_t n_features = 0, at = 0;
-    for (int32_t t = 0; t < c->n_tables; t++) n_features += c->tables[t].n_features;
+    for (int32_t t = 0; t < c->n_tables; t++) {
+        n_features += c->tables[t].n_features;
+        e->exact = e->exact || is_exact(c, &c->tables[t]);
+    }
     e->tables = peri__alloc_zero(sizeof *e->tables * (size_t)c->n_tables);
     e->features = peri__alloc(sizeof *e->features * (size_t)n_features);
     if (!e->tables || !e->features) return PERI_ENOMEM;
-    e->exact = any_exact(c);
     e->router.wire_i32 = true;
     int32_t summed = choose_lanes(e, c);
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *from = &c->tables[t];
         peri__route_table *to = &e->tables[t];
         const bool replica = has_facts(from, PERI_SHARDING_REPLICA),
-                   copied = replica && from->compute_kernel == PERI_KERNEL_FUSED &&
-                            c->optimizers[from->optimizer].exact;
+                   copied = replica && is_exact(c, from);
         *to = (peri__route_table){.rows = from->rows,
                                   .cols = from->cols,
                                   .n_features = from->n_features,
@@ -574,18 +589,6 @@ void peri_sharded_release(peri_sharded *e)
     peri_group_release(e->group);
     peri__object_count(-1);
     peri__free(e);
-}
-
-/** A table's own structures as today's. */
-static peri_status table_of_today(peri_sharded_table *t, const char *f, peri_cache_config *cache,
-                              peri_sharded_collision *collision)
-{
-    if (t->cache) PERI_TRY(peri__struct_take(cache, sizeof *cache, t->cache, f, "peri_cache_config"));
-    if (t->collision)
-        PERI_TRY(peri__struct_take(collision, sizeof *collision, t->collision, f, "peri_sharded_collision"));
-    t->cache = t->cache ? cache : NULL;
-    t->collision = t->collision ? collision : NULL;
-    return PERI_OK;
 }
 
 peri_status peri_sharded_new(const peri_sharded_config *given, peri_sharded **out)

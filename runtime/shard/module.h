@@ -12,7 +12,7 @@
 #ifndef PERI_SHARD_MODULE_H
 #define PERI_SHARD_MODULE_H
 
-#include "shard_internal.h"
+#include "../plan/plan_internal.h"
 #include "layout.h"
 #include "way.h"
 #include "../../kernels/route.h"

@@ -5,13 +5,17 @@
 #include "../base/buffer.h"
 #include "routes.h"
 
-/** Append to a growing array; NULL when memory is out. */
-static void *grow_array(void **array, int32_t *n, size_t size)
+/** Append @element [@size] to a growing array of *@n. */
+static peri_status append(void **array, int32_t *n, const void *element, size_t size)
 {
-    return peri__grow_one(array, *n, size) < 0 ? NULL : (char *)*array + size * (size_t)(*n)++;
+    PERI_TRY(peri__grow_one(array, *n, size));
+    memcpy((char *)*array + size * (size_t)(*n)++, element, size);
+    return PERI_OK;
 }
 
-#define APPEND(array, n) grow_array((void **)&(array), &(n), sizeof *(array))
+/** Append an element, whose fields or value follow. */
+#define APPEND(array, n, ...)                                                                                          \
+    append((void **)&(array), &(n), &(__typeof__(*(array))){__VA_ARGS__}, sizeof *(array))
 
 /** Whether ids are routed to a shard: if it has rows, or its rank takes part in a sum. */
 static bool gets_ids(const peri__route_table *t, const peri_shard *s)
@@ -27,19 +31,25 @@ static int64_t bucket_at(const peri__route_table *t, int64_t row)
     return b;
 }
 
-/** The parts of a table for one column offset: their boundaries and ranks, by rows. Returns their number. */
-static int32_t row_parts(const peri__route_table *t, int64_t col_offset, int64_t *bounds, int32_t *ranks)
+/** How the rows of a table, or its buckets, are cut: part i has [bounds[i], bounds[i + 1]) and lies on ranks[i]. */
+typedef struct row_cut {
+    int32_t n;
+    int64_t *bounds; /* n + 1 */
+    int32_t *ranks;
+} row_cut;
+
+/** The parts of a table for one column offset, in order of rows. @x has room for them. */
+static void find_row_parts(const peri__route_table *t, int64_t col_offset, row_cut *x)
 {
-    int32_t n = 0;
-    bounds[0] = 0;
+    x->n = 0;
+    x->bounds[0] = 0;
     for (int32_t s = 0; s < t->n_shards; s++) {
         const peri_shard *shard = &t->shards[s];
         if (shard->col_offset != col_offset || !gets_ids(t, shard)) continue;
-        ranks[n] = shard->rank;
-        bounds[n + 1] = t->raw ? bucket_at(t, shard->row_offset + shard->rows) : bounds[n] + shard->rows;
-        n++;
+        x->ranks[x->n] = shard->rank;
+        x->bounds[x->n + 1] = t->raw ? bucket_at(t, shard->row_offset + shard->rows) : x->bounds[x->n] + shard->rows;
+        x->n++;
     }
-    return n;
 }
 
 /** Which of those parts shard @s is. */
@@ -51,113 +61,99 @@ static int32_t row_part_of_shard(const peri__route_table *t, int32_t s)
     return n;
 }
 
-/** Raw ids are rows of one table only: nobody shares them. */
-static bool same_partition(const peri__routes *r, const peri__partition *p, int32_t feature, int32_t table,
-                           const peri__route_table *t, const int64_t *bounds, const int32_t *ranks, int32_t n_parts)
+/** Whether the ids of @p go where those of @wanted are to go, which is cut like @cut. Raw ids are rows of one table
+ *  only: nobody shares them. */
+static bool same_partition(const peri__routes *r, const peri__partition *p, const peri__partition *wanted,
+                           const row_cut *cut)
 {
-    if (p->raw || t->raw) return p->raw && t->raw && p->feature == feature && p->table == table;
-    if (p->feature != feature || p->n_parts != n_parts || p->rows != t->rows) return false;
-    if (p->by_id != t->by_id || p->copied != t->copied) return false;
-    for (int32_t i = 0; i < n_parts; i++)
-        if (r->strands[p->first_strand + i].rank != ranks[i]) return false;
-    return !memcmp(r->bounds + p->first_bound, bounds, sizeof *bounds * (size_t)(n_parts + 1));
+    if (p->feature != wanted->feature || p->raw != wanted->raw) return false;
+    if (p->raw) return p->table == wanted->table;
+    if (p->n_parts != cut->n || p->rows != wanted->rows) return false;
+    if (p->by_id != wanted->by_id || p->copied != wanted->copied) return false;
+    for (int32_t i = 0; i < cut->n; i++)
+        if (r->strands[p->first_strand + i].rank != cut->ranks[i]) return false;
+    return !memcmp(r->bounds + p->first_bound, cut->bounds, sizeof *cut->bounds * (size_t)(cut->n + 1));
 }
 
-/** Find or make the partition of @feature by these boundaries and ranks; its index, or an error. Column blocks of one
- *  table on one rank, and tables that are cut alike, share it: ids travel once. */
-static int32_t find_or_add_partition(peri__routes *r, int32_t feature, int32_t table, const peri__route_table *t,
-                            const int64_t *bounds, const int32_t *ranks, int32_t n_parts)
+/** A partition of @feature as table @table, which is @t, asks for it; its parts are not said yet. */
+static peri__partition partition_for(const peri__route_table *t, int32_t table, int32_t feature)
+{
+    return (peri__partition){.feature = feature, .table = table, .bounds_check = t->bounds_check,
+                             .rows = t->raw ? t->buckets : t->rows, .raw = t->raw, .bucket_ids = t->bucket_ids,
+                             .by_id = t->by_id, .copied = t->copied};
+}
+
+/** Find or make the partition @wanted, cut like @cut; its index, or an error. Column blocks of one table on one rank,
+ *  and tables that are cut alike, share it: ids travel once. */
+static int32_t find_or_add_partition(peri__routes *r, peri__partition wanted, const row_cut *cut)
 {
     for (int32_t i = 0; i < r->n_partitions; i++) {
         peri__partition *p = &r->partitions[i];
-        if (!same_partition(r, p, feature, table, t, bounds, ranks, n_parts)) continue;
-        if (t->bounds_check < p->bounds_check) { /* modes are numbered from the strictest on */
-            p->bounds_check = t->bounds_check;
-            p->table = table;
+        if (!same_partition(r, p, &wanted, cut)) continue;
+        if (wanted.bounds_check < p->bounds_check) { /* modes are numbered from the strictest on */
+            p->bounds_check = wanted.bounds_check;
+            p->table = wanted.table;
         }
         return i;
     }
-    peri__partition *p = APPEND(r->partitions, r->n_partitions);
-    if (!p) return PERI_ENOMEM;
-    *p = (peri__partition){.feature = feature,
-                           .table = table,
-                           .bounds_check = t->bounds_check,
-                           .rows = t->raw ? t->buckets : t->rows,
-                           .raw = t->raw,
-                           .bucket_ids = t->bucket_ids,
-                           .n_parts = n_parts,
-                           .first_strand = r->n_strands,
-                           .first_bound = r->n_bounds,
-                           .by_id = t->by_id,
-                           .copied = t->copied};
-    for (int32_t i = 0; i <= n_parts; i++) {
-        int64_t *bound = APPEND(r->bounds, r->n_bounds);
-        if (!bound) return PERI_ENOMEM;
-        *bound = bounds[i];
-    }
-    bool even = n_parts > 1;
-    for (int32_t i = 0; i < n_parts; i++) {
-        peri__strand *s = APPEND(r->strands, r->n_strands);
-        if (!s) return PERI_ENOMEM;
-        *s = (peri__strand){.partition = r->n_partitions - 1, .part = i, .rank = ranks[i], .index = -1};
-        even = even && (i == n_parts - 1 || bounds[i + 1] - bounds[i] == bounds[1]);
-    }
-    p->block = even ? bounds[1] : 0;
+    bool even = cut->n > 1;
+    for (int32_t i = 0; i < cut->n - 1; i++)
+        even = even && cut->bounds[i + 1] - cut->bounds[i] == cut->bounds[1];
+    wanted.block = even ? cut->bounds[1] : 0;
+    wanted.n_parts = cut->n;
+    wanted.first_strand = r->n_strands;
+    wanted.first_bound = r->n_bounds;
+    PERI_TRY(append((void **)&r->partitions, &r->n_partitions, &wanted, sizeof wanted));
+    for (int32_t i = 0; i <= cut->n; i++) PERI_TRY(APPEND(r->bounds, r->n_bounds, cut->bounds[i]));
+    for (int32_t i = 0; i < cut->n; i++)
+        PERI_TRY(APPEND(r->strands, r->n_strands, .partition = r->n_partitions - 1, .part = i,
+                        .rank = cut->ranks[i], .index = -1));
     return r->n_partitions - 1;
+}
+
+/** The partition of ids that are checked, but go nowhere: those of replicas. */
+static int32_t find_or_add_unrouted(peri__routes *r, const peri__route_table *t, int32_t table, int32_t feature)
+{
+    return find_or_add_partition(r, partition_for(t, table, feature), &(row_cut){.bounds = (int64_t[]){0}});
 }
 
 /** A lookup of all rows and columns of @feature on every rank. Their ids are checked once. */
 static peri_status add_copies(peri__routes *r, const peri__route_table *table, int32_t t, int32_t feature,
                               int32_t *n_lookups)
 {
-    peri__route_table unchecked = *table;
-    unchecked.bounds_check = PERI_BOUNDS_NONE;
-    for (int32_t rank = 0; rank < r->world_size; rank++) {
-        int32_t p =
-            find_or_add_partition(r, feature, t, rank ? &unchecked : table, (int64_t[]){0, table->rows}, &rank, 1);
+    peri__partition wanted = partition_for(table, t, feature);
+    for (int32_t rank = 0; rank < r->world_size; rank++, wanted.bounds_check = PERI_BOUNDS_NONE) {
+        const int32_t p = find_or_add_partition(
+            r, wanted, &(row_cut){.n = 1, .bounds = (int64_t[]){0, table->rows}, .ranks = &rank});
         if (p < 0) return p;
-        peri__lookup *lookup = APPEND(r->lookups, *n_lookups);
-        if (!lookup) return PERI_ENOMEM;
-        *lookup = (peri__lookup){.table = t,
-                                 .shard = -1,
-                                 .feature = feature,
-                                 .strand = r->partitions[p].first_strand,
-                                 .lane = table->lane,
-                                 .cols = table->cols};
+        PERI_TRY(APPEND(r->lookups, *n_lookups, .table = t, .shard = -1, .feature = feature,
+                        .strand = r->partitions[p].first_strand, .lane = table->lane, .cols = table->cols));
     }
     return PERI_OK;
 }
 
-/** Make the partitions and lookups of all tables. */
-static peri_status make_lookups(peri__routes *r, const peri__route_table *tables, int64_t *bounds, int32_t *ranks,
-                                int32_t *n_lookups)
+/** Make the partitions and lookups of all tables. @x: room for the parts of each. */
+static peri_status make_lookups(peri__routes *r, const peri__route_table *tables, row_cut *x, int32_t *n_lookups)
 {
     for (int32_t t = 0; t < r->n_tables; t++) {
         const peri__route_table *table = &tables[t];
         for (int32_t s = 0; s < table->n_shards; s++) {
             const peri_shard *shard = &table->shards[s];
             if (!gets_ids(table, shard)) continue;
-            int32_t n_parts = row_parts(table, shard->col_offset, bounds, ranks), part = row_part_of_shard(table, s);
+            const int32_t part = row_part_of_shard(table, s);
+            find_row_parts(table, shard->col_offset, x);
             for (int32_t f = 0; f < table->n_features; f++) {
-                int32_t p = find_or_add_partition(r, table->features[f], t, table, bounds, ranks, n_parts);
+                const int32_t p = find_or_add_partition(r, partition_for(table, t, table->features[f]), x);
                 if (p < 0) return p;
-                peri__lookup *lookup = APPEND(r->lookups, *n_lookups);
-                if (!lookup) return PERI_ENOMEM;
-                *lookup = (peri__lookup){.table = t,
-                                         .shard = s,
-                                         .feature = table->features[f],
-                                         .strand = r->partitions[p].first_strand + part,
-                                         .lane = table->lane,
-                                         .cols = shard->cols};
+                PERI_TRY(APPEND(r->lookups, *n_lookups, .table = t, .shard = s, .feature = table->features[f],
+                                .strand = r->partitions[p].first_strand + part, .lane = table->lane,
+                                .cols = shard->cols));
             }
         }
         for (int32_t f = 0; f < table->n_features && table->copied; f++)
             PERI_TRY(add_copies(r, table, t, table->features[f], n_lookups));
-        /* ids are checked, not routed */
-        for (int32_t f = 0; f < table->n_features && table->data_parallel && !table->copied; f++) {
-            int32_t p = find_or_add_partition(r, table->features[f], t, table, (int64_t[]){0}, ranks, 0);
-            if (p < 0) return p;
-        }
+        for (int32_t f = 0; f < table->n_features && table->data_parallel && !table->copied; f++)
+            PERI_TRY(find_or_add_unrouted(r, table, t, table->features[f]));
     }
     return PERI_OK;
 }
@@ -204,19 +200,14 @@ static void number_strands(peri__routes *r)
 static peri_status order_by_rank(peri__routes *r, int32_t n_lookups)
 {
     const size_t strands = (size_t)peri__max(r->n_strands, 1);
-    peri__lookup *sorted = peri__alloc_zero(sizeof *sorted * (size_t)peri__max(n_lookups, 1));
+    PERI__SCRATCH peri__lookup *sorted = peri__alloc_zero(sizeof *sorted * (size_t)peri__max(n_lookups, 1));
     r->wire = peri__alloc_zero(sizeof *r->wire * strands);
     r->wire_feature = peri__alloc_zero(sizeof *r->wire_feature * strands);
     r->rank_lookup = peri__alloc_zero(sizeof *r->rank_lookup * (size_t)(r->world_size + 1));
     r->rank_wire = peri__alloc_zero(sizeof *r->rank_wire * (size_t)(r->world_size + 1));
-    bool room = sorted && r->wire && r->wire_feature && r->rank_lookup && r->rank_wire;
-    peri_status status = room ? sort_lookups(r, n_lookups, sorted) : PERI_ENOMEM;
-    if (status < 0) {
-        peri__free(sorted);
-        return status;
-    }
-    peri__free(r->lookups);
-    r->lookups = sorted;
+    if (!sorted || !r->wire || !r->wire_feature || !r->rank_lookup || !r->rank_wire) return PERI_ENOMEM;
+    PERI_TRY(sort_lookups(r, n_lookups, sorted));
+    if (n_lookups) memcpy(r->lookups, sorted, sizeof *sorted * (size_t)n_lookups);
     number_strands(r);
     return PERI_OK;
 }
@@ -234,10 +225,7 @@ static peri__piece find_piece(const peri__routes *r, int32_t table, int32_t shar
 
 static peri_status add_piece(peri__routes *r, peri__output *out, peri__piece piece)
 {
-    peri__piece *p = APPEND(r->pieces, r->n_pieces);
-    if (!p) return PERI_ENOMEM;
-    *p = piece;
-    p->output = (int32_t)(out - r->outputs);
+    PERI_TRY(APPEND(r->pieces, r->n_pieces, piece.rank, piece.lookup, (int32_t)(out - r->outputs)));
     out->n_pieces++;
     *(piece.rank >= 0 ? &r->lookups[piece.lookup].piece : &r->replicas[piece.lookup].piece) = r->n_pieces - 1;
     return PERI_OK;
@@ -251,22 +239,17 @@ static peri_status add_outputs(peri__routes *r, const peri__route_table *table, 
         const peri_shard whole = {.rows = table->rows, .cols = table->cols},
                          *first = s < 0 ? &whole : &table->shards[s];
         if (first->row_offset != 0 || first->rows == 0) continue; /* a column block is listed by its first rows */
-        peri__output *out = APPEND(r->outputs, r->n_outputs);
-        if (!out) return PERI_ENOMEM;
-        *out = (peri__output){.table = t,
-                              .feature = feature,
-                              .column = r->out_cols + first->col_offset,
-                              .cols = first->cols,
-                              .col_offset = first->col_offset,
-                              .first_piece = r->n_pieces};
+        PERI_TRY(APPEND(r->outputs, r->n_outputs, .table = t, .feature = feature,
+                        .column = r->out_cols + first->col_offset, .cols = first->cols,
+                        .col_offset = first->col_offset, .first_piece = r->n_pieces));
+        peri__output *out = &r->outputs[r->n_outputs - 1];
         for (int32_t rank = 0; rank < r->world_size && table->copied; rank++)
             PERI_TRY(add_piece(r, out, find_piece(r, t, -1, feature, rank)));
         if (s < 0 && !table->copied) {
-            peri__replica *replica = APPEND(r->replicas, r->n_replicas);
-            if (!replica) return PERI_ENOMEM;
-            int32_t p = find_or_add_partition(r, feature, t, table, (int64_t[]){0}, NULL, 0);
+            const int32_t p = find_or_add_unrouted(r, table, t, feature);
             if (p < 0) return p;
-            *replica = (peri__replica){.table = t, .feature = feature, .partition = p, .cols = table->cols};
+            PERI_TRY(APPEND(r->replicas, r->n_replicas, .table = t, .feature = feature, .partition = p,
+                            .cols = table->cols));
             PERI_TRY(add_piece(r, out, (peri__piece){.rank = -1, .lookup = r->n_replicas - 1}));
         }
         for (int32_t k = 0; k < table->n_shards && s >= 0; k++) {
@@ -297,21 +280,20 @@ peri_status peri__routes_new(const peri__nodes *nodes, const peri__route_table *
     int32_t most = 1, n_lookups = 0;
     for (int32_t t = 0; t < n_tables; t++) most = (int32_t)peri__max(most, tables[t].n_shards);
     peri__routes *r = peri__alloc_zero(sizeof *r);
-    int64_t *bounds = peri__alloc(sizeof *bounds * (size_t)(most + 1));
-    int32_t *ranks = peri__alloc(sizeof *ranks * (size_t)most);
+    PERI__SCRATCH int64_t *bounds = peri__alloc(sizeof *bounds * (size_t)(most + 1));
+    PERI__SCRATCH int32_t *ranks = peri__alloc(sizeof *ranks * (size_t)most);
+    row_cut room = {.bounds = bounds, .ranks = ranks};
     peri_status status = r && bounds && ranks ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
     r->nodes = nodes;
     r->world_size = nodes->first[nodes->n];
     r->n_tables = n_tables;
     r->n_features = n_features;
-    PERI_TRY_GOTO(make_lookups(r, tables, bounds, ranks, &n_lookups), out);
+    PERI_TRY_GOTO(make_lookups(r, tables, &room, &n_lookups), out);
     PERI_TRY_GOTO(order_by_rank(r, n_lookups), out);
     PERI_TRY_GOTO(make_outputs(r, tables), out);
     *out = r;
 out:
-    peri__free(bounds);
-    peri__free(ranks);
     if (status < 0) peri__routes_free(r);
     return status;
 }

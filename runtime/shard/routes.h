@@ -11,7 +11,7 @@
 #ifndef PERI_SHARD_ROUTES_H
 #define PERI_SHARD_ROUTES_H
 
-#include "nodes.h"
+#include "../comm/nodes.h"
 
 #include <perilune/shard.h>
 

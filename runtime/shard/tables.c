@@ -10,37 +10,41 @@
 
 /* -- sets of tables ------------------------------------------------------------------------------------------------ */
 
-/** The set of a table, at a place of this rank and of a part, found or appended; -1: no memory. */
-static int32_t find_or_add_set(peri_sharded *e, const peri_sharded_table *table, bool replica, bool by_id,
-                               int32_t place, int32_t part)
+/** The set for table @t of the configuration, of which a shard (@shard) or the whole is here, found or appended; -1: no
+ *  memory. */
+static int32_t find_or_add_set(peri_sharded *e, const peri_sharded_config *c, int32_t t, int32_t shard)
 {
-    bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
-    /* else there is nothing that would keep them apart */
-    bool mapped = table->mapped && !peri_device_host_access(e->device);
-    bool mean = table->pooling == PERI_POOLING_MEAN && !replica;
-    int32_t optimizer = table->compute_kernel == PERI_KERNEL_FUSED ? table->optimizer : -1, dtype = table->dtype;
-    for (int32_t g = 0; g < e->n_sets; g++)
-        if (e->sets[g].optimizer == optimizer && e->sets[g].dtype == dtype && e->sets[g].replica == replica &&
-            e->sets[g].cached == cached && e->sets[g].mapped == mapped && e->sets[g].mean == mean &&
-            e->sets[g].by_id == by_id && e->sets[g].place == place && e->sets[g].part == part)
+    const peri_sharded_table *table = &c->tables[t];
+    const peri__route_table *cut = &e->tables[t];
+    const bool replica = shard < 0 && !cut->copied;
+    const peri__table_set x = {
+        .optimizer = table->compute_kernel == PERI_KERNEL_FUSED ? table->optimizer : -1,
+        .place = shard < 0 ? 0 : cut->places[shard],
+        .part = shard < 0 ? 0 : peri__lane_part(cut->lane),
+        .dtype = table->dtype,
+        .dense = table->compute_kernel == PERI_KERNEL_DENSE,
+        .replica = replica,
+        .cached = table->cache != NULL,
+        /* else there is nothing that would keep them apart */
+        .mapped = table->mapped && !peri_device_host_access(e->device),
+        .by_id = shard >= 0 && cut->by_id,
+        .mean = table->pooling == PERI_POOLING_MEAN && !replica};
+    for (int32_t g = 0; g < e->n_sets; g++) {
+        const peri__table_set *y = &e->sets[g];
+        if (y->optimizer == x.optimizer && y->dtype == x.dtype && y->replica == x.replica && y->cached == x.cached &&
+            y->mapped == x.mapped && y->mean == x.mean && y->by_id == x.by_id && y->place == x.place &&
+            y->part == x.part)
             return g;
+    }
     if (peri__grow_one((void **)&e->sets, e->n_sets, sizeof *e->sets) < 0) return -1;
-    e->sets[e->n_sets] = (peri__table_set){.optimizer = optimizer,
-                                           .place = place,
-                                           .part = part,
-                                           .dtype = dtype,
-                                           .dense = dense,
-                                           .replica = replica,
-                                           .cached = cached,
-                                           .mapped = mapped,
-                                           .by_id = by_id,
-                                           .mean = mean};
+    e->sets[e->n_sets] = x;
     return e->n_sets++;
 }
 
-/** Shard @shard of a table is of set @set; -1: the whole table. */
-static peri_status add_to_set(peri_sharded *e, int32_t set, int32_t table, int32_t shard)
+/** Shard @shard of a table is here, in one of the sets; -1: the whole table. */
+static peri_status add_to_set(peri_sharded *e, const peri_sharded_config *c, int32_t table, int32_t shard)
 {
+    const int32_t set = find_or_add_set(e, c, table, shard);
     if (set < 0) return PERI_ENOMEM;
     peri__table_set *g = &e->sets[set];
     PERI_TRY(peri__grow_one((void **)&g->module_table, g->n_tables, sizeof *g->module_table));
@@ -136,14 +140,9 @@ peri_status peri__tables_new(peri_sharded *e, const peri_sharded_config *c)
 {
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri__route_table *table = &e->tables[t];
-        if (table->data_parallel)
-            PERI_TRY(add_to_set(e, find_or_add_set(e, &c->tables[t], !table->copied, false, 0, 0), t, -1));
-        for (int32_t s = 0; s < table->n_shards; s++) {
-            if (table->shards[s].rank != e->rank || table->shards[s].rows == 0) continue;
-            const int32_t part = peri__lane_part(table->lane);
-            PERI_TRY(
-                add_to_set(e, find_or_add_set(e, &c->tables[t], false, table->by_id, table->places[s], part), t, s));
-        }
+        if (table->data_parallel) PERI_TRY(add_to_set(e, c, t, -1));
+        for (int32_t s = 0; s < table->n_shards; s++)
+            if (table->shards[s].rank == e->rank && table->shards[s].rows > 0) PERI_TRY(add_to_set(e, c, t, s));
     }
     for (int32_t g = 0; g < e->n_sets; g++) {
         PERI_TRY(make_tbe(e, c, &e->sets[g]));

@@ -2,11 +2,11 @@
 
 -- C: folders of runtime, and which layer a public header belongs to.
 local level = { base = 0, plugin = 1, kernels = 1, tensor = 2, sparse = 2.5, collision = 2.7, comm = 3, embed = 4,
-  shard = 5, io = 6, checkpoint = 6, model = 6.5, host = 7, serve = 7 }
+  plan = 4.5, shard = 5, io = 6, checkpoint = 6, model = 6.5, host = 7, serve = 7 }
 local public = {
   base = 0, tune = 0, device = 2, tensor = 2, ops = 2, precision = 2, graph = 2, optim = 2, jagged = 2, sparse = 2.5,
   quantize = 2.5, retrieval = 2.5, collision = 2.7, comm = 3, codec = 3,
-  exchange = 3, embed = 4, moment = 4, shard = 5, io = 6, checkpoint = 6, model = 6.5, lua = 6.5, perilune = 6.6,
+  exchange = 3, embed = 4, moment = 4, shard = 4.5, io = 6, checkpoint = 6, model = 6.5, lua = 6.5, perilune = 6.6,
   host = 7,
 }
 -- Headers of foreign libraries and who may know them.
@@ -151,22 +151,44 @@ local function c_calls(ctx)
 end
 
 -- A batch walks through runtime/shard in one direction: a header includes headers before it only, a C file those and
--- its own.
-local walk = { "routes", "router", "way", "layout", "module", "walk" }
+-- its own. C files that have no header of their own, or need a later one, by the last header that they may include.
+local walk = { "routes", "router", "way", "layout", "module", "module_batch", "rows" }
+local last_header = { ["layout.c"] = "module", outbound = "router", batch_layouts = "module", identity = "module",
+  module_files = "module", tables = "module", managed = "module_batch", weights_dist = "module_batch",
+  ["module_batch.c"] = "rows", input = "rows", unbuffered = "rows", repeats = "rows", explain = "rows",
+  pooled_stages = "rows", sequence_stages = "rows" }
 
 local function walk_order(ctx)
   local at, complaints = {}, {}
   for i, name in ipairs(walk) do at[name] = i end
-  at.outbound, at.batch_layouts, at.pooled_stages, at.tables = at.router, at.module, at.module, at.module
-  at["layout.c"] = at.module -- it lays out what module.h has
   for _, path in ipairs(ctx.files("runtime/shard", "c", "h")) do
-    local from = at[path:match "[%w_]+%.c$"] or at[path:match "([%w_]+)%.[ch]$"]
+    local file, noun = path:match "([%w_]+%.[ch])$", path:match "([%w_]+)%.[ch]$"
+    local from = at[last_header[file] or last_header[noun] or noun]
+    if not from then
+      complaints[#complaints + 1] = path .. " has no place in a batch's walk (tests/lint/layers.lua: last_header)"
+    end
     for name in ctx.read(path):gmatch '\n#include "([%w_]+)%.h"' do
-      if from and at[name] and at[name] > from then
+      if from and (at[name] or #walk + 1) > from then
         complaints[#complaints + 1] = ("%s includes %s.h, which comes after it in a batch's walk"):format(path, name)
       end
     end
   end
+  return complaints
+end
+
+-- The stages of a kind of sharded module take four arguments at most.
+local function stage_arguments(ctx)
+  local complaints, stages = {}, 0
+  local kind = ctx.read("runtime/shard/module.h"):gsub("/%*.-%*/", ""):match "typedef struct peri__kind (%b{})"
+  for name, arguments in (kind or ""):gmatch "%(%*([%w_]+)%)(%b())" do
+    local _, commas = arguments:gsub(",", "")
+    stages = stages + 1
+    if commas > 3 then
+      complaints[#complaints + 1] = ("runtime/shard/module.h: stage %s takes %d arguments, allowed: 4"):format(name,
+        commas + 1)
+    end
+  end
+  if stages == 0 then complaints[1] = "runtime/shard/module.h: no stages of peri__kind were found" end
   return complaints
 end
 
@@ -213,4 +235,5 @@ end
 return { { "C includes follow the layers", c_includes }, { "C files are included by units", units },
   { "C calls between files go one way", c_calls },
   { "a batch walks in one direction", walk_order },
+  { "stages take at most four arguments", stage_arguments },
   { "Lua requires follow the layers", lua_requires } }

@@ -1,4 +1,4 @@
--- plan/sharding_types.lua: what each sharding type does to a table, as runtime/shard/types/ says it
+-- plan/sharding_types.lua: what each sharding type does to a table, as runtime/plan/types/ says it
 -- (peri_sharding_type_facts). Whoever plans, prices, simulates or shards asks here for what it needs to know; nobody
 -- asks for a type's name.
 --

@@ -56,7 +56,7 @@ local function fail(format, ...) P.fail(format:format(...)) end
 ---                   trained by the same optimizer
 ---   cache_params    CacheParams, with fused_uvm_caching only; default: those of the module's fused_params, else
 ---                   CacheParams {}
----   ranks           list of ranks, see runtime/shard/types/<type>.c; default: the type's own
+---   ranks           list of ranks, see runtime/plan/types/<type>.c; default: the type's own
 ---   sizes           rows (row_wise, table_row_wise, grid_shard) or columns (column_wise, table_column_wise) of each
 ---                   shard, beside ranks; default: even
 ---   hosts           instead of ranks: for table_row_wise and table_column_wise the node, for grid_shard the node of

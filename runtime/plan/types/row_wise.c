@@ -4,7 +4,7 @@
  * ceil(rows / n) rows while they last, then the rest, then none, as TorchRec cuts (calculate_shard_sizes_and_offsets);
  * or the given sizes. Ids are routed by the shards' boundaries, so any sizes that add up are right.
  */
-#include "../shard_internal.h"
+#include "../plan_internal.h"
 
 /** PERI_EINVAL unless a bucket begins at row @at, or it is the end. */
 static peri_status check_begin(const peri_sharding *s, int32_t i, int64_t at, const peri__cut *cut)

@@ -2,7 +2,7 @@
  *
  * table_wise.c: the whole table on one rank. ranks = { that rank }; default rank 0.
  */
-#include "../shard_internal.h"
+#include "../plan_internal.h"
 
 static peri_status table_wise_shards(const peri_sharding *s, peri__cut *cut)
 {

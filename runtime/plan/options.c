@@ -2,7 +2,7 @@
  *
  * options.c: options by the names that configurations, plans and TorchRec have for them.
  */
-#include "shard_internal.h"
+#include "plan_internal.h"
 
 #include <stdio.h>
 

@@ -3,7 +3,7 @@
  * table_column_wise.c: blocks of columns over the ranks of one node. ranks: one of the node's per block in column
  * order, a rank may hold several; default all ranks of the node of rank 0. Columns are cut as by column_wise.
  */
-#include "../shard_internal.h"
+#include "../plan_internal.h"
 
 static peri_status table_column_wise_shards(const peri_sharding *s, peri__cut *cut)
 {

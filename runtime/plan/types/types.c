@@ -2,7 +2,7 @@
  *
  * types.c: the table of sharding types, and what is checked before any of them cuts. Each type is a file of its own.
  */
-#include "../shard_internal.h"
+#include "../plan_internal.h"
 
 #include <stdio.h>
 

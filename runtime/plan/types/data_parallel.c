@@ -3,7 +3,7 @@
  * data_parallel.c: every rank holds the whole table; nothing is routed, gradients are reduced. With exact sums ids and
  * gradients of all ranks go to all ranks instead (peri__route_table.copied). ranks: none, or all of them.
  */
-#include "../shard_internal.h"
+#include "../plan_internal.h"
 
 static peri_status data_parallel_shards(const peri_sharding *s, peri__cut *cut)
 {

@@ -4,7 +4,7 @@
  * each once; default all of the node of rank 0. Rows are cut as by row_wise. Every other rank of the node has a shard
  * of no rows: all take part in the sum.
  */
-#include "../shard_internal.h"
+#include "../plan_internal.h"
 
 peri_status peri__cut_in_node(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count,
                               peri_shard block, peri__cut *cut)

@@ -2,7 +2,7 @@
  *
  * cut.c: what sharding types do alike while they cut a table.
  */
-#include "../shard_internal.h"
+#include "../plan_internal.h"
 
 peri_status peri__shard_add(const peri_sharding *s, peri__cut *cut, peri_shard shard)
 {

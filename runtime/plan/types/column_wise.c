@@ -6,7 +6,7 @@
  * (rows are read 16 bytes at a time), unless it is the only one. Unlike TorchRec no rank that the plan names is dropped
  * silently: what does not divide is an error.
  */
-#include "../shard_internal.h"
+#include "../plan_internal.h"
 
 #include <stdio.h>
 

@@ -5,8 +5,7 @@
  */
 #include "../base/buffer.h"
 #include "../base/json.h"
-#include "nodes.h"
-#include "shard_internal.h"
+#include "plan_internal.h"
 
 #include <errno.h>
 #include <stdarg.h>

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nodes.h: ranks by node. Rows that lie on the ranks of one node are added up there; what crosses the network to a home
- * goes through one of that node's ranks, its gateway.
+ * comm/nodes.h (L3): ranks by node. Rows that lie on the ranks of one node are added up there; what crosses the network
+ * to a home goes through one of that node's ranks, its gateway.
  */
-#ifndef PERI_SHARD_NODES_H
-#define PERI_SHARD_NODES_H
+#ifndef PERI_COMM_NODES_H
+#define PERI_COMM_NODES_H
 
-#include "../base/base_internal.h"
-
-#include <perilune/comm.h>
+#include "comm_internal.h"
 
 typedef struct peri__nodes {
     int32_t n;           /* nodes, in order of their first ranks */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shard/shard_internal.h (L5): sharding types, routes, the executor.
+ * plan/plan_internal.h (L4.5): what a plan says of a table, and how a sharding type cuts it. Nothing here knows a
+ * sharded module: those are made of what plans say (runtime/shard).
  */
-#ifndef PERI_SHARD_INTERNAL_H
-#define PERI_SHARD_INTERNAL_H
+#ifndef PERI_PLAN_INTERNAL_H
+#define PERI_PLAN_INTERNAL_H
 
-#include "../comm/comm_internal.h"
+#include "../comm/nodes.h"
 #include "../embed/embed_internal.h"
-#include "nodes.h"
 
 #include <perilune/shard.h>
 

@@ -5,7 +5,7 @@
  * or a rank of it comes again. Default: a block for each node, as even as they can be, in order of the nodes' first
  * ranks. Given blocks have even columns; sizes are rows.
  */
-#include "../shard_internal.h"
+#include "../plan_internal.h"
 
 /** The end of the block that begins at entry @at of the plan's ranks. */
 static int32_t block_end(const peri_sharding *s, int32_t at)
