@@ -1,6 +1,6 @@
 -- Row caches in sets beside caches whose rows may use any slot: the same ids find about as many rows, every batch that
--- fits is held, and the number of threads changes nothing. The figures are those of docs/benchmarks/gpu_kernels.md. Each
--- count of sets is held to a model in tier_count_spec.lua.
+-- fits is held, and the number of threads changes nothing. The figures are those of docs/benchmarks/gpu_kernels.md.
+-- Each count of sets is held to a model in tier_count_spec.lua.
 -- deadline: 240 s
 local peri = require "perilune"
 local C, check = peri.ffi.C, peri.ffi.check
