@@ -147,7 +147,7 @@ struct peri_tbe_narrow {
     }
 };
 
-/** Four weights of 16 bits at @p, the first @left of them. */
+/** Write four columns of 16 bits to @p, only the first @left of them. @fast: by one store, if all four are written. */
 static __device__ __forceinline__ void peri_tbe_put4(uint16_t *p, int64_t left, bool fast, const uint32_t (&y)[2])
 {
     if (fast && left >= 4) return peri_store_once((uint2 *)p, make_uint2(y[0], y[1]));
@@ -156,7 +156,7 @@ static __device__ __forceinline__ void peri_tbe_put4(uint16_t *p, int64_t left, 
         if (c < left) p[c] = (uint16_t)(y[c / 2] >> c % 2 * 16);
 }
 
-/** x as f32 weights from element @at. */
+/** As above, of f32. */
 static __device__ __forceinline__ void peri_tbe_put4(float *p, int64_t left, bool fast, const float (&x)[4])
 {
     if (fast && left >= 4) return peri_store_once((float4 *)p, make_float4(x[0], x[1], x[2], x[3]));

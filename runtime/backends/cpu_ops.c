@@ -311,6 +311,7 @@ typedef struct mark_plan {
     int64_t fixed, part; /* bytes; bytes of each part */
 } mark_plan;
 
+/** The scratch that it takes to find unique ids by a bit for each number from the least to the most. */
 static mark_plan mark_plan_of(const peri_op_unique *a)
 {
     mark_plan p = {.size = a->most - a->least + 1};

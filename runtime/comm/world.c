@@ -80,6 +80,7 @@ static peri_status read_timeout(double seconds, int64_t *out)
     return PERI_OK;
 }
 
+/** Write down each rank's node: @local_size ranks in a row share one; 0: as the transport says, or all share one. */
 static peri_status set_nodes(peri__comm *comm, void *ctx, int32_t local_size)
 {
     comm->node = peri__alloc_zero(sizeof *comm->node * (size_t)comm->size);

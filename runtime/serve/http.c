@@ -184,8 +184,8 @@ static enum MHD_Result on_accept(void *cls, const struct sockaddr *address, sock
     return accept;
 }
 
-/** With the lock: end the connection if its time is over. */
-static void check_deadline(peri__http_link *link, int64_t now)
+/** With the lock: note when a request began, and end the connection if its client has left or its time is over. */
+static void watch_connection(peri__http_link *link, int64_t now)
 {
     const peri__http_options *o = &link->http->options;
     if (link->ending || link->state == WORKING) return;
@@ -224,7 +224,7 @@ static void *watch_connections(void *ctx)
         struct timespec t;
         see_arrivals(http);
         int64_t now = peri_time_ns();
-        for (peri__http_link *l = http->links; l; l = l->next) check_deadline(l, now);
+        for (peri__http_link *l = http->links; l; l = l->next) watch_connection(l, now);
         clock_gettime(CLOCK_MONOTONIC, &t);
         t.tv_nsec += TICK_MS * 1000000L;
         if (t.tv_nsec >= 1000000000L) t.tv_sec++, t.tv_nsec -= 1000000000L;

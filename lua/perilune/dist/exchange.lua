@@ -230,6 +230,7 @@ function SparseFeaturesAwaitable:init(splits, has_list, has_scores)
   Awaitable.init(self)
   self._splits, self._has_list, self._has_scores = splits, has_list, has_scores
 end
+--- Wait for the splits, then for the tensors.
 function SparseFeaturesAwaitable:_wait_impl()
   local tensors = self._splits:wait()
   return SparseFeatures {

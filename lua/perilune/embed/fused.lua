@@ -74,8 +74,8 @@ function FusedOptimizer:_list_state()
   return list
 end
 
---- The number of updates that `map` says, which must be one for all tables; nil: no piece of them is on this rank. And
---- what is wrong.
+--- The number of updates that a state_dict's states (`map`: "users.step" -> tensor) say, which must be one for all
+--- tables; nil: no piece of them is on this rank. And what is wrong.
 local function steps_of(self, map)
   local steps, first
   for i, parameter in ipairs(self.names) do

@@ -91,7 +91,7 @@ end
 function Formulas:resolve(a, _, what)
   if type(a) ~= "table" then return a end
   if a.list then return util.map(a.list, function(x) return self:resolve(x, nil, what) end) end
-  return self:fractions(self:value_of(a), what, rules.whole[self.entry.func])
+  return self:refuse_whole_numbers(self:value_of(a), what, rules.whole[self.entry.func])
 end
 
 function Formulas:sample(x, what)
@@ -143,7 +143,7 @@ end
 
 --- The value of a constant as an output, which is an operation's result.
 function Formulas:result_of(x)
-  local value = self:fractions(self:value_of(x), "a constant")
+  local value = self:refuse_whole_numbers(self:value_of(x), "a constant")
   for _, o in ipairs(self.operations) do
     if o.out == value.index then return value end
   end

@@ -222,7 +222,9 @@ end
 
 local PLACE = "an option of model:export, and a field of what the script of `perilune export --model` returns"
 
-local function check_difference(func, a, report, tables)
+--- Refuse a file whose answers differ from the model's by more than allowed_difference, or whose NE is larger by more
+--- than allowed_ne.
+local function check_report(func, a, report, tables)
   local rounded = a.dense ~= "f32"
   for _, t in ipairs(tables) do rounded = rounded or t.rounded end
   local most = a.allowed_difference or (not rounded and 0) or nil
@@ -253,7 +255,7 @@ local function outputs_of(l, trace)
       l:fail("the model's result '%s' has samples as its dimension %d, wanted: as the first (transpose)", o.name,
         value.axis)
     end
-    l:fractions(value, ("the model's result '%s'"):format(o.name))
+    l:refuse_whole_numbers(value, ("the model's result '%s'"):format(o.name))
     if not made[value.index] then -- a field of the batch as it is: outputs are results of operations
       local columns = l.values[value.index + 1].columns
       l.list, l.axis = value.list or false, 1
@@ -332,7 +334,7 @@ local function export(func, model, path, a, traces)
     end
     local r = compare.run(answers, M.open(fresh, { verify = true }), a.batches, a.probabilities, asked)
     r.chosen, r.loose = chosen or false, writer.loose
-    check_difference(func, a, r, tables)
+    check_report(func, a, r, tables)
     writer:publish()
     return r
   end)

@@ -113,7 +113,7 @@ function Lowering:resolve(a, b, what)
     if value and (value.axis or 1) > 1 and rules.samples_first[self.entry.func] then
       self:fail("%s has samples as its dimension %d, wanted: as the first", what, value.axis)
     end
-    if value then return self:meet(self:fractions(value, what, rules.whole[self.entry.func]), what) end
+    if value then return self:meet(self:refuse_whole_numbers(value, what, rules.whole[self.entry.func]), what) end
     if self.why[a.id] then error(self.why[a.id], 0) end -- that has no form for inference either
     self:fail("%s is not a tensor of f32 of the batch", what)
   end
@@ -126,8 +126,9 @@ function Lowering:resolve(a, b, what)
   return { constant = a.constant, shape = a.shape, at = a.at }
 end
 
---- Refuse a value of which the model has only whole numbers, where the file's fractions would be seen.
-function Lowering:fractions(value, what, allowed)
+--- Return `value`, but refuse one whose numbers the model cuts to whole ones (x:to "i64" of f32): the file keeps their
+--- fractions, which would be seen here. allowed: what takes it leaves them out, too.
+function Lowering:refuse_whole_numbers(value, what, allowed)
   if value.whole and not allowed then
     self:fail("%s has whole numbers that were made of f32 (%s), and a model file keeps the fractions; allowed: as the "
       .. "ids of nn.Embedding, as the start of sparse.jagged_slice", what, value.whole)

@@ -180,7 +180,7 @@ end
 
 function M.gather(l)
   local a, shape = l:arguments(), l:result_shape(1, nil, true)
-  local x, places = l:fractions(l:constant(a[1]), "the tensor"), l:constant(a[3])
+  local x, places = l:refuse_whole_numbers(l:constant(a[1]), "the tensor"), l:constant(a[3])
   local d, strides = l:dim(a[2], #shape, "gather", l.axis), strides_of(x.shape)
   if not x.fixed and x.shape[l.axis] ~= shape[l.axis] or x.fixed and x.shape[l.axis] ~= 1 then
     l:fail("a tensor of shape %s a sample, and places of shape %s: samples would meet others", text_of(x.shape),
