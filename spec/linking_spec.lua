@@ -255,6 +255,17 @@ describe("linking", function()
     out, status = shell.run("${CC:-cc} -std=gnu11 -Wall -Wno-unused-function -Werror -fsyntax-only "
       .. "build/amalgamation/perilune.c")
     assert.equal(0, status, out)
+    -- Whatever the program's flags are, a product and a sum are rounded one after the other, as in the library.
+    if jit.arch ~= "x64" then return end
+    local head = shell.read "build/amalgamation/perilune.c":match "^(.-)\n#ifndef PERI_ISA_MOST"
+    shell.write(root .. "/fused.c", head .. "\ndouble fused(double a, double b, double c) { return a * b + c; }\n")
+    for _, compiler in ipairs { "${CC:-cc}", shell.has "clang" and "clang" or nil } do
+      out, status = shell.run(("%s -std=gnu11 -O2 -mfma -Ibuild/amalgamation -S -o - %s/fused.c")
+        :format(compiler, root))
+      assert.equal(0, status, out)
+      assert.matches("mulsd", out)
+      assert.not_matches("vfn?madd", out)
+    end
   end)
 
   it("keeps functions whose names or parameters are others now, for programs that were built with these", function()

@@ -128,6 +128,15 @@ describe("peri_file_write", function()
     assert.equal(0, os.execute(("test -h %s/own -a -h %s/second"):format(shared, shared)))
   end)
 
+  it("refuses a file without a name, as do its two halves", function()
+    local fresh = require "ffi".new("char[?]", C.PERI_PATH_MOST)
+    for name, status in pairs { peri_file_write = write "", peri_file_begin = C.peri_file_begin("", fresh),
+      peri_file_end = C.peri_file_end("", "") } do
+      assert.equal(C.PERI_EINVAL, status, name)
+    end
+    assert.matches("the name of the file is empty", require("ffi").string(C.peri_error_message()))
+  end)
+
   it("refuses another user's link in a folder in which everybody may make files", function()
     if not root then return pending "another user can be played by root only" end
     shell.write(folder .. "/mine", "old")

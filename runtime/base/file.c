@@ -240,8 +240,8 @@ peri_status peri_file_end(const char *path, const char *fresh)
     place at;
     PERI_NEED(path);
     PERI_NEED(fresh);
-    if (strcmp(path, fresh) == 0) return PERI_OK;
     peri_status status = find_place(path, __func__, &at);
+    if (strcmp(path, fresh) == 0) return status;
     int fd = status < 0 ? -1 : open(fresh, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (status >= 0 && (fd < 0 || fsync(fd) != 0 || rename(fresh, at.target) != 0))
         status = peri__fail(PERI_EIO, "peri_file_end: %s: %s", path, strerror(errno));

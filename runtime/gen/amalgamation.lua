@@ -38,6 +38,13 @@ local HEAD = [[
 #define _GNU_SOURCE
 #endif
 #include "perilune.h"
+/* A product and a sum are rounded one after the other, also where the processor could do both at once. */
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#pragma clang diagnostic ignored "-Wunknown-pragmas" /* those below are gcc's */
+#elif defined(__OPTIMIZE__)
+#pragma GCC optimize("fp-contract=off")
+#endif
 #ifndef PERI_ISA_MOST /* 0: the scalar kernels only */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define PERI_ISA_MOST 1
