@@ -151,6 +151,23 @@ it("has of the increments below an open one little in memory, read or not", func
     ("%d bytes for %d levels of %d tensors, after reading"):format(read_4 - read, 3 * n, tensors))
 end)
 
+it("has little of each tensor in memory that is about to be loaded", function()
+  local model = model_of(200)
+  model:save(folder .. "/stored")
+  local c = peri.checkpoint.open(folder .. "/stored")
+  local names, list = c:names(), {}
+  for i = 1, #names do list[i] = false end
+  local kib = held(function()
+    for i, name in ipairs(names) do list[i] = c:stored(name) end
+  end)
+  assert.is_true(kib < #names / 8, ("%d bytes for a tensor"):format(kib * 1024 / #names))
+  for i, name in ipairs(names) do
+    assert.same({ c:tensor(name).shape, c:tensor(name).dtype }, { list[i]:size(), list[i]:dtype() }, name)
+  end
+  c:close()
+  assert.error_matches(function() list[1]:tensor "cpu" end, "was closed")
+end)
+
 it("collects as little in a large program as in a small one, for each byte of garbage", function()
   local program, cycles, seen = { ("x"):rep(160 * 2 ^ 20) }, 0, setmetatable({}, { __mode = "v" })
   collect()

@@ -1,6 +1,7 @@
 -- load.lua: a checkpoint into a program, under whatever plan and number of ranks. Tensors are found by name; every rank
 -- reads what it has a place for, and nothing else. What does not fit is one error that lists it all, on all ranks,
 -- before anything changes.
+local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
@@ -230,10 +231,27 @@ local function parameters_of(saved, rename)
   return names
 end
 
+--- What is loaded of tensor `name` of the checkpoint, `as` its name here: counters as tensors, all others as sources.
+--- known: counters of optimizers of tables by their bytes; each table has one, and most are equal, so these are one
+--- tensor, which such optimizers only read.
+local function value_of(c, name, as, patch, known)
+  local stored = c:stored(name, patch)
+  if stored:numel() > SMALL then return stored end
+  local t = P.lasting(stored.tensor, stored, "cpu")
+  if not as:find "^[^/]*%.tables/state/" then return t end
+  local dtype, shape = t:dtype(), t:shape()
+  local memory, n = t:read()
+  local key = ("%s %s %s"):format(dtype, table.concat(shape, ","),
+    ffi.string(memory, n * tonumber(P.C.peri_dtype_size(P.dtype(dtype)))))
+  if known[key] then t:release() end
+  known[key] = known[key] or t
+  return known[key]
+end
+
 --- The dict of each part that is to be loaded: part's name -> { dict, extra }. Parts that were left out are not there.
 --- left: the tensors that are not loaded. patch (or nil): a function of a tensor's name, see StoredTensor.
 local function dicts_of(c, saved, list, left, a, patch)
-  local dicts, parameters = {}, parameters_of(saved, a.rename)
+  local dicts, known, parameters = {}, {}, parameters_of(saved, a.rename)
   local function have(part)
     if not dicts[part] then
       local tree = util.copy(saved.parts and saved.parts[part] or {})
@@ -247,8 +265,7 @@ local function dicts_of(c, saved, list, left, a, patch)
   end
   for _, entry in ipairs(list) do
     local part = entry.as:match "^([^/]*)/" or ""
-    local stored = c:stored(entry.name, patch and patch(entry.name))
-    entry.value = stored:numel() <= SMALL and P.lasting(stored.tensor, stored, "cpu") or stored
+    entry.value = value_of(c, entry.name, entry.as, patch and patch(entry.name), known)
     parts_of.place(have(part), entry.as, entry.value)
   end
   local beside = {}
@@ -401,6 +418,7 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
   together(group, func, met, function()
     local list, left
     parts, saved = parts_of.list(func, given), c:values()
+    saved.models = nil -- the plans that it was saved under, of which nothing is loaded
     list, partial, left = choose(func, c, saved, parts, a)
     dicts = dicts_of(c, saved, list, left, a, patch)
     not_taken = left
@@ -408,6 +426,7 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
     if partial then fit_states(parts, dicts, list, left, a) end
     said = resize.fit(parts, dicts, left)
     kept = a.increments and as_it_is(list, dicts)
+    list = nil -- luacheck: ignore 311 (nothing more is asked of it, and it has an entry for each tensor)
     for _, part in ipairs(parts) do
       local why = "taken before this load and with ids for module '%s', which would be trained after it"
       if part.module and dicts[part.name] then parts_of.check_flights(func, part.object, why) end

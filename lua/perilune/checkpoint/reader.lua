@@ -90,11 +90,10 @@ local function numbers(array, n)
   return list
 end
 
---- Dtype and shape of a tensor.
-local function describe(self, name)
-  local i = index_of(self, name)
+--- Dtype, shape and number of pieces of tensor `i` (from 0).
+local function describe(self, i)
   check(C.peri_checkpoint_tensor_at(pointer(self), i, info))
-  return P.dtype_names[info.dtype], numbers(info.shape, info.ndim), i, tonumber(info.pieces)
+  return P.dtype_names[info.dtype], numbers(info.shape, info.ndim), tonumber(info.pieces)
 end
 
 --- A checksum (uint64_t) as the manifest writes it.
@@ -102,8 +101,8 @@ function Checkpoint._hex(sum) return bit.tohex(tonumber(sum / 2 ^ 32)) .. bit.to
 
 --- Everything that the checkpoint says of a tensor.
 function Checkpoint:tensor(name)
-  local dtype, shape, index, n = describe(self, name)
-  local pieces = {}
+  local index, pieces = index_of(self, name), {}
+  local dtype, shape, n = describe(self, index)
   for k = 1, n do
     check(C.peri_checkpoint_piece(pointer(self), index, k - 1, region_out, place))
     pieces[k] = { file = ffi.string(place.file), begin = tonumber(place.begin), bytes = tonumber(place.bytes),
@@ -138,46 +137,80 @@ local function with_format(self, name, x)
   return row_format.note(x, type(format) == "string" and format or nil)
 end
 
+--- Fill `tensor` (nil: a new one) with a rectangle (nil: all) of tensor `i`. Returns it.
+local function read_at(self, i, region, tensor)
+  local dtype, shape = describe(self, i)
+  local r = region_of(shape, region)
+  tensor = tensor or Tensor.empty(region and region.size or shape, dtype, "cpu")
+  check(C.peri_checkpoint_read(pointer(self), i, r, Tensor.ptr(tensor)))
+  return tensor
+end
+
 --- A rectangle (nil: all) of a tensor, { offset =, size =, columns = or nil }, into `tensor` (nil: a new one). Returns
 --- it. Blocks.
 function Checkpoint:read(name, region, tensor)
-  local dtype, shape, index = describe(self, name)
-  local r = region_of(shape, region)
-  tensor = tensor or Tensor.empty(region and region.size or shape, dtype, "cpu")
-  check(C.peri_checkpoint_read(pointer(self), index, r, Tensor.ptr(tensor)))
+  tensor = read_at(self, index_of(self, name), region, tensor)
   return region and tensor or with_format(self, name, tensor)
+end
+
+--- Several rectangles of tensor `i` into as many tensors; what they lie in is read once.
+local function read_several(self, i, regions, tensors)
+  local _, shape = describe(self, i)
+  local n = #regions
+  local list, pointers, kept = ffi.new("const peri_checkpoint_region *[?]", n), ffi.new("peri_tensor *[?]", n), {}
+  for k = 1, n do
+    kept[k] = region_of(shape, regions[k])
+    list[k - 1], pointers[k - 1] = kept[k], Tensor.ptr(tensors[k])
+  end
+  check(C.peri_checkpoint_read_several(pointer(self), i, list, pointers, n))
+end
+
+-- -- as sources -------------------------------------------------------------------------------------------------------
+
+--- A tensor of an open checkpoint as a StoredTensor: { checkpoint, number of the tensor (from 0), patch or false }. All
+--- that it says it asks the checkpoint for: a load of 100,000 tables has 200,000 of these.
+local OfCheckpoint = util.class("StoredTensor", StoredTensor)
+
+local fields = {
+  _dtype = function(self) return (describe(self[1], self[2])) end,
+  _size = function(self) return select(2, describe(self[1], self[2])) end,
+  _patch = function(self) return self[3] end,
+  _read = function(self) return function(region, tensor) read_at(self[1], self[2], region, tensor) end end,
+  _read_several = function(self)
+    return function(regions, tensors) read_several(self[1], self[2], regions, tensors) end
+  end,
+  _verify = function(self)
+    return function(first, rows)
+      describe(self[1], self[2])
+      self[1]:_verify_rows(ffi.string(info.name), first, rows)
+    end
+  end,
+  fits = function(self)
+    rawset(self, "fits", {})
+    return rawget(self, "fits")
+  end,
+}
+function OfCheckpoint:__index(key)
+  local field = fields[key]
+  if field then return field(self) end
+  return OfCheckpoint[key]
 end
 
 --- The tensor as a source for load_state_dict, which reads from the checkpoint what it wants. patch (or nil): see
 --- StoredTensor.
 function Checkpoint:stored(name, patch)
-  local dtype, shape = describe(self, name)
-  return with_format(self, name, StoredTensor { size = shape, dtype = dtype,
-    read = function(region, tensor) self:read(name, region, tensor) end, patch = patch,
-    verify = function(first, rows) self:_verify_rows(name, first, rows) end,
-    read_several = function(regions, tensors) self:_read_several(name, regions, tensors) end })
+  return with_format(self, name, setmetatable({ self, index_of(self, name), patch or false }, OfCheckpoint))
 end
 
 --- Share what is read with other processes of this machine; see peri_checkpoint_share.
 function Checkpoint:_share(name, processes) check(C.peri_checkpoint_share(pointer(self), name, processes)) end
 
---- Several rectangles into as many tensors; what they lie in is read once.
-function Checkpoint:_read_several(name, regions, tensors)
-  local _, shape, index = describe(self, name)
-  local n = #regions
-  local list, pointers, kept = ffi.new("const peri_checkpoint_region *[?]", n), ffi.new("peri_tensor *[?]", n), {}
-  for i = 1, n do
-    kept[i] = region_of(shape, regions[i])
-    list[i - 1], pointers[i - 1] = kept[i], Tensor.ptr(tensors[i])
-  end
-  check(C.peri_checkpoint_read_several(pointer(self), index, list, pointers, n))
-end
-
 --- Of piece `piece` (from 1) of a tensor, of which this increment has some rows: `n` of them from number `from` (0) of
 --- its list on. Returns which (i64, counted from row `first` of the whole tensor on), and their elements [n, ...], as
 --- wide as the piece.
 function Checkpoint:_piece_rows(name, piece, from, n, first)
-  local dtype, shape, index = describe(self, name)
+  local index = index_of(self, name)
+  local dtype, shape = describe(self, index)
   check(C.peri_checkpoint_piece(pointer(self), index, piece - 1, region_out, nil))
   local size = numbers(region_out.extent, #shape)
   size[1] = n

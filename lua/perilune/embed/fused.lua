@@ -57,18 +57,22 @@ end
 --- States by the names of TorchRec, "embedding_bags.t.weight.momentum1", under the keys "t.momentum1"; and "t.step",
 --- the number of updates; of tables that are frozen (optimizer none) neither.
 function FusedOptimizer:named_state() return keyed.once(self, self._list_state) end
+--- See load_state: tables that are trained together count together.
+local function leave() end
 function FusedOptimizer:_list_state()
   local list = {}
   local function add(parameter, table_name, key, tensor, alike)
-    list[#list + 1] = { name = parameter .. "." .. key, tensor = tensor, parameter = parameter, key = table_name .. "."
-      .. key, alike = alike }
+    -- Lua keeps four fields in 160 bytes and five to eight in 256.
+    local s = { name = parameter .. "." .. key, tensor = tensor, parameter = parameter, key = table_name .. "." .. key }
+    if alike then s.alike = alike end
+    list[#list + 1] = s
   end
   for i, parameter in ipairs(self.names) do
     local name = self.tables[i]
     for _, s in ipairs(self._a.states(name)) do add(parameter, name, s.name, s.tensor, s.alike) end
     if self._trained[name] then
       add(parameter, name, "step", self._a.iteration(name))
-      list[#list].load = function() end -- see load_state: tables that are trained together count together
+      list[#list].load = leave
     end
   end
   return list

@@ -203,10 +203,21 @@ function KeyedOptimizer:state_dict()
   return live(dict)
 end
 
+--- The keys of the states that each parameter has: a set for each.
+local function keys_of_states(self)
+  local keys = {}
+  for _, s in ipairs(self:named_state()) do
+    local parameter, key = place_of(s)
+    keys[parameter] = keys[parameter] or {}
+    keys[parameter][key] = true
+  end
+  return keys
+end
+
 --- The entries of the states that `state` has as one map from name to tensor; `wrong` gets a text for everything that
 --- does not fit.
 local function check_entries(self, state, wrong)
-  local flat, known = {}, {}
+  local flat, found, keys = {}, {}, nil -- found: of each parameter how many of its states are there
   for _, s in ipairs(self:named_state()) do
     local parameter, key = place_of(s)
     local own = type(state[parameter]) == "table" and state[parameter] or {}
@@ -214,19 +225,19 @@ local function check_entries(self, state, wrong)
     elseif not s.optional then
       wrong[#wrong + 1] = ("'%s' of parameter '%s' is missing"):format(key, parameter)
     end
-    known[parameter] = known[parameter] or {}
-    known[parameter][key] = true
+    found[parameter] = (found[parameter] or 0) + (own[key] ~= nil and 1 or 0)
   end
   local names = util.index_of(self.names)
   for parameter, own in util.ordered(state) do
-    if not (names[parameter] or known[parameter]) then
+    if not (names[parameter] or found[parameter]) then
       wrong[#wrong + 1] = ("it has no parameter '%s'; those are: %s"):format(tostring(parameter),
         table.concat(self.names, ", "))
     elseif type(own) ~= "table" then
       wrong[#wrong + 1] = ("dict.state['%s'] is %s, wanted a table"):format(parameter, errors.kind(own))
-    else
+    elseif #util.keys(own) ~= (found[parameter] or 0) then
+      keys = keys or keys_of_states(self)
       for key in util.ordered(own) do
-        if not (known[parameter] and known[parameter][key]) then
+        if not (keys[parameter] and keys[parameter][key]) then
           wrong[#wrong + 1] = ("parameter '%s' has no state '%s'"):format(parameter, tostring(key))
         end
       end
