@@ -18,16 +18,27 @@ bool peri__json_fail(peri__json *j, const char *wrong)
     return false;
 }
 
+/** Whether @n bytes are left, which are then in memory. */
+static bool have(peri__json *j, int64_t n)
+{
+    while (j->end - j->at < n)
+        if (!j->more || j->status < 0 || !j->more(j)) return false;
+    return true;
+}
+
+/** Whether another byte is left. */
+static inline bool has(peri__json *j) { return j->at < j->end || have(j, 1); }
+
 static void skip_space(peri__json *j)
 {
-    while (j->at < j->end && (*j->at == ' ' || *j->at == '\n' || *j->at == '\t' || *j->at == '\r')) j->at++;
+    while (has(j) && (*j->at == ' ' || *j->at == '\n' || *j->at == '\t' || *j->at == '\r')) j->at++;
 }
 
 char peri__json_next(peri__json *j)
 {
     if (j->status < 0) return 0;
     skip_space(j);
-    return j->at < j->end ? *j->at : 0;
+    return has(j) ? *j->at : 0;
 }
 
 static bool take_char(peri__json *j, char c, const char *wrong)
@@ -80,7 +91,7 @@ static int hex_digit(char c)
 static int32_t code_unit(peri__json *j)
 {
     int32_t unit = 0;
-    if (j->end - j->at < 4) return -1;
+    if (!have(j, 4)) return -1;
     for (int i = 0; i < 4; i++) {
         int d = hex_digit(j->at[i]);
         if (d < 0) return -1;
@@ -94,13 +105,13 @@ static int32_t code_unit(peri__json *j)
 static int32_t escaped(peri__json *j)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    if (j->at == j->end) return -1;
+    if (!has(j)) return -1;
     char c = *j->at++;
     const char *known = c ? strchr(from, c) : NULL;
     if (known) return to[known - from];
     int32_t unit = c == 'u' ? code_unit(j) : -1;
     if (unit < 0xd800 || unit > 0xdfff) return unit;
-    if (unit > 0xdbff || j->end - j->at < 6 || j->at[0] != '\\' || j->at[1] != 'u') return -1;
+    if (unit > 0xdbff || !have(j, 6) || j->at[0] != '\\' || j->at[1] != 'u') return -1;
     j->at += 2;
     int32_t low = code_unit(j);
     return low < 0xdc00 || low > 0xdfff ? -1 : 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00);
@@ -153,8 +164,9 @@ static bool text(peri__json *j, char *to, size_t room)
         const char *from = j->at;
         while (j->at < j->end && (unsigned char)*j->at >= 0x20 && *j->at != '"' && *j->at != '\\') j->at++;
         if (!copy_bytes(j, &out, from, (size_t)(j->at - from))) return false;
-        if (j->at == j->end) return peri__json_fail(j, "the text has no end");
+        if (!has(j)) return peri__json_fail(j, "the text has no end");
         if (*j->at == '"') break;
+        if ((unsigned char)*j->at >= 0x20 && *j->at != '\\') continue; /* read only now: it is copied, too */
         if (*j->at != '\\') return peri__json_fail(j, "a control character in a text");
         if (!copy_escaped(j, &out)) return false;
     }
@@ -175,13 +187,14 @@ int64_t peri__json_integer(peri__json *j)
     bool minus = peri__json_next(j) == '-';
     if (j->status < 0) return 0;
     const char *from = j->at += minus;
-    for (; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++)
+    const bool zero = has(j) && *from == '0';
+    for (; has(j) && *j->at >= '0' && *j->at <= '9'; j->at++)
         if (__builtin_mul_overflow(x, 10, &x) || __builtin_add_overflow(x, *j->at - '0', &x)) {
             peri__json_fail(j, "the number is too large");
             return 0;
         }
-    bool whole = j->at > from && (*from != '0' || j->at == from + 1) &&
-                 (j->at == j->end || (*j->at != '.' && *j->at != 'e' && *j->at != 'E'));
+    bool whole = j->at > from && (!zero || j->at == from + 1) &&
+                 (!has(j) || (*j->at != '.' && *j->at != 'e' && *j->at != 'E'));
     if (!whole) peri__json_fail(j, "a whole number is wanted");
     return whole ? minus ? -x : x : 0;
 }
@@ -203,7 +216,7 @@ uint64_t peri__json_hex(peri__json *j)
 static bool digits(peri__json *j)
 {
     const char *from = j->at;
-    while (j->at < j->end && *j->at >= '0' && *j->at <= '9') j->at++;
+    while (has(j) && *j->at >= '0' && *j->at <= '9') j->at++;
     return j->at > from;
 }
 
@@ -211,14 +224,15 @@ static bool read_number(peri__json *j)
 {
     if (*j->at == '-') j->at++;
     const char *from = j->at;
-    bool good = digits(j) && (*from != '0' || j->at == from + 1);
-    if (good && j->at < j->end && *j->at == '.') {
+    const bool zero = has(j) && *from == '0';
+    bool good = digits(j) && (!zero || j->at == from + 1);
+    if (good && has(j) && *j->at == '.') {
         j->at++;
         good = digits(j);
     }
-    if (good && j->at < j->end && (*j->at == 'e' || *j->at == 'E')) {
+    if (good && has(j) && (*j->at == 'e' || *j->at == 'E')) {
         j->at++;
-        if (j->at < j->end && (*j->at == '+' || *j->at == '-')) j->at++;
+        if (has(j) && (*j->at == '+' || *j->at == '-')) j->at++;
         good = digits(j);
     }
     return good || peri__json_fail(j, "a value is wanted");
@@ -227,7 +241,7 @@ static bool read_number(peri__json *j)
 static bool take_word(peri__json *j, const char *w)
 {
     size_t n = strlen(w);
-    if ((size_t)(j->end - j->at) < n || memcmp(j->at, w, n) != 0) return false;
+    if (!have(j, (int64_t)n) || memcmp(j->at, w, n) != 0) return false;
     j->at += n;
     return true;
 }
@@ -260,7 +274,9 @@ bool peri__json_skip(peri__json *j, const char **from, int64_t *bytes)
 {
     peri__json_next(j);
     const char *at = j->at;
+    if (from) j->kept = at;
     bool good = skip_value(j, 0);
+    j->kept = NULL;
     if (from) *from = at;
     if (bytes) *bytes = good ? j->at - at : 0;
     return good;

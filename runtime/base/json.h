@@ -18,14 +18,20 @@
 
 #include "base_internal.h"
 
-typedef struct peri__json {
+typedef struct peri__json peri__json;
+struct peri__json {
     const char *begin, *at, *end;
     const char *what; /* what the text is, for errors: "manifest of 'x'" */
     bool first;       /* nothing of the innermost object or list has been read yet */
     bool not_numbers; /* peri__json_skip takes NaN, Infinity and -Infinity, which are no JSON, for values: whoever reads
                          these later can say better what is wrong with them */
     peri_status status;
-} peri__json;
+    /* Of a text that is read piece by piece: puts the next bytes at `end` and moves it; false: there are none, or they
+     * cannot be read, which `status` says. It may give memory back in front of `at`, or of `kept` where that is not
+     * NULL. NULL: the text is in memory as a whole. */
+    bool (*more)(peri__json *j);
+    const char *kept;
+};
 
 void peri__json_open(peri__json *j, const char *text, int64_t bytes, const char *what);
 /** Fail with PERI_EFORMAT at the current byte; the first failure counts. Always false. */

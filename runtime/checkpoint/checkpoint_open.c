@@ -47,9 +47,34 @@ static void lock_shared(int dir)
         nanosleep(&pause, NULL);
 }
 
-/** Open and lock folder @path, and have its manifest in memory. The path may get another folder at any moment: then
- *  that one is opened. */
-static peri_status load_manifest(peri_checkpoint *c, const char *path, const char *what, char **text, int64_t *bytes)
+/** The manifest of a checkpoint, open. */
+typedef struct manifest_file {
+    int fd;
+    const char *path;
+} manifest_file;
+
+static peri_status get_text(void *context, char *out, int64_t bytes, int64_t at)
+{
+    const manifest_file *f = context;
+    return peri__file_get(f->fd, f->path, out, bytes, at);
+}
+
+/** Read the manifest of the open folder @dir, whose path is @folder. */
+static peri_status read_manifest(peri__manifest *m, int dir, const char *folder, const char *what)
+{
+    char path[PATH_MAX];
+    int64_t bytes;
+    manifest_file f = {.path = path};
+    PERI_TRY(peri__path_join(folder, PERI__MANIFEST, path));
+    PERI_TRY(peri__file_open(dir, PERI__MANIFEST, path, PERI__CHECKPOINT_MOST, &f.fd, &bytes));
+    peri_status status = peri__manifest_read(m, get_text, &f, bytes, what);
+    close(f.fd);
+    return status < 0 ? status : peri__manifest_settle(m, what);
+}
+
+/** Open and lock folder @path, and read its manifest. The path may get another folder at any moment: then that one is
+ *  opened. */
+static peri_status load_manifest(peri_checkpoint *c, const char *path, const char *what)
 {
     for (;;) {
         if ((c->dir = peri__fd_of_ours(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC))) < 0) {
@@ -57,7 +82,7 @@ static peri_status load_manifest(peri_checkpoint *c, const char *path, const cha
             return peri__fail(peri__status_of_errno(why), "%s: %s", what, strerror(why));
         }
         lock_shared(c->dir);
-        peri_status status = peri__file_load(c->dir, path, PERI__MANIFEST, PERI__CHECKPOINT_MOST, text, bytes);
+        peri_status status = read_manifest(&c->m, c->dir, path, what);
         if (status != PERI_ENOTFOUND) return status;
         struct stat opened, named;
         bool there = stat(path, &named) == 0;
@@ -91,20 +116,10 @@ static peri_status check_files(const peri_checkpoint *c, const char *what)
     return PERI_OK;
 }
 
-static peri_status parse_manifest(peri__manifest *m, char *text, int64_t bytes, const char *what)
-{
-    peri_status status = peri__manifest_parse(m, text, bytes, false, what);
-    peri__free(text);
-    return status < 0 ? status : peri__manifest_settle(m, what);
-}
-
 static peri_status open_folder(peri_checkpoint *c, const char *path, const char *what)
 {
-    char *text;
-    int64_t bytes;
     if (!(c->folder = peri__strdup(path))) return PERI_ENOMEM;
-    PERI_TRY(load_manifest(c, path, what, &text, &bytes));
-    PERI_TRY(parse_manifest(&c->m, text, bytes, what));
+    PERI_TRY(load_manifest(c, path, what));
     return check_files(c, what);
 }
 
@@ -179,18 +194,6 @@ peri_status peri_checkpoint_open_alone(const char *path, peri_checkpoint **out)
     return peri__checkpoint_open_alone(path, what, out);
 }
 
-/** The manifest of a checkpoint, open. */
-typedef struct manifest_file {
-    int fd;
-    const char *path;
-} manifest_file;
-
-static peri_status get_text(void *context, char *out, int64_t bytes, int64_t at)
-{
-    const manifest_file *f = context;
-    return peri__file_get(f->fd, f->path, out, bytes, at);
-}
-
 peri_status peri__checkpoint_unfold(peri_checkpoint *c, const char *name)
 {
     char path[PATH_MAX], what[PERI_MESSAGE_MAX];
@@ -207,12 +210,10 @@ peri_status peri__checkpoint_unfold(peri_checkpoint *c, const char *name)
 
 peri_status peri__checkpoint_unfold_all(peri_checkpoint *c)
 {
-    char *text, what[PERI_MESSAGE_MAX];
-    int64_t bytes;
+    char what[PERI_MESSAGE_MAX];
     peri__manifest all = {0};
     snprintf(what, sizeof what, "checkpoint '%.300s'", c->folder);
-    PERI_TRY(peri__file_load(c->dir, c->folder, PERI__MANIFEST, PERI__CHECKPOINT_MOST, &text, &bytes));
-    peri_status status = as_format(parse_manifest(&all, text, bytes, what));
+    peri_status status = as_format(read_manifest(&all, c->dir, c->folder, what));
     if (status >= 0 && strcmp(all.digest, c->m.digest) != 0)
         status = peri__fail(PERI_EFORMAT, "%s: its manifest was replaced while it was open", what);
     if (status < 0) {

@@ -133,31 +133,20 @@ bool peri__same_folder(const char *path, int fd)
            named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
 }
 
-peri_status peri__file_load(int folder, const char *of, const char *name, int64_t most, char **out, int64_t *bytes)
+peri_status peri__file_open(int folder, const char *name, const char *path, int64_t most, int *fd, int64_t *bytes)
 {
-    char path[PATH_MAX];
     struct stat s;
-    PERI_TRY(peri__path_join(of, name, path));
-    int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (fd < 0) return fail_errno("opening", path);
+    *fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    if (*fd < 0) return fail_errno("opening", path);
     peri_status status = PERI_OK;
-    char *text = NULL;
-    if (fstat(fd, &s) != 0) status = fail_errno("opening", path);
+    if (fstat(*fd, &s) != 0) status = fail_errno("opening", path);
     else if (!S_ISREG(s.st_mode)) status = peri__fail(PERI_EFORMAT, "checkpoint: '%.300s' is no regular file", path);
     else if (s.st_size > most)
         status = peri__fail(PERI_EFORMAT, "checkpoint: '%.300s' has %lld bytes, allowed: %lld", path,
                             (long long)s.st_size, (long long)most);
-    else if (!(text = peri__realloc_pages(NULL, (size_t)s.st_size + 1))) status = PERI_ENOMEM;
-    else status = peri__file_get(fd, path, text, s.st_size, 0);
-    close(fd);
-    if (status < 0) {
-        peri__free(text);
-        return status;
-    }
-    text[s.st_size] = 0;
-    *out = text;
-    *bytes = s.st_size;
-    return PERI_OK;
+    if (status < 0) close(*fd);
+    else *bytes = s.st_size;
+    return status;
 }
 
 bool peri__saver_name(const char *path, int64_t *number, int64_t *step)

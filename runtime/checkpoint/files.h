@@ -34,9 +34,9 @@ peri_status peri__folder_sync(const char *path);
 /** Wait until file @name is there with @bytes bytes in @folder, which this process has made, at most
  *  PERI__LATE_SECONDS. If the folder is gone nothing is waited for: its name cannot be late here. */
 peri_status peri__file_await(const char *folder, const char *name, int64_t bytes);
-/** The whole file @name of the open folder @folder in memory, with a 0 behind it; PERI_EFORMAT if it has more than
- *  @most bytes. @path: the folder's, for errors. @out new (peri__free). */
-peri_status peri__file_load(int folder, const char *path, const char *name, int64_t most, char **out, int64_t *bytes);
+/** Open file @name of the open folder @folder for reading; PERI_EFORMAT if it is no regular file, or has more than
+ *  @most bytes. @path: the file's, for errors. */
+peri_status peri__file_open(int folder, const char *name, const char *path, int64_t most, int *fd, int64_t *bytes);
 /** Whether @path is the folder that is open as @fd, and not a link to it. */
 bool peri__same_folder(const char *path, int fd);
 /** Whether a checkpoint may have the path @path, which is an error if not. */

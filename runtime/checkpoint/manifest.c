@@ -270,6 +270,14 @@ static peri_status settle_entry(peri__manifest *m, const peri__entry *e, const c
     return PERI_OK;
 }
 
+/** Entries are sorted by name, and no two have the same. */
+static bool all_differ(const peri__manifest *m)
+{
+    for (int64_t i = 1; i < m->n_entries; i++)
+        if (strcmp(peri__entry_name(m, &m->entries[i - 1]), peri__entry_name(m, &m->entries[i])) >= 0) return false;
+    return true;
+}
+
 /** Entries are sorted: make one of those of the same name, and their pieces neighbours. */
 static peri_status join(peri__manifest *m, const char *what)
 {
@@ -344,8 +352,10 @@ static peri_status check_lists(const peri__manifest *m, const peri__entry *e, co
 
 peri_status peri__manifest_settle(peri__manifest *m, const char *what)
 {
-    if (m->n_entries > 1) qsort_r(m->entries, (size_t)m->n_entries, sizeof *m->entries, by_name, m);
-    PERI_TRY(join(m, what));
+    if (!all_differ(m)) { /* as they do in a manifest that was settled before it was printed */
+        qsort_r(m->entries, (size_t)m->n_entries, sizeof *m->entries, by_name, m);
+        if (!all_differ(m)) PERI_TRY(join(m, what));
+    }
     for (int64_t i = 0; i < m->n_entries; i++) PERI_TRY(settle_entry(m, &m->entries[i], what));
     for (int64_t i = 0; i < m->n_entries; i++) PERI_TRY(check_lists(m, &m->entries[i], what));
     return PERI_OK;

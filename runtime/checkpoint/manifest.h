@@ -17,6 +17,7 @@
 #define PERI_CHECKPOINT_MANIFEST_H
 
 #include "../base/buffer.h"
+#include "text_window.h"
 
 #include <perilune/checkpoint.h>
 
@@ -153,13 +154,13 @@ static inline bool peri__is_digest(const char *text)
 {
     return strspn(text, "0123456789abcdef") == PERI_CHECKPOINT_DIGEST && !text[PERI_CHECKPOINT_DIGEST];
 }
+/** Append what a manifest says, whose text @get reads window by window. */
+peri_status peri__manifest_read(peri__manifest *m, peri__get *get, void *context, int64_t bytes, const char *what);
 /** Append what the text of a manifest says. @part: the text of one rank, which has no checksum. */
 peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what);
 /** Keep of a manifest its files, its digests and where its tensors stand in its text: of a tensor 12 bytes instead of
  *  some hundred. */
 peri_status peri__manifest_fold(peri__manifest *m);
-/** Reads @bytes from byte @at of a text on. */
-typedef peri_status peri__get(void *context, char *out, int64_t bytes, int64_t at);
 /** Have of a folded manifest tensor @name, with the lists of its rows, and no other; settled. @get reads its text. */
 peri_status peri__manifest_unfold(peri__manifest *m, const char *name, peri__get *get, void *context, const char *what);
 /** Append the tensor whose text in a manifest is @text. */

@@ -379,43 +379,73 @@ static bool parse_key(peri__manifest *m, peri__json *j, const char *key, int64_t
     return j->status >= 0;
 }
 
-/** A manifest ends with the checksum of all that comes before. */
-static peri_status check_end(peri__manifest *m, const char *text, int64_t bytes, const char *what)
+/** A manifest ends with the checksum of all that comes before, which the window has hashed. */
+static peri_status check_end(peri__manifest *m, peri__text_window *w, const char *what)
 {
-    const int64_t at = bytes - CHECKSUM_BYTES;
-    char own[PERI_CHECKPOINT_DIGEST + 1];
-    const char *sum = text + at + sizeof checksum_key - 1;
-    if (at < 0 || memcmp(text + at, checksum_key, sizeof checksum_key - 1) != 0 ||
+    char own[PERI_CHECKPOINT_DIGEST + 1], end[CHECKSUM_BYTES];
+    const char *sum = end + sizeof checksum_key - 1;
+    PERI_TRY(w->get(w->context, end, CHECKSUM_BYTES, w->bytes - CHECKSUM_BYTES));
+    if (memcmp(end, checksum_key, sizeof checksum_key - 1) != 0 ||
         memcmp(sum + PERI_CHECKPOINT_DIGEST, checksum_end, sizeof checksum_end - 1) != 0)
         return peri__fail(PERI_EFORMAT, "%s: its manifest.json does not end with its checksum: it is cut short, or was "
                           "changed by hand", what);
     memcpy(m->digest, sum, PERI_CHECKPOINT_DIGEST);
     m->digest[PERI_CHECKPOINT_DIGEST] = 0;
-    digest_text(XXH3_128bits(text, (size_t)at), own);
+    digest_text(XXH3_128bits_digest(w->hash), own);
     if (memcmp(own, m->digest, sizeof own) == 0) return PERI_OK;
     return peri__fail(PERI_EFORMAT, "%s: its manifest.json is damaged: its checksum is %.32s, that of its bytes %s",
                       what, m->digest, own);
 }
 
-peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what)
+static peri_status parse_all(peri__manifest *m, peri__json *j, bool part)
 {
-    peri__json j;
     char key[64];
     bool format = false;
     const int64_t files = m->n_files;
-    if (!part) PERI_TRY(check_end(m, text, bytes, what));
-    peri__json_open(&j, text, bytes, what);
-    peri__json_enter(&j, '{');
-    while (peri__json_key(&j, key, sizeof key))
-        if (!parse_key(m, &j, key, files, part, &format)) break;
-    PERI_TRY(peri__json_close(&j));
-    if (!format) return peri__fail(PERI_EFORMAT, "%s: it does not say that its format is perilune-checkpoint", what);
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key))
+        if (!parse_key(m, j, key, files, part, &format)) break;
+    PERI_TRY(peri__json_close(j));
+    if (!format) return peri__fail(PERI_EFORMAT, "%s: it does not say that its format is perilune-checkpoint", j->what);
     for (int64_t k = 0; k < m->n_pieces && !part && !*m->parent; k++)
         if (m->pieces[k].rows)
-            return peri__fail(PERI_EFORMAT, "%s: it has some rows of a tensor only, and names no parent", what);
+            return peri__fail(PERI_EFORMAT, "%s: it has some rows of a tensor only, and names no parent", j->what);
     if (*m->parent && m->increment == 0)
-        return peri__fail(PERI_EFORMAT, "%s: it names a parent, but not which increment it is", what);
+        return peri__fail(PERI_EFORMAT, "%s: it names a parent, but not which increment it is", j->what);
     return PERI_OK;
+}
+
+peri_status peri__manifest_read(peri__manifest *m, peri__get *get, void *context, int64_t bytes, const char *what)
+{
+    peri__text_window w;
+    char wrong[PERI_MESSAGE_MAX];
+    if (bytes < CHECKSUM_BYTES)
+        return peri__fail(PERI_EFORMAT, "%s: its manifest.json has %lld bytes: it is cut short", what,
+                          (long long)bytes);
+    peri_status status = peri__text_window_open(&w, get, context, bytes, CHECKSUM_BYTES, what);
+    if (status >= 0) {
+        const peri_status parsed = parse_all(m, &w.j, false);
+        if (parsed < 0) snprintf(wrong, sizeof wrong, "%s", peri_error_message());
+        status = peri__text_window_finish(&w);
+        if (status >= 0) status = check_end(m, &w, what); /* what is damaged may be wrong in many ways */
+        if (status >= 0 && parsed < 0) status = peri__fail(parsed, "%s", wrong);
+    }
+    peri__text_window_close(&w);
+    return status;
+}
+
+static peri_status get_from_memory(void *context, char *out, int64_t bytes, int64_t at)
+{
+    memcpy(out, (const char *)context + at, (size_t)bytes);
+    return PERI_OK;
+}
+
+peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what)
+{
+    peri__json j;
+    if (!part) return peri__manifest_read(m, get_from_memory, (void *)text, bytes, what);
+    peri__json_open(&j, text, bytes, what);
+    return parse_all(m, &j, true);
 }
 
 /* -- safetensors --------------------------------------------------------------------------------------------------- */
