@@ -130,7 +130,7 @@ describe("a follower", function()
     shell.run("mkdir -p " .. of)
     local model, alone = build(), build()
     local follower = peri.checkpoint.follow(of, { model = alone }, { only = { "model/" }, group = false })
-    local late = peri.checkpoint.follow(of, { model = build() }, { group = false }) -- looks at the second one, then late
+    local late = peri.checkpoint.follow(of, { model = build() }, { group = false })
     for i, name in ipairs { "first", "b", "a" } do
       train(model, i, i)
       peri.checkpoint.save(of .. "/" .. name, { model = model }, i == 1 and { increments = true }
@@ -149,7 +149,7 @@ describe("a follower", function()
     local c = peri.checkpoint.open(of .. "/a")
     c:compact(of .. "/a", true)
     c:close()
-    assert.same({ n = 1 }, table.pack(follower:poll())) -- it has what the full one has
+    assert.same({}, { follower:poll() }) -- it has what the full one has
     local none, unrelated = late:poll() -- for which it is a full one like any other
     assert.is_nil(none)
     assert.matches("has '[^']*/a', which does not go on from '[^']*/b', which was taken", unrelated)
