@@ -14,16 +14,18 @@ describe("gpu-check", function()
       body()
     end)
   end
-  local function check(words)
+  local function check(words, env)
     return shell.run(("luajit tests/gpu/check.lua --build=%s --device=cuda_host --kernels=%s --busted=yes "
-      .. "--cmocka=yes %s"):format(build, kernels, words))
+      .. "--cmocka=yes %s"):format(build, kernels, words), env)
   end
 
   test("runs case lists and specs on the device, the demonstration and the benchmark, and counts", function()
-    local out, status = check "--only=test_bags"
+    local out, status = check("--only=test_bags", { PERI_CUDA_HOST_UNCALLED = "1" })
     assert.equal(0, status, out)
+    -- What checks a GPU first has to try everything that can be wrong on it: every kernel and operation is called in
+    -- tests/gpu/short.lua (the part families), but those that run on the host only.
+    assert.matches("\n== families[^\n]*\n%d+ tensors on cuda_host are those of cpu\nnot called: route_lines\n", out)
     assert.matches("ok +tests/kernels/test_bags%.c %(cuda_host%) +%d passed", out)
-    assert.matches("%d+ tensors on cuda_host are those of cpu", out)
     local cpu, device = out:match "cpu +loss ([%d.]+)\ncuda_host +loss ([%d.]+)"
     assert.equal(cpu, device)
     assert.matches("bucketize 8, F 26.-GB/s +[%d.]+ %% +>= 55 %%\n", out)
@@ -33,12 +35,12 @@ describe("gpu-check", function()
   end)
 
   test("fails when something that it runs fails, and goes on", function()
-    local out, status = check "--only=none.has.this.name --sanitizer=false --parts=racecheck,kernels,families,initcheck"
+    local out, status = check "--only=none.has.this.name --sanitizer=false --parts=racecheck,kernels,initcheck"
     assert.equal(1, status)
-    assert.matches("tensors on cuda_host are those of cpu.-== kernels.-== racecheck.-== initcheck", out)
+    assert.matches("cuda_host:0: computes.-== kernels.-== racecheck.-== initcheck", out)
     assert.matches("\nfailed: racecheck: [^\n]*\nfailed: initcheck: [^\n]*\nfailed: no spec or case list is named "
       .. "'none", out)
-    assert.matches("2 passed, 3 failed, 0 skipped\n$", out)
+    assert.matches("1 passed, 3 failed, 0 skipped\n$", out)
   end)
 
   test("stops a part that hangs, names it, and goes on with the next one", function()
@@ -74,16 +76,6 @@ esac
     assert.equal(1, status)
     assert.matches("device 'cuda_host' cannot be used here, its first call did not end within 0.5 s: nothing was "
       .. "checked", out)
-  end)
-
-  -- What checks a GPU first has to try everything that can be wrong on it.
-  test("calls every kernel and operation in short.lua, but those that run on the host only", function()
-    local out, status = shell.run(build .. "/perilune run tests/gpu/short.lua cuda_host", {
-      PERI_PLUGIN_PATH = ("%s/cuda_host:%s"):format(shell.luajit_env().PERI_PLUGIN_PATH,
-        shell.luajit_env().PERI_PLUGIN_PATH),
-      PERI_CUDA_HOST_UNCALLED = "1" })
-    assert.equal(0, status, out)
-    assert.matches("%d+ tensors on cuda_host are those of cpu\nnot called: route_lines\n", out)
   end)
 
   it("does not wait for a process that cannot be killed", function()
