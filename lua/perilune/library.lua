@@ -6,10 +6,17 @@ local errors = require "perilune.errors"
 local getenv = require "perilune.environment"
 
 require("perilune.compiler").settle()
-ffi.cdef(require "perilune.cdef")
--- What handles.lua keeps of each object that C can release: no part of the C interface.
-for name, of in require("perilune.cdef"):gmatch "void (peri_[%w_]+)_release%((peri_[%w_]+) %*" do
-  if name == of then ffi.cdef(("typedef struct %s_ref { %s *ptr; } %s_ref;"):format(name, name, name)) end
+local declarations = require "perilune.cdef"
+ffi.cdef(declarations)
+-- What handles.lua keeps of each object that C can release: no part of the C interface. A pattern of the whole
+-- declaration would try each name of the text, which takes as long as all that C is declared by.
+local at, last = declarations:find("_release(", 1, true)
+while at do
+  local of = declarations:match("^peri_[%w_]+", last + 1)
+  if of and declarations:sub(at - #of - 5, at - 1) == "void " .. of then
+    ffi.cdef(("typedef struct %s_ref { %s *ptr; } %s_ref;"):format(of, of, of))
+  end
+  at, last = declarations:find("_release(", last, true)
 end
 
 -- The launcher holds the library in itself; plain `luajit script.lua` loads it: PERI_LIBRARY, or where the tree

@@ -234,6 +234,15 @@ local function handing_on(call, results)
   return ("local %s = %s\n%s"):format(table.concat(names, ", "), call, table.concat(lines, "\n"))
 end
 
+local bytecode = {} -- a checking function's text -> what it was compiled to
+
+--- A chunk of this text. Each has code of its own, since LuaJIT counts calls and keeps traces by code; but a text is
+--- compiled once: 234 functions of tensors have 63 different ones.
+local function chunk_of(text)
+  bytecode[text] = bytecode[text] or string.dump(assert(loadstring(text, "=perilune.signature")))
+  return loadstring(bytecode[text])
+end
+
 --- The checking function around f, made of text so that it has as many parameters as there are: `...` is not compiled.
 --- `results`: how many f has at most (those that are nil at the end are left out); they are handed on without a tail
 --- call: LuaJIT counts tail calls as rounds of a loop, and gives a trace up that has more than `loopunroll` of them
@@ -257,7 +266,7 @@ local function guard(func, f, list, results)
   local text = ("local f, func, list, is, bad, beyond, type, watch = ...\n%s\nreturn function(%s%smore)\n%s\n"
     .. "if watch.call then return watch.call(func, f%s%s) end\n%s\nend"):format(table.concat(locals, "\n"), parameters,
     comma, table.concat(lines, "\n"), comma, parameters, handing_on(("f(%s)"):format(parameters), results))
-  return assert(loadstring(text, "=perilune.signature"))(f, func, list, tests, bad, beyond, type, M.watch)
+  return chunk_of(text)(f, func, list, tests, bad, beyond, type, M.watch)
 end
 
 --- The value `x` of argument `name` of `func`, if it is of the kind; else an error as for arguments.
