@@ -190,6 +190,16 @@ describe("a model file", function()
     local model = Clicks()
     local report = export(model, { batches = batches() })
     assert.same({ 100, 0 }, { report.samples, report.difference })
+    local words = { "field 'dense_features' has no columns", "logits returns more than one result" }
+    for i, logits in ipairs { function(_, b) return F.cat({ b.dense_features, b.x }, 2) end,
+      function(_, b) return b.x, b.x end, function(_, b) return b.x:tanh() end } do
+      local other = nn.Module:extend "Other" {}
+      other.logits = logits
+      local held_out = { x = peri.ones { 12, 2 }, dense_features = peri.zeros { 12, 0 } }
+      local ok, why = pcall(export, other, { batches = { held_out } })
+      assert.equal(words[i] == nil, ok, tostring(why))
+      assert.is_truthy(ok or tostring(why):find(words[i], 1, true), tostring(why))
+    end
     assert.error_matches(function() model:export(path, { batches = 7 }) end,
       "export: batches is 7, wanted a list of batches or a loader")
   end)

@@ -138,7 +138,14 @@ end
 
 local function default_call(model, batch)
   local inner = inner_of(model)
-  if type(inner.logits) == "function" then return inner:logits(batch) end
+  if type(inner.logits) == "function" then
+    local answers, more = inner:logits(batch)
+    if more ~= nil then
+      P.fail("export: logits returns more than one result, of which a file would have the first only; wanted a tensor, "
+        .. "or a table of tensors by name: { click = a, buy = b }")
+    end
+    return answers
+  end
   local first, second = model(batch) -- models for pipelines return the loss first, and the logits behind it
   local function is_loss(x) return Tensor.is(x) and util.resolve(x):dim() == 0 end
   return is_loss(first) and Tensor.is(second) and second or first
@@ -180,6 +187,10 @@ local function lower(first, second, batches)
       end
     elseif item.dtype == "i32" or item.dtype == "i64" then
       l.whole[item.id] = input.name
+    elseif item.dtype == "f32" and item.shape[1] == SAMPLES[1] and util.product(item.shape) == 0 then
+      -- a matrix without columns, as loaders give it whose data have no numbers: no answer depends on it
+      l.why[item.id] = ("export: field '%s' has no columns, and a file takes nothing of it; leave it out of the model")
+        :format(input.name)
     elseif item.dtype == "f32" and item.shape[1] == SAMPLES[1] and other.shape[1] == SAMPLES[2] then
       l.of[item.id] = l:value(l:sample_shape(item.shape, other.shape), { dense = input.name })
     elseif item.dtype == "f32" and #item.shape > 0 then
