@@ -28,7 +28,7 @@ nn.TransformerEncoderLayer = {}
 ---@field nhead integer Heads of the attention.
 ---@field dim_feedforward? integer Size between the two linear layers (default: 2048).
 ---@field dropout? number Share that is dropped in training (default: 0.1).
----@field activation? string|fun(x: peri.Tensor): peri.Tensor `"relu"`, `"gelu"`, a function or a module (default: relu).
+---@field activation? string|fun(x: peri.Tensor): peri.Tensor `"relu"`, `"gelu"`, or a function or module whose result has the shape of its input (default: relu).
 ---@field layer_norm_eps? number Added to variances (default: 1e-5).
 ---@field batch_first? boolean Whether inputs are [B, L, E] instead of [L, B, E] (default: false).
 ---@field norm_first? boolean Normalise before attention and linear layers, instead of behind (default: false).
@@ -185,5 +185,5 @@ function utils.vector_to_parameters(vector, parameters) end
 ---@param sequences peri.Tensor[] Each `[its length, ...]`.
 ---@param batch_first? boolean The result is [B, longest, ...] (default: false: [longest, B, ...]).
 ---@param padding_value? number The number behind the ends (default: 0).
----@return peri.Tensor # All of them.
+---@return peri.Tensor # `[B, longest, ...]` or `[longest, B, ...]`.
 function utils.pad_sequence(sequences, batch_first, padding_value) end

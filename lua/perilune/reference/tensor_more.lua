@@ -49,7 +49,7 @@ function functional.exp2(t) end
 ---```
 ---@param t peri.Tensor The numbers: any shape.
 ---@param dim? integer The dimension that is cut into halves (default: -1).
----@return peri.Tensor # Half of t's size in the dimension.
+---@return peri.Tensor # The shape of t with half of the size in the dimension.
 function functional.glu(t, dim) end
 
 ---1.0507 times t where it is above 0, else 1.0507 times 1.6733 (exp(t) - 1).
@@ -113,7 +113,7 @@ function functional.logaddexp(a, b) end
 ---@param dim? integer|integer[] A dimension, or a list of them (default: all).
 ---@param keepdim? boolean Leave the dimensions with size 1 (default: false).
 ---@return peri.Tensor # The smallest: the shape of t without the dimensions.
----@return peri.Tensor # The largest.
+---@return peri.Tensor # The largest: of the same shape.
 function functional.aminmax(t, dim, keepdim) end
 
 ---The standard deviation, as `std` has it, and the mean.
@@ -129,7 +129,7 @@ function functional.aminmax(t, dim, keepdim) end
 ---@param keepdim? boolean Leave the dimensions with size 1 (default: false).
 ---@param correction? number What is subtracted from the number of elements (default: 1).
 ---@return peri.Tensor # The deviation: the shape of t without the dimensions.
----@return peri.Tensor # The mean.
+---@return peri.Tensor # The mean: of the same shape.
 function functional.std_mean(t, dim, keepdim, correction) end
 
 ---The variance, as `var` has it, and the mean.
@@ -145,7 +145,7 @@ function functional.std_mean(t, dim, keepdim, correction) end
 ---@param keepdim? boolean Leave the dimensions with size 1 (default: false).
 ---@param correction? number What is subtracted from the number of elements (default: 1).
 ---@return peri.Tensor # The variance: the shape of t without the dimensions.
----@return peri.Tensor # The mean.
+---@return peri.Tensor # The mean: of the same shape.
 function functional.var_mean(t, dim, keepdim, correction) end
 
 ---The loss of predicted means of counts: minus the logarithm of the probability that a Poisson distribution of that

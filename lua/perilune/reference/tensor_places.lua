@@ -251,7 +251,7 @@ function functional.nonzero(t) end
 ---@param t peri.Tensor The numbers: any shape.
 ---@param dim integer The dimension.
 ---@param sizes integer[] Their sizes; one may be -1: what is left.
----@return peri.Tensor # A view if its memory allows it.
+---@return peri.Tensor # The shape of t with these sizes in the dimension's place; a view if its memory allows it.
 function functional.unflatten(t, dim, sizes) end
 
 ---t with dimensions at other places; the others keep their order.
@@ -264,7 +264,7 @@ function functional.unflatten(t, dim, sizes) end
 ---@param t peri.Tensor The numbers: any shape.
 ---@param from integer|integer[] A dimension, or a list of them.
 ---@param to integer|integer[] Where they go, as many.
----@return peri.Tensor # A view.
+---@return peri.Tensor # A view: the shape of t with its sizes in the new order.
 function functional.movedim(t, from, to) end
 
 ---Tensors side by side: joined along dimension 2, those of one dimension along 1.
@@ -276,7 +276,7 @@ function functional.movedim(t, from, to) end
 ---print(peri.nn.functional.hstack({ t, t }):size(2)) --> 2
 ---```
 ---@param tensors peri.Tensor[] Tensors of one shape but for the size that is joined.
----@return peri.Tensor # All of them.
+---@return peri.Tensor # Of their shape, with the sum of their sizes where they are joined.
 function functional.hstack(tensors) end
 
 ---Tensors one below the other: joined along dimension 1; those of one dimension are rows.
@@ -333,7 +333,7 @@ function functional.index_fill(t, dim, ids, value) end
 ---```
 ---@param t peri.Tensor The numbers: any shape.
 ---@param dim integer The dimension.
----@param index peri.Tensor Places along it, from 0, i32 or i64.
+---@param index peri.Tensor Places along it, from 0, i32 or i64: any shape with as many dimensions as t.
 ---@param src peri.Tensor What comes there, of index's shape.
 ---@param reduce string "sum", "mean", "amax" or "amin".
 ---@param include_self? boolean With the element that t has there (default: true).
