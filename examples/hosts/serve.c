@@ -30,7 +30,7 @@ static void *zeros(size_t n, size_t size)
     return memory;
 }
 
-static int list(const peri_model *model)
+static void list(const peri_model *model)
 {
     int32_t inputs, outputs;
     const peri_model_input *in = peri_model_inputs(model, &inputs);
@@ -47,7 +47,6 @@ static int list(const peri_model *model)
                    in[i].weighted ? ", with weights" : "");
     }
     for (int32_t i = 0; i < outputs; i++) printf("output %s: %lld numbers\n", out[i].name, (long long)out[i].columns);
-    return 0;
 }
 
 /* The numbers of a dense input. Exactly as many as it has. */
@@ -100,7 +99,7 @@ int main(int argc, char **argv)
     int32_t inputs, outputs;
     if (argc < 2) return fprintf(stderr, "usage: serve MODEL [INPUT=VALUES ...]\n"), 2;
     if (peri_model_open(argv[1], 0, &model) < 0) return fail(peri_error_message());
-    if (argc == 2) return list(model);
+    if (argc == 2) return list(model), peri_model_release(model), 0;
     const peri_model_input *in = peri_model_inputs(model, &inputs);
     const peri_model_output *out = peri_model_outputs(model, &outputs);
     peri_model_values *values = (peri_model_values *)zeros((size_t)inputs, sizeof *values);

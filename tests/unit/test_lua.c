@@ -325,6 +325,35 @@ static void narrow_states_have_little(void **state)
     assert_int_equal(peri_mem_objects(), 0);
 }
 
+static void *plain_memory(void *requests, void *p, size_t old, size_t size)
+{
+    (void)old;
+    *(int *)requests += size != 0;
+    if (size) return realloc(p, size);
+    free(p);
+    return NULL;
+}
+
+/* Such a state has neither the allocator nor the panic function by which states of luaL_newstate are known. */
+static void a_state_may_have_an_allocator_of_the_hosts_own(void **state)
+{
+    (void)state;
+    int requests = 0;
+    lua_State *L = lua_newstate(plain_memory, &requests);
+    luaL_openlibs(L);
+    peri_lua_config config = {.size = sizeof config, .state = L};
+    peri_lua *lua = NULL;
+    assert_ok(peri_lua_new(&config, &lua));
+    const int before = requests;
+    peri_lua_object *f = load(lua, "return function(n) return ('x'):rep(n * 1000):len() end");
+    peri_lua_value in = {.kind = PERI_LUA_NUMBER, .number = 7}, out;
+    assert_ok(peri_lua_call(f, NULL, &in, 1, &out, 1));
+    assert_true(out.number == 7000 && requests > before);
+    peri_lua_object_release(f);
+    peri_lua_release(lua);
+    lua_close(L);
+}
+
 static void a_state_of_the_hosts_own_keeps_what_it_has(void **state)
 {
     (void)state;
@@ -669,6 +698,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_state_is_one_threads_at_a_time),
     cmocka_unit_test(narrow_states_have_little),
     cmocka_unit_test(a_state_of_the_hosts_own_keeps_what_it_has),
+    cmocka_unit_test(a_state_may_have_an_allocator_of_the_hosts_own),
     cmocka_unit_test(threads_have_states_of_their_own_and_share_tables),
     cmocka_unit_test(a_collection_keeps_the_table_batch_of_an_earlier_call),
     cmocka_unit_test(a_failure_without_memory_comes_back),

@@ -186,9 +186,21 @@ static int prepare(lua_State *L)
     return 0;
 }
 
-/** Whether @L is a state of the LuaJIT that is linked here. */
+/** Whether the program itself has the LuaJIT that is linked here: as a shared library, or exported. */
+static bool program_has_ours(void)
+{
+    void *program = dlopen(NULL, RTLD_LAZY), *theirs = program ? dlsym(program, "lua_newstate") : NULL;
+    lua_State *(*ours)(lua_Alloc, void *) = lua_newstate;
+    const bool same = theirs && memcmp(&theirs, &ours, sizeof theirs) == 0;
+    if (program) dlclose(program);
+    return same;
+}
+
+/** Whether @L is a state of the LuaJIT that is linked here. One that the program made with an allocator of its own
+ *  (lua_newstate) has nothing by which it could be known, so the program's LuaJIT is looked at instead. */
 static bool is_ours(lua_State *L)
 {
+    if (program_has_ours()) return true;
     lua_State *fresh = luaL_newstate();
     if (!fresh) return true; /* the next call says that there is no memory */
     bool same = lua_getallocf(L, NULL) == lua_getallocf(fresh, NULL);
