@@ -437,10 +437,14 @@ __attribute__((visibility("default"))) void peri_cuda_host_catch_up(void)
 
 const char *peri_cuda_host_wrong(void) { return host::wrong.c_str(); }
 
+/** Read once: cudaSetDevice, which every call of the runtime begins with, asks. */
 static int gpus(void)
 {
-    const char *text = getenv("PERI_CUDA_HOST_GPUS");
-    return text ? atoi(text) : 1;
+    static const int number = [] {
+        const char *text = getenv("PERI_CUDA_HOST_GPUS");
+        return text ? atoi(text) : 1;
+    }();
+    return number;
 }
 
 cudaError_t cudaGetDeviceCount(int *count)
