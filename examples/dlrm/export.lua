@@ -48,8 +48,16 @@ for batch in data.loader { part = "test", batch_size = SAMPLES } do
     sparse_features = peri.keep(batch.sparse_features), labels = peri.keep(batch.labels) }
   if #batches == BATCHES then break end
 end
-local answers = batches[1].labels:to_list()
-for i = 1, QUESTIONS do write(("question-%d.json"):format(i), question(batches[1], i)) end
-write("answers.txt", table.concat(answers, "\n", 1, QUESTIONS) .. "\n")
+
+--- The first QUESTIONS samples of the batch whose labels alternate as far as they can: with few clicks among the
+--- samples, the first ones in the file would all be 0.
+local labels, asked, answers = batches[1].labels:to_list(), {}, {}
+for i = 1, #labels do
+  if #asked < QUESTIONS and (labels[i] ~= answers[#answers] or #labels - i < QUESTIONS - #asked) then
+    asked[#asked + 1], answers[#answers + 1] = i, labels[i]
+  end
+end
+for n, i in ipairs(asked) do write(("question-%d.json"):format(n), question(batches[1], i)) end
+write("answers.txt", table.concat(answers, "\n") .. "\n")
 
 return { model = model, batches = batches, name = "demo" }
