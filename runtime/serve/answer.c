@@ -15,11 +15,46 @@
 /** Whole numbers up to it are printed without an exponent, as readers of the numbers of items want them. */
 enum { MOST_WHOLE = 1 << 24 };
 
+/** Print @x as peri__serve_print does, without reading texts back, if it lies between 1e-4 and 1e5 as most answers do;
+ *  returns 0 otherwise. x * 10^places is exact in a double there: 24 bits by the 28 of 5^12. A text is read as @x if it
+ *  is nearer to it than half of the distance to the next float; none lies in the middle, since that would take more
+ *  decimal places than 9 digits have. (Below a power of two floats are half as far apart. Of the 13 that are not whole
+ *  no text lies where that matters: test_serve_read.c tries them all.) */
+static int print_middle(char *to, float x)
+{
+    static const double tens[] = {1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12};
+    const double size = fabsf(x);
+    int exponent, first = 4, places = 0; /* the first digit stands for 10^first */
+    if (!(size >= 1e-4 && size < 1e5)) return 0;
+    while (size * 1e4 < tens[first + 4]) first--;
+    frexp(size, &exponent);
+    const double half = ldexp(1, exponent - 25);
+    double whole = 0;
+    for (int digits = 6; digits <= 9; digits++) {
+        places = digits - 1 - first;
+        const double exact = size * tens[places];
+        whole = rint(exact);
+        if (fabs(whole - exact) < half * tens[places]) break;
+    }
+    char back[32]; /* the text from its end */
+    int64_t n = (int64_t)whole;
+    int length = 0;
+    for (; places > 1 && n % 10 == 0; places--) n /= 10;
+    for (; places > 0; places--, n /= 10) back[length++] = (char)('0' + n % 10);
+    back[length++] = '.';
+    for (; n || back[length - 1] == '.'; n /= 10) back[length++] = (char)('0' + n % 10);
+    if (x < 0) back[length++] = '-';
+    for (int i = 0; i < length; i++) to[i] = back[length - 1 - i];
+    to[length] = 0;
+    return length;
+}
+
 int peri__serve_print(char *to, float x)
 {
-    int n = 0;
     if (x == 0 && signbit(x)) return snprintf(to, 32, "-0.0"); /* some readers take -0 for the whole number 0 */
     if (fabsf(x) <= MOST_WHOLE && x == (float)(int32_t)x) return snprintf(to, 32, "%d", (int)x);
+    int n = print_middle(to, x);
+    if (n) return n;
     /* texts of 6 digits survive, but for the smallest numbers */
     for (int digits = fabsf(x) < FLT_MIN ? 1 : 6; digits <= 9; digits++) {
         n = snprintf(to, 32, "%.*g", digits, (double)x);

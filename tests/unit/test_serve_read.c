@@ -6,6 +6,7 @@
 
 #include "serve_known.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 static peri_status read_into(peri__serve_batch *b, const peri__serve_rules *rules, bool v2, const char *text,
@@ -364,6 +365,23 @@ static void prints_shortest_numbers(void **state)
         if (x != x || x - x != 0) continue;
         peri__serve_print(text, x);
         assert_true(strtof(text, NULL) == x);
+    }
+    for (int i = 0; i < 20000; i++) { /* from 5e-5 to 2e5, half of them powers of two and next to them */
+        const uint32_t from = 0x3851b717, to = 0x48435000;
+        float x;
+        bits = bits * 1664525u + 1013904223u;
+        uint32_t at = from + (bits >> 5) % (to - from);
+        if (i % 2) at = (at & 0xff800000u) + (bits >> 5) % 9 - 4;
+        memcpy(&x, &at, 4);
+        if (x == floorf(x)) continue;
+        char wanted[32];
+        for (int digits = 1; digits <= 9; digits++) {
+            snprintf(wanted, sizeof wanted, "%.*g", digits, (double)x);
+            if (strtof(wanted, NULL) == x) break;
+        }
+        const int length = peri__serve_print(text, x);
+        assert_int_equal(length, (int)strlen(text));
+        if (!strchr(wanted, 'e')) assert_string_equal(text, wanted);
     }
 }
 
