@@ -74,8 +74,8 @@ end
 function M.no_grad(f, ...)
   if not util.is_callable(f) then errors.fail(("no_grad: f is %s, wanted a function"):format(errors.kind(f))) end
   local before = now.grad
+  check(C.peri_grad_enabled_set(false)) -- first: the name is looked up here, for which Lua may have no memory
   now.grad = false
-  check(C.peri_grad_enabled_set(false))
   return restore_grad(before, xpcall(f, errors.locate, ...))
 end
 errors.runners[M.no_grad] = true
