@@ -64,7 +64,7 @@ static void load(peri_checkpoint_state *state, const char *path)
 {
     peri_checkpoint *checkpoint;
     /* what this rank has of it */
-    check(peri_checkpoint_open(path, &checkpoint)), check(peri_checkpoint_state_read(state, checkpoint));
+    check(peri_checkpoint_open_late(path, 30, &checkpoint)), check(peri_checkpoint_state_read(state, checkpoint));
     peri_checkpoint_release(checkpoint);
 }
 

@@ -271,8 +271,9 @@ static void adopt(peri_checkpoint *c, peri_checkpoint *parent)
     c->parent = parent;
 }
 
-/** Open what increment @c, at @given, is an increment of, and so on. */
-static peri_status open_parents(peri_checkpoint *c, const char *given)
+/** Open what increment @c, at @given, is an increment of, and so on. Files that come late are waited for until
+ *  @until. */
+static peri_status open_parents(peri_checkpoint *c, const char *given, int64_t until)
 {
     char path[PATH_MAX], what[PERI_MESSAGE_MAX];
     siblings s = {0};
@@ -292,7 +293,7 @@ static peri_status open_parents(peri_checkpoint *c, const char *given)
             break;
         }
         snprintf(what, sizeof what, "checkpoint '%.200s': what it is an increment of, '%.200s'", given, found->path);
-        status = peri__checkpoint_open_alone(found->path, what, &parent);
+        status = peri__checkpoint_open_alone(found->path, what, until, &parent);
         if (status < 0) break;
         adopt(last, parent);
         status = check_parent(last, parent);
@@ -303,15 +304,35 @@ static peri_status open_parents(peri_checkpoint *c, const char *given)
     return status;
 }
 
-peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out)
+/** Open @path and what it is an increment of. Files that come late are waited for until @until. */
+static peri_status open_whole(const char *path, int64_t until, peri_checkpoint **out)
 {
-    PERI__NOT_AT_BORDER;
     peri_checkpoint *c;
-    PERI_TRY(peri_checkpoint_open_alone(path, &c));
-    peri_status status = open_parents(c, path);
+    char what[PERI_MESSAGE_MAX];
+    snprintf(what, sizeof what, "checkpoint '%.300s'", path);
+    PERI_TRY(peri__checkpoint_open_alone(path, what, until, &c));
+    peri_status status = open_parents(c, path, until);
     if (status < 0) peri_checkpoint_release(c);
     else *out = c;
     return status;
+}
+
+peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out)
+{
+    PERI__NOT_AT_BORDER;
+    PERI_NEED(path);
+    PERI_NEED(out);
+    return open_whole(path, 0, out);
+}
+
+peri_status peri_checkpoint_open_late(const char *path, double seconds, peri_checkpoint **out)
+{
+    PERI__NOT_AT_BORDER;
+    PERI_NEED(path);
+    PERI_NEED(out);
+    if (!(seconds >= 0 && seconds <= 86400))
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_open_late: %g seconds, allowed: 0 to 86400", seconds);
+    return open_whole(path, peri_time_ns() + (int64_t)(seconds * 1e9), out);
 }
 
 /** Checkpoint @i of a list, on top of the chain @below. */

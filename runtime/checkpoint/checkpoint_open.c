@@ -97,30 +97,50 @@ static peri_status load_manifest(peri_checkpoint *c, const char *path, const cha
     }
 }
 
-/** All files that the manifest lists are there, with the bytes that it says. */
-static peri_status check_files(const peri_checkpoint *c, const char *what)
+/** File @name, which the manifest lists, is there with @bytes bytes. @late: the error may be gone a moment later, since
+ *  the file is missing or is shorter, as it may be on a network file system. */
+static peri_status check_file(const peri_checkpoint *c, const char *what, const char *name, int64_t bytes, bool *late)
 {
+    struct stat s;
+    const int why = fstatat(c->dir, name, &s, AT_SYMLINK_NOFOLLOW) == 0 ? 0 : errno;
+    *late = why ? why == ENOENT || why == ESTALE : S_ISREG(s.st_mode) && s.st_size < bytes;
+    if (why)
+        return peri__fail(peri__status_of_errno(why), "%s: file '%.150s', which its manifest lists: %s", what, name,
+                          strerror(why));
+    if (!S_ISREG(s.st_mode)) return peri__fail(PERI_EFORMAT, "%s: '%.150s' is no regular file", what, name);
+    if (s.st_size != bytes)
+        return peri__fail(PERI_EFORMAT, "%s: file '%.150s' has %lld bytes, %lld are wanted", what, name,
+                          (long long)s.st_size, (long long)bytes);
+    return PERI_OK;
+}
+
+/** All files that the manifest lists are there, with the bytes that it says. Files that are late are waited for until
+ *  @until (peri_time_ns), unless the folder is removed. */
+static peri_status check_files(const peri_checkpoint *c, const char *what, int64_t until)
+{
+    const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
+    bool told = false, late;
     for (int64_t f = 0; f < c->m.n_files; f++) {
         const char *name = peri__manifest_text(&c->m, c->m.files[f].name);
-        struct stat s;
-        if (fstatat(c->dir, name, &s, AT_SYMLINK_NOFOLLOW) != 0) {
-            int why = errno;
-            return peri__fail(peri__status_of_errno(why),
-                              "%s: file '%.150s', which its manifest lists: %s", what, name, strerror(why));
+        peri_status status;
+        while ((status = check_file(c, what, name, c->m.files[f].bytes, &late)) < 0) {
+            const int64_t now = peri_time_ns();
+            if (!late || now >= until || !peri__same_folder(c->folder, c->dir)) return status;
+            if (!told)
+                peri__log(PERI_LOG_WARN, "%s; it may come late, and is waited for, %.1f s at most",
+                          peri_error_message(), (double)(until - now) / 1e9);
+            told = true;
+            nanosleep(&pause, NULL);
         }
-        if (!S_ISREG(s.st_mode)) return peri__fail(PERI_EFORMAT, "%s: '%.150s' is no regular file", what, name);
-        if (s.st_size != c->m.files[f].bytes)
-            return peri__fail(PERI_EFORMAT, "%s: file '%.150s' has %lld bytes, %lld are wanted", what, name,
-                              (long long)s.st_size, (long long)c->m.files[f].bytes);
     }
     return PERI_OK;
 }
 
-static peri_status open_folder(peri_checkpoint *c, const char *path, const char *what)
+static peri_status open_folder(peri_checkpoint *c, const char *path, const char *what, int64_t until)
 {
     if (!(c->folder = peri__strdup(path))) return PERI_ENOMEM;
     PERI_TRY(load_manifest(c, path, what));
-    return check_files(c, what);
+    return check_files(c, what, until);
 }
 
 /** A safetensors file: 8 bytes, the header that they count, data. */
@@ -167,7 +187,7 @@ static peri_status as_format(peri_status status)
     return peri__fail(PERI_EFORMAT, "%s", text);
 }
 
-peri_status peri__checkpoint_open_alone(const char *path, const char *what, peri_checkpoint **out)
+peri_status peri__checkpoint_open_alone(const char *path, const char *what, int64_t until, peri_checkpoint **out)
 {
     struct stat s;
     if (stat(path, &s) != 0) {
@@ -179,7 +199,7 @@ peri_status peri__checkpoint_open_alone(const char *path, const char *what, peri
     peri__object_count(1);
     c->file[0] = c->file[1] = c->dir = -1;
     c->tools = &c->own;
-    peri_status status = S_ISDIR(s.st_mode) ? open_folder(c, path, what) : open_file(c, path, what);
+    peri_status status = S_ISDIR(s.st_mode) ? open_folder(c, path, what, until) : open_file(c, path, what);
     if (status < 0) peri_checkpoint_release(c);
     else *out = c;
     return as_format(status);
@@ -191,7 +211,7 @@ peri_status peri_checkpoint_open_alone(const char *path, peri_checkpoint **out)
     PERI_NEED(path);
     PERI_NEED(out);
     snprintf(what, sizeof what, "checkpoint '%.300s'", path);
-    return peri__checkpoint_open_alone(path, what, out);
+    return peri__checkpoint_open_alone(path, what, 0, out);
 }
 
 peri_status peri__checkpoint_unfold(peri_checkpoint *c, const char *name)

@@ -57,8 +57,9 @@ peri_status peri__entry_at(const peri_checkpoint *c, const char *function, int64
 /** Piece @piece of it. */
 peri_status peri__piece_at(const peri_checkpoint *c, const char *function, int64_t index, int64_t piece,
                            const peri__entry **e, const peri__stored_piece **p);
-/** Open the checkpoint in folder @path alone, or a safetensors file; @what: for errors. @out new. */
-peri_status peri__checkpoint_open_alone(const char *path, const char *what, peri_checkpoint **out);
+/** Open the checkpoint in folder @path alone, or a safetensors file; @what: for errors. Files that its manifest lists
+ *  and that come late are waited for until @until (peri_time_ns; 0: not waited for). @out new. */
+peri_status peri__checkpoint_open_alone(const char *path, const char *what, int64_t until, peri_checkpoint **out);
 /** Have tensor @name in the manifest of @c, which is the parent of one. */
 peri_status peri__checkpoint_unfold(peri_checkpoint *c, const char *name);
 /** Have all of the manifest of @c, which is the parent of one, until it is folded again. */

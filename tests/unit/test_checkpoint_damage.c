@@ -8,6 +8,9 @@
 #include "checkpoint_folder.h"
 
 #include <fcntl.h>
+#include <math.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <xxhash.h>
 
 /** Every failed allocation, write and sync: an error, no leak, and the checkpoint that was there is whole. */
@@ -97,6 +100,31 @@ static peri_status read_all(void)
     return status;
 }
 
+/** Who loads waits for file @file of the checkpoint, which another process moves in; what does not come is named. */
+static void late_file_is_waited_for(const char *file)
+{
+    char aside[PATH_MAX];
+    peri_checkpoint *c;
+    const struct timespec pause = {.tv_nsec = 200 * 1000 * 1000};
+    snprintf(aside, sizeof aside, "%s-aside", path);
+    assert_int_equal(rename(file, aside), 0);
+    int64_t began = peri_time_ns();
+    assert_fails(peri_checkpoint_open_late(path, 0.2, &c), PERI_ENOTFOUND, "rank-0.safetensors");
+    assert_true(peri_time_ns() - began >= pause.tv_nsec);
+    assert_fails(peri_checkpoint_open_late(path, 0, &c), PERI_ENOTFOUND, "rank-0.safetensors");
+    assert_fails(peri_checkpoint_open_late(path, NAN, &c), PERI_EINVAL, "allowed: 0 to 86400");
+    const pid_t child = fork();
+    if (child == 0) {
+        nanosleep(&pause, NULL);
+        _exit(rename(aside, file) != 0);
+    }
+    int ended;
+    assert_ok(peri_checkpoint_open_late(path, 30, &c));
+    peri_checkpoint_release(c);
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(ended, 0);
+}
+
 /** Any flipped bit of the manifest, of a header or of data, any cut, any file that is not there. */
 static void damage_is_named(void **context)
 {
@@ -125,6 +153,7 @@ static void damage_is_named(void **context)
     }
     char file[PATH_MAX];
     snprintf(file, sizeof file, "%s/rank-0.safetensors", path);
+    late_file_is_waited_for(file);
     unlink(file);
     assert_fails(read_all(), PERI_ENOTFOUND, "rank-0.safetensors");
     snprintf(file, sizeof file, "%s/manifest.json", path);

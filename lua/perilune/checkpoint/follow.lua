@@ -232,7 +232,7 @@ function Follower:poll()
   local found = parts_of.on_first(group, func, function() return look(self) end)
   if not found then return nil end
   if type(found) == "string" then return nil, found end
-  local opened, c = pcall(load.open_together, group, func, {}, found.path)
+  local opened, c = pcall(load.open_together, group, func, {}, found.path, 0)
   if not opened then return nil, (errors.said(c)) end
   if c:digest() ~= found.digest then
     c:close()

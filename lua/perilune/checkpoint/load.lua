@@ -31,13 +31,14 @@ local function together(group, func, met, f)
   return parts_of.together(group, func, f, function(err) note(met, err) end)
 end
 
---- Open a checkpoint that another rank has opened: its names may be late on this one's network file system.
-local function open_late(path)
-  local began = tonumber(P.C.peri_time_ns())
+--- Open a checkpoint that another rank has opened, until time `deadline`: its folder, its manifest or its parents may
+--- be late on this rank's network file system.
+local function open_late(path, deadline)
   while true do
     P.C.peri_pause(50000)
-    local ok, c = xpcall(Checkpoint, P.locate, path)
-    if ok or tonumber(P.C.peri_time_ns()) - began > parts_of.LATE_SECONDS * 1e9 then return ok, c end
+    local left = deadline - tonumber(P.C.peri_time_ns())
+    local ok, c = xpcall(Checkpoint, P.locate, path, false, math.max(left / 1e9, 0))
+    if ok or left < 0 then return ok, c end
   end
 end
 
@@ -64,13 +65,16 @@ local function share_with(c, own, all)
   if n > 1 and own.machine ~= "" and all[1].name ~= "" then c:_share(all[1].name, n) end
 end
 
---- All ranks have the same checkpoint open.
-local function open_together(group, func, met, path)
-  local ok, c = xpcall(Checkpoint, P.locate, path)
+--- All ranks have the same checkpoint open. late: for how many seconds a rank waits for what comes late; 0: who follows
+--- a run looks again anyway.
+local function open_together(group, func, met, path, late)
+  local began = tonumber(P.C.peri_time_ns())
+  local ok, c = xpcall(Checkpoint, P.locate, path, false, late)
+  local waited = tonumber(P.C.peri_time_ns()) - began
   local there, own = false, group and group:size() > 1 and whereabouts()
   local all = own and group:all_gather_object({ ok = ok, own = own }, func) or {}
   for _, told in ipairs(all) do there = there or told.ok end
-  if not ok and there then ok, c = open_late(path) end
+  if not ok and there then ok, c = open_late(path, tonumber(P.C.peri_time_ns()) + late * 1e9 - waited) end
   if ok and own then share_with(c, own, util.map(all, function(told) return told.own end)) end
   together(group, func, met, function()
     if not ok then error(c, 0) end
@@ -487,7 +491,7 @@ function M.attempt(path, given, options, verified)
   local a = options_of(func, options)
   parts_of.check_path(func, path)
   local group = parts_of.group(func, a.group)
-  local opened, c = xpcall(open_together, P.locate, group, func, met, path)
+  local opened, c = xpcall(open_together, P.locate, group, func, met, path, parts_of.LATE_SECONDS)
   local ok, result = opened, c
   if opened then
     ok, result = xpcall(function()

@@ -37,8 +37,8 @@ end
 
 --- path: of a checkpoint; of an increment, with all that it is an increment of; or a list of paths, a full checkpoint
 --- and increments in their order, wherever they lie. alone (true): an increment without the others, to look at what it
---- says.
-function Checkpoint:init(path, alone)
+--- says. late (or nil): so many seconds files that the manifest lists are waited for; see peri_checkpoint_open_late.
+function Checkpoint:init(path, alone, late)
   if type(path) == "table" then
     local list = ffi.new("const char *[?]", math.max(#path, 1))
     for i, p in ipairs(path) do
@@ -49,7 +49,8 @@ function Checkpoint:init(path, alone)
     path = path[#path]
   else
     check_path(path)
-    check((alone and C.peri_checkpoint_open_alone or C.peri_checkpoint_open)(path, out))
+    if late then check(C.peri_checkpoint_open_late(path, late, out))
+    else check((alone and C.peri_checkpoint_open_alone or C.peri_checkpoint_open)(path, out)) end
   end
   self.path, self._ref, self._row_formats = path, wrap(out[0]), false
   self._count = tonumber(C.peri_checkpoint_count(out[0]))

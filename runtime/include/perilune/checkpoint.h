@@ -217,6 +217,11 @@ PERI_API peri_status peri_checkpoint_compact(peri_checkpoint *checkpoint, const 
  *  of, which is found by its digest in the same folder, whatever its name; what of it is missing or damaged is named.
  *  @out new. */
 PERI_API peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out);
+/** The same, to load what is in it or to resume from it: a file that the manifest lists, and that is missing or shorter
+ *  than it says, may come late on a network file system. It is waited for, @seconds at most for all files together
+ *  (0 to 86400; 30 is a good choice), and a line of the log names it. If it does not come, the error names it.
+ *  @out new. */
+PERI_API peri_status peri_checkpoint_open_late(const char *path, double seconds, peri_checkpoint **out);
 /** The same without what it is an increment of: what it says may be asked for, its pieces verified, and its whole
  *  tensors read. @out new. */
 PERI_API peri_status peri_checkpoint_open_alone(const char *path, peri_checkpoint **out);
