@@ -59,17 +59,24 @@ static peri_status get_text(void *context, char *out, int64_t bytes, int64_t at)
     return peri__file_get(f->fd, f->path, out, bytes, at);
 }
 
+peri_status peri__manifest_read_file(peri__manifest *m, int dir, const char *name, const char *path, bool part,
+                                     const char *what)
+{
+    int64_t bytes;
+    manifest_file f = {.path = path};
+    PERI_TRY(peri__file_open(dir, name, path, PERI__CHECKPOINT_MOST, &f.fd, &bytes));
+    peri_status status = peri__manifest_read(m, get_text, &f, bytes, part, what);
+    close(f.fd);
+    return status;
+}
+
 /** Read the manifest of the open folder @dir, whose path is @folder. */
 static peri_status read_manifest(peri__manifest *m, int dir, const char *folder, const char *what)
 {
     char path[PATH_MAX];
-    int64_t bytes;
-    manifest_file f = {.path = path};
     PERI_TRY(peri__path_join(folder, PERI__MANIFEST, path));
-    PERI_TRY(peri__file_open(dir, PERI__MANIFEST, path, PERI__CHECKPOINT_MOST, &f.fd, &bytes));
-    peri_status status = peri__manifest_read(m, get_text, &f, bytes, what);
-    close(f.fd);
-    return status < 0 ? status : peri__manifest_settle(m, what);
+    PERI_TRY(peri__manifest_read_file(m, dir, PERI__MANIFEST, path, false, what));
+    return peri__manifest_settle(m, what);
 }
 
 /** Open and lock folder @path, and read its manifest. The path may get another folder at any moment: then that one is

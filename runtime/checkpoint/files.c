@@ -49,6 +49,14 @@ peri_status peri__file_put(int fd, const char *path, const void *data, int64_t b
                                       (long long)(at + done), strerror(why));
 }
 
+peri_status peri__growing_put(void *file, const char *data, int64_t bytes)
+{
+    peri__growing *f = file;
+    PERI_TRY(peri__file_put(f->fd, f->path, data, bytes, f->bytes));
+    f->bytes += bytes;
+    return PERI_OK;
+}
+
 peri_status peri__file_get(int fd, const char *path, void *out, int64_t bytes, int64_t at)
 {
     const int64_t done = peri__fault(PERI_FAULT_checkpoint_read) ? (errno = EIO, 0) : peri__read_at(fd, out, bytes, at);

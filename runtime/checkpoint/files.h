@@ -24,6 +24,14 @@ peri_status peri__path_join(const char *folder, const char *name, char *out);
 peri_status peri__file_create(const char *path, int *fd);
 /** Write all bytes at @at. */
 peri_status peri__file_put(int fd, const char *path, const void *data, int64_t bytes, int64_t at);
+/** A file that is being written from its first byte on. */
+typedef struct peri__growing {
+    const char *path;
+    int fd;
+    int64_t bytes; /* so far */
+} peri__growing;
+/** Write the next bytes of the peri__growing @file. */
+peri_status peri__growing_put(void *file, const char *data, int64_t bytes);
 /** Read exactly these bytes; PERI_EFORMAT if the file ends before. */
 peri_status peri__file_get(int fd, const char *path, void *out, int64_t bytes, int64_t at);
 /** Sync a file to the disk, and close it in any case. */

@@ -35,12 +35,17 @@ bool peri__is_saving(const char *path)
            strspn(name + n - DIGITS, "0123456789abcdef") == DIGITS;
 }
 
+/** Whether @end is the end of @name, and not all of it. */
+static bool ends_with(const char *name, const char *end)
+{
+    const size_t n = strlen(name), more = strlen(end);
+    return n > more && strcmp(name + n - more, end) == 0;
+}
+
 bool peri__is_saved(const char *name)
 {
-    static const char end[] = ".safetensors";
-    size_t n = strlen(name);
     return strcmp(name, PERI__MANIFEST) == 0 || strcmp(name, PERI__MANIFEST ".new") == 0 ||
-           (n >= sizeof end && strcmp(name + n - (sizeof end - 1), end) == 0);
+           ends_with(name, ".safetensors") || ends_with(name, PERI__PART);
 }
 
 /** Remove a save's folder and its files; what it does not know stays, and the folder with it. */

@@ -27,6 +27,7 @@ enum {
     PERI__HEADER_MOST = 100 * 1000 * 1000 /* bytes of a header that the safetensors library reads */
 };
 #define PERI__MANIFEST "manifest.json"
+#define PERI__PART ".part.json" /* how the name of the file ends that has a rank's part of the manifest */
 
 /** A peri_checkpoint_region of which all members are known. */
 typedef struct peri__region {
@@ -154,10 +155,13 @@ static inline bool peri__is_digest(const char *text)
 {
     return strspn(text, "0123456789abcdef") == PERI_CHECKPOINT_DIGEST && !text[PERI_CHECKPOINT_DIGEST];
 }
-/** Append what a manifest says, whose text @get reads window by window. */
-peri_status peri__manifest_read(peri__manifest *m, peri__get *get, void *context, int64_t bytes, const char *what);
-/** Append what the text of a manifest says. @part: the text of one rank, which has no checksum. */
-peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what);
+/** Append what a manifest says, whose text @get reads window by window. @part: the text of one rank, which has no
+ *  checksum. */
+peri_status peri__manifest_read(peri__manifest *m, peri__get *get, void *context, int64_t bytes, bool part,
+                                const char *what);
+/** The same of file @name in the open folder @dir; @path: the file's, for errors. (checkpoint_open.c) */
+peri_status peri__manifest_read_file(peri__manifest *m, int dir, const char *name, const char *path, bool part,
+                                     const char *what);
 /** Keep of a manifest its files, its digests and where its tensors stand in its text: of a tensor 12 bytes instead of
  *  some hundred. */
 peri_status peri__manifest_fold(peri__manifest *m);
@@ -175,9 +179,13 @@ peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_config
  *  @file_bytes: of the whole file. */
 peri_status peri__safetensors_parse(peri__manifest *m, const char *name, int64_t file_bytes, const char *header,
                                     int64_t bytes, const char *what);
-/** The first bytes of safetensors file @file, up to its data, which are its pieces one after the other; sets
- *  their `begin` and the bytes of the file. */
-peri_status peri__safetensors_print(peri__manifest *m, int32_t file, char **out, int64_t *bytes);
+/** Set where the pieces of safetensors file @file begin, and its bytes; @bytes: of its header, which
+ *  peri__safetensors_print puts. */
+peri_status peri__safetensors_lay_out(peri__manifest *m, int32_t file, int64_t *bytes);
+/** Put the first @bytes of safetensors file @file block by block: all up to its data, which are its pieces one after
+ *  the other. */
+peri_status peri__safetensors_print(const peri__manifest *m, int32_t file, int64_t bytes, peri__put *put,
+                                    void *context);
 
 /** safetensors' name of a dtype, NULL if it has none. */
 const char *peri__safetensors_dtype(int32_t dtype);

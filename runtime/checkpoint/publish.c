@@ -16,17 +16,35 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/** The manifest of all ranks. @owned (or NULL): the same parts, each of which is freed once it was read. */
-static peri_status join(const char *folder, const char *const *parts, int32_t n, char **owned, peri__manifest *m)
+/** What text @part says: its file in @folder, in @path of PATH_MAX bytes. It is there. */
+static peri_status find_part(const char *folder, const char *part, const char *what, char *path)
 {
-    char what[PERI_MESSAGE_MAX];
+    char key[32], name[256] = "";
+    int64_t bytes = -1;
+    peri__json j;
+    peri__json_open(&j, part, (int64_t)strlen(part), what);
+    peri__json_enter(&j, '{');
+    while (peri__json_key(&j, key, sizeof key)) {
+        if (strcmp(key, "part") == 0) peri__json_text(&j, name, sizeof name);
+        else if (strcmp(key, "bytes") == 0) bytes = peri__json_integer(&j);
+        else peri__json_skip(&j, NULL, NULL);
+    }
+    PERI_TRY(peri__json_close(&j));
+    if (strchr(name, '/') || !peri__is_saved(name) || bytes < 0)
+        return peri__fail(PERI_EFORMAT, "%s: it is no text of peri_checkpoint_writer_part", what);
+    PERI_TRY(peri__file_await(folder, name, bytes));
+    return peri__path_join(folder, name, path);
+}
+
+/** The manifest of all ranks. */
+static peri_status join(const char *folder, const char *const *parts, int32_t n, peri__manifest *m)
+{
+    char what[PERI_MESSAGE_MAX], path[PATH_MAX];
     for (int32_t r = 0; r < n; r++) {
         if (!parts[r]) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: part %d is missing", r);
         snprintf(what, sizeof what, "peri_checkpoint_publish: part %d", r);
-        PERI_TRY(peri__manifest_parse(m, parts[r], (int64_t)strlen(parts[r]), true, what));
-        if (!owned) continue;
-        peri__free(owned[r]);
-        owned[r] = NULL;
+        PERI_TRY(find_part(folder, parts[r], what, path));
+        PERI_TRY(peri__manifest_read_file(m, AT_FDCWD, path, path, true, what));
     }
     snprintf(what, sizeof what, "checkpoint in '%.300s'", folder);
     PERI_TRY(peri__manifest_settle(m, what));
@@ -35,39 +53,38 @@ static peri_status join(const char *folder, const char *const *parts, int32_t n,
     return PERI_OK;
 }
 
-/** A file that is being written. */
-typedef struct growing {
-    const char *path;
-    int fd;
-    int64_t bytes;
-} growing;
-
-static peri_status put_into(void *file, const char *data, int64_t bytes)
+/** Remove the files of the parts. */
+static peri_status remove_parts(const char *folder, const char *const *parts, int32_t n)
 {
-    growing *f = file;
-    PERI_TRY(peri__file_put(f->fd, f->path, data, bytes, f->bytes));
-    f->bytes += bytes;
+    char path[PATH_MAX];
+    for (int32_t r = 0; r < n; r++) {
+        PERI_TRY(find_part(folder, parts[r], "peri_checkpoint_publish", path));
+        if (unlink(path) == 0) continue;
+        const int why = errno;
+        return peri__fail(PERI_EIO, "checkpoint: removing '%.300s': %s", path, strerror(why));
+    }
     return PERI_OK;
 }
 
-/** Write the manifest into the folder, under its name only when it is on the disk. */
-static peri_status write_manifest(const char *folder, peri__manifest *m, const peri_checkpoint_config *config)
+/** Write the manifest into the folder, under its name only when it is on the disk; the files of the parts go. */
+static peri_status write_manifest(const char *folder, peri__manifest *m, const peri_checkpoint_config *config,
+                                  const char *const *parts, int32_t n)
 {
     char fresh[PATH_MAX], path[PATH_MAX];
-    growing file = {.path = fresh};
+    peri__growing file = {.path = fresh};
     PERI_TRY(peri__path_join(folder, PERI__MANIFEST ".new", fresh));
     PERI_TRY(peri__path_join(folder, PERI__MANIFEST, path));
     PERI_TRY(peri__file_create(fresh, &file.fd));
-    peri_status status = peri__manifest_print(m, config, put_into, &file);
+    peri_status status = peri__manifest_print(m, config, peri__growing_put, &file);
     peri_status end = peri__file_finish(file.fd, fresh);
     if (status >= 0) status = end;
     if (status >= 0 && rename(fresh, path) != 0) {
         int why = errno;
         status = peri__fail(PERI_EIO, "checkpoint: renaming '%.300s': %s", fresh, strerror(why));
     }
-    if (status < 0) unlink(fresh);
-    else status = peri__folder_sync(folder);
-    return status;
+    if (status < 0) return unlink(fresh), status;
+    PERI_TRY(remove_parts(folder, parts, n));
+    return peri__folder_sync(folder);
 }
 
 /** Whether file @name of a checkpoint's folder is the checkpoint's. @m: NULL: its manifest is damaged. */
@@ -332,8 +349,8 @@ static peri_status check_rows(const peri__manifest *m, const peri_checkpoint_con
 
 static const peri_checkpoint_config nothing = {.size = sizeof nothing};
 
-/** peri_checkpoint_publish. @owned: as for join; @only: as for peri__checkpoint_publish. */
-static peri_status publish(const char *folder, const char *path, const char *const *parts, int32_t n, char **owned,
+/** peri_checkpoint_publish. @only: as for peri__checkpoint_publish. */
+static peri_status publish(const char *folder, const char *path, const char *const *parts, int32_t n,
                            const peri_checkpoint_config *config, bool replace, const char *only,
                            char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
@@ -349,9 +366,9 @@ static peri_status publish(const char *folder, const char *path, const char *con
                           "and without same_as, 0 or more without a parent",
                           (long long)config->increment, config->parent ? "" : "out", config->same_as ? "" : "out");
     peri_status status = replaceable(path, replace, config, only);
-    if (status >= 0) status = join(folder, parts, n, owned, &m);
+    if (status >= 0) status = join(folder, parts, n, &m);
     if (status >= 0) status = check_rows(&m, config);
-    if (status >= 0) status = write_manifest(folder, &m, config);
+    if (status >= 0) status = write_manifest(folder, &m, config, parts, n);
     char own[PERI_CHECKPOINT_DIGEST + 1];
     memcpy(own, m.digest, sizeof own);
     peri__manifest_fini(&m); /* before the manifest of a checkpoint that is replaced is read */
@@ -370,14 +387,14 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     PERI_NEED(digest);
     if (!config) config = &nothing;
     PERI_TAKE(peri_checkpoint_config, config);
-    return publish(folder, path, parts, n, NULL, config, replace, NULL, digest);
+    return publish(folder, path, parts, n, config, replace, NULL, digest);
 }
 
 peri_status peri__checkpoint_publish(const char *folder, const char *path, const char *part,
                                      const peri_checkpoint_config *config, bool replace, const char *only,
                                      char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
-    return publish(folder, path, &part, 1, NULL, config, replace, only, digest);
+    return publish(folder, path, &part, 1, config, replace, only, digest);
 }
 
 /* -- by a thread of its own ---------------------------------------------------------------------------------------- */
@@ -397,8 +414,8 @@ struct peri_checkpoint_publishing {
 static void *publish_beside(void *context)
 {
     peri_checkpoint_publishing *p = context;
-    p->status = publish(p->folder, p->path, (const char *const *)p->parts, p->n, p->parts, &p->config, p->replace,
-                        NULL, p->digest);
+    p->status = publish(p->folder, p->path, (const char *const *)p->parts, p->n, &p->config, p->replace, NULL,
+                        p->digest);
     if (p->status < 0) snprintf(p->message, sizeof p->message, "%s", peri_error_message());
     atomic_store(&p->done, true);
     return NULL;

@@ -69,12 +69,13 @@ static void digest_text(XXH128_hash_t h, char digest[PERI_CHECKPOINT_DIGEST + 1]
     snprintf(digest, PERI_CHECKPOINT_DIGEST + 1, "%016" PRIx64 "%016" PRIx64, (uint64_t)h.high64, (uint64_t)h.low64);
 }
 
-/** A text that is hashed and put somewhere block by block: that of a manifest of 100,000 tables has 70 MB. */
+/** A text that is put somewhere block by block: that of a manifest of 100,000 tables has 70 MB. */
 typedef struct block_text {
     peri__buffer b;
-    XXH3_state_t *hash;
+    XXH3_state_t *hash; /* of all that is put; or NULL */
     peri__put *put;
     void *context;
+    int64_t done; /* bytes that have been put */
 } block_text;
 
 enum { TEXT_BLOCK = 1 << 16 };
@@ -83,8 +84,9 @@ enum { TEXT_BLOCK = 1 << 16 };
 static void flush(block_text *t, int64_t least)
 {
     if (t->b.status < 0 || t->b.bytes < least) return;
-    XXH3_128bits_update(t->hash, t->b.data, (size_t)t->b.bytes);
+    if (t->hash) XXH3_128bits_update(t->hash, t->b.data, (size_t)t->b.bytes);
     t->b.status = t->put(t->context, t->b.data, t->b.bytes);
+    t->done += t->b.bytes;
     t->b.bytes = 0;
 }
 
@@ -415,15 +417,18 @@ static peri_status parse_all(peri__manifest *m, peri__json *j, bool part)
     return PERI_OK;
 }
 
-peri_status peri__manifest_read(peri__manifest *m, peri__get *get, void *context, int64_t bytes, const char *what)
+peri_status peri__manifest_read(peri__manifest *m, peri__get *get, void *context, int64_t bytes, bool part,
+                                const char *what)
 {
     peri__text_window w;
     char wrong[PERI_MESSAGE_MAX];
-    if (bytes < CHECKSUM_BYTES)
+    if (bytes < (part ? 1 : CHECKSUM_BYTES))
         return peri__fail(PERI_EFORMAT, "%s: its manifest.json has %lld bytes: it is cut short", what,
                           (long long)bytes);
-    peri_status status = peri__text_window_open(&w, get, context, bytes, CHECKSUM_BYTES, what);
-    if (status >= 0) {
+    peri_status status = peri__text_window_open(&w, get, context, bytes, part ? bytes : CHECKSUM_BYTES, what);
+    if (status >= 0 && part) {
+        status = parse_all(m, &w.j, true);
+    } else if (status >= 0) {
         const peri_status parsed = parse_all(m, &w.j, false);
         if (parsed < 0) snprintf(wrong, sizeof wrong, "%s", peri_error_message());
         status = peri__text_window_finish(&w);
@@ -432,20 +437,6 @@ peri_status peri__manifest_read(peri__manifest *m, peri__get *get, void *context
     }
     peri__text_window_close(&w);
     return status;
-}
-
-static peri_status get_from_memory(void *context, char *out, int64_t bytes, int64_t at)
-{
-    memcpy(out, (const char *)context + at, (size_t)bytes);
-    return PERI_OK;
-}
-
-peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what)
-{
-    peri__json j;
-    if (!part) return peri__manifest_read(m, get_from_memory, (void *)text, bytes, what);
-    peri__json_open(&j, text, bytes, what);
-    return parse_all(m, &j, true);
 }
 
 /* -- safetensors --------------------------------------------------------------------------------------------------- */
@@ -491,53 +482,86 @@ peri_status peri__safetensors_parse(peri__manifest *m, const char *name, int64_t
     return peri__json_close(&j);
 }
 
-peri_status peri__safetensors_print(peri__manifest *m, int32_t file, char **out, int64_t *bytes)
+/** Append what a safetensors header says of piece @p, whose data begin at @at. */
+static void print_named(const peri__manifest *m, const peri__entry *e, const peri__stored_piece *p, int64_t at,
+                        peri__buffer *b)
 {
-    enum { ALIGN = 64 }; /* where data begin: readers that map the file find them aligned */
-    peri__buffer b = {0};
+    char name[PERI__NAME_MOST + 400], place[400]; /* a list's name is cut where it is longer */
+    peri__region region;
+    peri__piece_region(m, e, p, &region);
+    const bool all = !region.columns && !region.rows &&
+                     memcmp(region.size, peri__entry_shape(m, e), (size_t)e->ndim * sizeof *region.size) == 0;
+    snprintf(name, sizeof name, "%s%s", peri__entry_name(m, e),
+             all ? "" : peri__region_text(e->ndim, &region, place, sizeof place));
+    peri__buffer_print(b, ",\n");
+    peri__buffer_quote(b, name);
+    peri__buffer_print(b, ":{\"dtype\":\"%s\",\"shape\":", dtypes[e->dtype]);
+    if (region.rows) region.size[0] = region.listed;
+    print_numbers(b, region.size, e->ndim);
+    peri__buffer_print(b, ",\"data_offsets\":[%lld,%lld]}", (long long)at, (long long)(at + p->bytes));
+}
+
+/** Print the JSON of the header of file @file. */
+static void print_header(const peri__manifest *m, int32_t file, block_text *t)
+{
     int64_t at = 0;
-    peri__buffer_append(&b, "\0\0\0\0\0\0\0\0", 8);
-    peri__buffer_print(&b, "{\"__metadata__\":{\"format\":\"perilune-checkpoint\"}");
+    peri__buffer_print(&t->b, "{\"__metadata__\":{\"format\":\"perilune-checkpoint\"}");
     for (int64_t i = 0; i < m->n_entries; i++) {
         const peri__entry *e = &m->entries[i];
         for (int64_t k = e->first_piece; k < e->first_piece + e->n_pieces; k++) {
-            peri__stored_piece *p = &m->pieces[k];
-            char name[PERI__NAME_MOST + 400], place[400]; /* a list's name is cut where it is longer */
-            peri__region region;
+            const peri__stored_piece *p = &m->pieces[k];
             if (p->file != file) continue;
-            peri__piece_region(m, e, p, &region);
-            bool all = !region.columns && !region.rows &&
-                       memcmp(region.size, peri__entry_shape(m, e), (size_t)e->ndim * sizeof *region.size) == 0;
-            snprintf(name, sizeof name, "%s%s", peri__entry_name(m, e),
-                     all ? "" : peri__region_text(e->ndim, &region, place, sizeof place));
-            peri__buffer_print(&b, ",\n");
-            peri__buffer_quote(&b, name);
-            peri__buffer_print(&b, ":{\"dtype\":\"%s\",\"shape\":", dtypes[e->dtype]);
-            if (region.rows) region.size[0] = region.listed;
-            print_numbers(&b, region.size, e->ndim);
-            peri__buffer_print(&b, ",\"data_offsets\":[%lld,%lld]}", (long long)at, (long long)(at + p->bytes));
-            p->begin = at; /* from the first byte of data on, as yet */
+            print_named(m, e, p, at, &t->b);
             at += p->bytes;
+            flush(t, TEXT_BLOCK);
         }
     }
-    peri__buffer_print(&b, "}");
-    while (b.status >= 0 && b.bytes % ALIGN) peri__buffer_append(&b, " ", 1);
-    if (b.status >= 0 && b.bytes - 8 > PERI__HEADER_MOST)
-        b.status = peri__fail(
+    peri__buffer_print(&t->b, "}");
+}
+
+static peri_status put_nowhere(void *context, const char *data, int64_t bytes)
+{
+    (void)context, (void)data, (void)bytes;
+    return PERI_OK;
+}
+
+peri_status peri__safetensors_lay_out(peri__manifest *m, int32_t file, int64_t *bytes)
+{
+    enum { ALIGN = 64 }; /* where data begin: readers that map the file find them aligned */
+    block_text t = {.put = put_nowhere};
+    print_header(m, file, &t);
+    flush(&t, 1);
+    peri__free(t.b.data);
+    PERI_TRY(t.b.status);
+    int64_t n = (8 + t.done + ALIGN - 1) / ALIGN * ALIGN;
+    if (n - 8 > PERI__HEADER_MOST)
+        return peri__fail(
             PERI_EUNSUPPORTED,
             "peri_checkpoint_writer: the header of '%s' would have %lld bytes, safetensors reads %d at most; "
             "write more files",
-            peri__manifest_text(m, m->files[file].name), (long long)b.bytes, PERI__HEADER_MOST);
-    if (b.status < 0) {
-        peri__free(b.data);
-        return b.status;
+            peri__manifest_text(m, m->files[file].name), (long long)n, PERI__HEADER_MOST);
+    *bytes = n;
+    for (int64_t i = 0; i < m->n_entries; i++) {
+        const peri__entry *e = &m->entries[i];
+        for (int64_t k = e->first_piece; k < e->first_piece + e->n_pieces; k++) {
+            if (m->pieces[k].file != file) continue;
+            m->pieces[k].begin = n;
+            n += m->pieces[k].bytes;
+        }
     }
-    const uint64_t header = (uint64_t)b.bytes - 8;
-    for (int i = 0; i < 8; i++) b.data[i] = (char)(header >> 8 * i);
-    for (int64_t k = 0; k < m->n_pieces; k++)
-        if (m->pieces[k].file == file) m->pieces[k].begin += b.bytes;
-    m->files[file].bytes = b.bytes + at;
-    *out = b.data;
-    *bytes = b.bytes;
+    m->files[file].bytes = n;
     return PERI_OK;
+}
+
+peri_status peri__safetensors_print(const peri__manifest *m, int32_t file, int64_t bytes, peri__put *put, void *context)
+{
+    block_text t = {.put = put, .context = context};
+    char count[8];
+    for (int i = 0; i < 8; i++) count[i] = (char)((uint64_t)(bytes - 8) >> 8 * i);
+    peri__buffer_append(&t.b, count, 8);
+    print_header(m, file, &t);
+    while (t.b.status >= 0 && t.done + t.b.bytes < bytes) peri__buffer_append(&t.b, " ", 1);
+    flush(&t, 1);
+    peri__free(t.b.data);
+    return t.b.status;
 }

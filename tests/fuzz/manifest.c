@@ -41,6 +41,13 @@ static void check_pieces(const peri__manifest *m)
     }
 }
 
+/** A text that is read in parts. */
+static peri_status get_part(void *text, char *out, int64_t n, int64_t at)
+{
+    memcpy(out, (const char *)text + at, (size_t)n);
+    return PERI_OK;
+}
+
 /** What a settled manifest says, printed and read again, is the same. */
 static void check_again(peri__manifest *m)
 {
@@ -52,7 +59,7 @@ static void check_again(peri__manifest *m)
                                          .increment = m->increment,
                                          .same_as = *m->same_as ? m->same_as : NULL};
     require(peri__manifest_print(m, &facts, peri__buffer_put, &text) >= 0, "what was read cannot be printed");
-    require(peri__manifest_parse(&again, text.data, text.bytes, false, "fuzz") >= 0 &&
+    require(peri__manifest_read(&again, get_part, text.data, text.bytes, false, "fuzz") >= 0 &&
                 peri__manifest_settle(&again, "fuzz") >= 0,
             "what was printed cannot be read");
     require(peri__manifest_print(&again, &facts, peri__buffer_put, &other) >= 0,
@@ -62,13 +69,6 @@ static void check_again(peri__manifest *m)
     peri__free(text.data);
     peri__free(other.data);
     peri__manifest_fini(&again);
-}
-
-/** A text that is read in parts. */
-static peri_status get_part(void *text, char *out, int64_t n, int64_t at)
-{
-    memcpy(out, (const char *)text + at, (size_t)n);
-    return PERI_OK;
 }
 
 static void check_same(const peri__manifest *m, const peri__entry *e, const peri__manifest *n, const peri__entry *x)
@@ -93,7 +93,7 @@ static void check_same(const peri__manifest *m, const peri__entry *e, const peri
 static void check_folded(const peri__manifest *m, char *text, int64_t n)
 {
     peri__manifest folded = {0};
-    require(peri__manifest_parse(&folded, text, n, false, "fuzz") >= 0 && peri__manifest_fold(&folded) >= 0,
+    require(peri__manifest_read(&folded, get_part, text, n, false, "fuzz") >= 0 && peri__manifest_fold(&folded) >= 0,
             "a manifest that was read cannot be folded");
     for (int64_t i = m->n_entries - 1; i >= 0; i--) {
         const peri__entry *e = &m->entries[i];
@@ -121,10 +121,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         int more = sprintf(sealed + n, ",\n\"checksum\":\"%016llx%016llx\"}\n", (unsigned long long)h.high64,
                            (unsigned long long)h.low64);
         sealed_bytes = n + more;
-        status = peri__manifest_parse(&m, sealed, sealed_bytes, false, "fuzz");
+        status = peri__manifest_read(&m, get_part, sealed, sealed_bytes, false, "fuzz");
     } else if (data[0] % 3 == 1) {
-        status = peri__manifest_parse(&m, text, n, true, "fuzz");
-        if (status >= 0) status = peri__manifest_parse(&m, text, n, true, "fuzz"); /* of another rank */
+        status = peri__manifest_read(&m, get_part, (void *)text, n, true, "fuzz");
+        if (status >= 0) /* of another rank */
+            status = peri__manifest_read(&m, get_part, (void *)text, n, true, "fuzz");
     } else {
         status = peri__safetensors_parse(&m, "x.safetensors", 8 + n + FILE_BYTES, text, n, "fuzz");
     }

@@ -389,6 +389,9 @@ static void refusals_say_what_is_allowed(void **context)
     assert_fails(peri_checkpoint_writer_put_bytes(w, values, 4), PERI_EINVAL, "are written");
     assert_ok(peri_checkpoint_writer_finish(w));
     assert_ok(peri_checkpoint_writer_part(w, &part));
+    const char *other = "{\"part\":\"../r.part.json\",\"bytes\":1}";
+    assert_fails(peri_checkpoint_publish(saving, path, &other, 1, NULL, false, digest), PERI_EFORMAT,
+                 "no text of peri_checkpoint_writer_part");
     assert_fails(peri_checkpoint_publish(saving, path, &part, 1, FACTS(.values = "{"), false, digest), PERI_EINVAL, "");
     assert_fails(peri_checkpoint_publish(saving, path, &part, 1, FACTS(.parent = "x"), false, digest), PERI_EINVAL,
                  "digest");

@@ -202,7 +202,6 @@ local function agree(self)
     return work:wait()
   end
   local own = { part = self._part, failure = self._failure or nil }
-  self._part = nil -- of 10,000 tables it is a text of 6 MB, which nobody else keeps from now on
   local all = parts_of.to_first(group, s.func, own, arrive)
   local outcome
   if s.rank == 0 then
@@ -211,7 +210,6 @@ local function agree(self)
     end
     if not outcome then
       local parts = util.map(all, function(x) return x.part end)
-      all, own = nil, nil -- luacheck: ignore
       local ok, result = xpcall(self._f.join, P.locate, s, parts,
         function() -- a thread publishes it
           if self._waits then C.peri_pause(SLEEP) else coroutine.yield() end

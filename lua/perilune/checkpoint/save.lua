@@ -118,14 +118,14 @@ local function writer_of(folder, rank, pieces, file_bytes)
   return handle
 end
 
---- What the writer has written is on the disk: this rank's part of the manifest.
+--- What the writer has written is on the disk: a text that says where this rank's part of the manifest is.
 local function part_of(writer)
   check(C.peri_checkpoint_writer_finish(writer))
   check(C.peri_checkpoint_writer_part(writer, text_out))
   return ffi.string(text_out[0])
 end
 
---- Write this rank's files; returns its part of the manifest.
+--- Write this rank's files; returns what part_of does.
 local function write(folder, rank, pieces, file_bytes)
   local handle = writer_of(folder, rank, pieces, file_bytes)
   local ok, result = xpcall(function()
@@ -264,7 +264,7 @@ local function facts_of(s)
 end
 
 --- Join the parts of all ranks to the checkpoint: its digest. pause (or nil): called as long as it goes on, which takes
---- no time of this thread then, and `all`, of which the thread has copies, is emptied.
+--- no time of this thread then.
 local function publish(s, all, pause)
   local list, digest = ffi.new("const char *[?]", #all), ffi.new "char[33]"
   for i, part in ipairs(all) do list[i - 1] = part end
@@ -275,7 +275,6 @@ local function publish(s, all, pause)
   end
   check(C.peri_checkpoint_publishing_new(s.folder, s.path, list, #all, facts, s.a.replace, publishing_out))
   local handle = wrap_publishing(publishing_out[0])
-  for i in ipairs(all) do all[i] = nil end
   s.text = nil
   while check(C.peri_checkpoint_publishing_test(handle.ptr, digest)) == C.PERI_PENDING do pause() end
   handle:release()

@@ -8,7 +8,7 @@
  * pieces that it meets are read.
  *
  * Saving has four steps. Rank 0 makes a folder (peri_checkpoint_folder). Every rank writes its pieces there with a
- * peri_checkpoint_writer, and tells rank 0 its *part* of the manifest (a text, peri_checkpoint_writer_part). Rank 0
+ * peri_checkpoint_writer, and tells rank 0 where its *part* of the manifest is (peri_checkpoint_writer_part). Rank 0
  * joins the parts and gives the folder its name (peri_checkpoint_publish). Until then no checkpoint of that name is
  * there, and one that is being replaced is whole.
  *
@@ -143,8 +143,9 @@ PERI_API int64_t peri_checkpoint_writer_room(const peri_checkpoint_writer *write
 PERI_API peri_status peri_checkpoint_writer_test(peri_checkpoint_writer *writer);
 /** All pieces are written: sync the files to the disk and close them. */
 PERI_API peri_status peri_checkpoint_writer_finish(peri_checkpoint_writer *writer);
-/** This rank's part of the manifest, after peri_checkpoint_writer_finish. @out borrowed, valid as long as the
- *  writer. */
+/** A short text that says where this rank's part of the manifest is: in a file STEM.part.json, which
+ *  peri_checkpoint_writer_finish has written into the folder, and which peri_checkpoint_publish removes. @out borrowed,
+ *  valid as long as the writer. */
 PERI_API peri_status peri_checkpoint_writer_part(peri_checkpoint_writer *writer, const char **out);
 /** Free it; files that are not finished are removed. NULL is fine. */
 PERI_API void peri_checkpoint_writer_release(peri_checkpoint_writer *writer);
