@@ -279,7 +279,8 @@ static peri_status take_name(const char *folder, const char *path, bool replace,
     if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) == 0) return PERI_OK;
     why = errno;
     return peri__fail(PERI_EIO, "checkpoint: exchanging '%.200s' for '%.200s': %s%s", path, folder, strerror(why),
-                      lacks_renameat2(why) ? "; this file system cannot replace a checkpoint: save under another name"
+                      lacks_renameat2(why) ? "; this file system cannot replace a checkpoint: save under another name "
+                                             "(perilune checkpoint compact: -o PATH)"
                                            : "");
 }
 

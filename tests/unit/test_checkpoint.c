@@ -406,7 +406,7 @@ static int saves_where_a_call_is_refused(void *number)
     assert_fails(save_one(numbers, 3, false, digest), PERI_EINVAL, "model' ");
     sweep(saving);
     assert_fails(save_one(numbers, 3, true, digest), PERI_EIO,
-                 "cannot replace a checkpoint: save under another name");
+                 "cannot replace a checkpoint: save under another name (perilune checkpoint compact: -o PATH)");
     return 0;
 }
 
