@@ -7,6 +7,7 @@
 #include "server.h"
 
 #include <errno.h>
+#include <locale.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -170,6 +171,7 @@ int main(int argc, char **argv)
                   .grace_ns = INT64_C(30000000000),
                   .watch_ns = -1,
                   .source = {.saved = "model"}};
+    setlocale(LC_ALL, "C"); /* a preloaded library may have chosen one in which numbers have commas */
     sigset_t set;
     peri__streams_hold();
     if (!take_words(&s, argc, argv) || !allow_files(s.server.http.most_connections)) return 2;
