@@ -482,8 +482,8 @@ template <class R, int LANES> cudaError_t launch(const peri_k_tbe_forward_args *
 {
     const peri_k_tbe_list *s = &a->list;
     if (s->n_blocks <= 0) return cudaSuccess;
-    /* places in a block and in a bag are int */
-    if (s->n_ids > INT32_MAX || s->n_bags > INT32_MAX / 2) return cudaErrorInvalidValue;
+    /* places in a block and in a bag are int; a bag's go up to LANES behind its last id */
+    if (s->n_ids > INT32_MAX - LANES || s->n_bags > INT32_MAX / 2) return cudaErrorInvalidValue;
     dim3 grid = peri_bags_grid<LANES>(s);
     const int64_t strips = (s->width + LANES * R::VEC - 1) / (LANES * R::VEC),
                   wanted = grid.x * (strips > 1 ? strips : 1);

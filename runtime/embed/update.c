@@ -29,9 +29,10 @@ static peri_status payload_bits(const peri_tbe_batch *b, bool items, int32_t *bi
     const peri_tbe_input *in = &b->in;
     int64_t most = peri__numel(in->ids) * in->blocks->multiplicity;
     int64_t payload = items ? most : b->there ? b->there->out_extent : peri__tbe_extent(tbe, in);
-    if (most > UINT32_MAX)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: fewer than 2^32",
-                          (long long)most);
+    /* kernels count places in 32 bits, and go on by 256 behind the last one */
+    if (most > UINT32_MAX - 256)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: up to %lld",
+                          (long long)most, (long long)UINT32_MAX - 256);
     *bits = 64 - bit_length((uint64_t)tbe->total_rows);
     if (bit_length((uint64_t)payload) > *bits)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld rows and %lld %s do not fit into 64 bits",
