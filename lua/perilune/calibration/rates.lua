@@ -42,14 +42,18 @@ local SIDE = 384          -- of a processor's matrices
 local PROBE_SCALE = 32
 
 local USUAL_CACHE = 32 * 2 ^ 20 -- bytes of caches of which probes and copies without a scale are larger
+local LEAST_PART = 1 / 16       -- of USUAL_CACHE, where PERI_CACHE_BYTES is set
 
 --- What is measured: { device = (nil: the processor), copied = bytes of a copy, side = of matrices, scale = of probes'
 --- samples and rows, cold = of the rows of probes that caches do not hold, dense_scale = of the sizes of networks }.
 --- cache_bytes: of a processor's caches; what is to be of memory is larger, whatever they have.
+--- Tables and copies are made for caches of USUAL_CACHE at least, unless PERI_CACHE_BYTES asks for less: clearing their
+--- pages is most of what a calibration costs, and a test does not need the machine's true rates.
 function M.target_of(device, cache_bytes)
   if not device then
-    local times = math.max(1, cache_bytes / USUAL_CACHE)
-    return { copied = math.ceil(times) * USUAL_CACHE, side = SIDE, scale = 1, cold = times }
+    local least = (os.getenv "PERI_CACHE_BYTES" or "") ~= "" and LEAST_PART or 1
+    local times = math.max(least, cache_bytes / USUAL_CACHE)
+    return { copied = math.ceil(times / least) * least * USUAL_CACHE, side = SIDE, scale = 1, cold = times }
   end
   if device:match "^cuda:?%d*$" then
     return { device = device, copied = 2 ^ 29, side = 8192, scale = PROBE_SCALE, dense_scale = 1 }
