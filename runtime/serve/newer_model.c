@@ -241,7 +241,7 @@ static void look_at_run(peri__follow *f)
     char text[PERI_MESSAGE_MAX];
     peri_model *model;
     peri__serve_model *served;
-    if (!identify_file(f->source.folder, &folder)) {
+    if (!identify_file(f->source.folder, &folder) || access(f->source.folder, R_OK | X_OK) != 0) {
         snprintf(text, sizeof text, "'%.300s': %s", f->source.folder, strerror(errno));
         note_failure(f, FOLDER_NOTE, text);
         return;
