@@ -58,7 +58,4 @@ static inline size_t peri_sort_bytes(int64_t n)
     return bytes;
 }
 
-/** Bytes that an operation's parts take in its scratch, one after the other, each aligned. */
-static inline int64_t peri_part(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
 #endif

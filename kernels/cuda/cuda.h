@@ -70,6 +70,9 @@ typedef struct peri_cuda_call {
         if (error_ != cudaSuccess) return error_; \
     } while (0)
 
+/** Bytes that an operation's parts take in its scratch, one after the other, each aligned. */
+static inline int64_t peri_part(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
 /* -- shared memory ------------------------------------------------------------------------------------------------- */
 
 #if defined(PERI_CUDA_HOST)

@@ -8,7 +8,6 @@
 
 #include "../nearest.h"
 
-#include "cub.cuh"
 #include "scan.cuh"
 
 #include "../order.h"

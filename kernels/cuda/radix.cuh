@@ -13,7 +13,6 @@
 #ifndef PERI_KERNELS_CUDA_RADIX_CUH
 #define PERI_KERNELS_CUDA_RADIX_CUH
 
-#include "cub.cuh"
 #include "scan.cuh"
 
 /** PERI_RADIX: digits, and threads of a block. */

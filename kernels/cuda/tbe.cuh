@@ -10,7 +10,6 @@
 #ifndef PERI_KERNELS_CUDA_TBE_CUH
 #define PERI_KERNELS_CUDA_TBE_CUH
 
-#include "cub.cuh"
 #include "value.cuh"
 
 #include "../tbe.h"

@@ -11,6 +11,7 @@
  * [256 w, 256 w + 256) at most one is the first of a cut run and at most one begins a later group of one, since cut
  * runs are longer than that: slots 2 w + 1 and 2 w.
  */
+#include "cub.cuh"
 #include "tbe_row.cuh"
 
 namespace {
