@@ -494,6 +494,8 @@ $(filter $B/tests/kernels/%,$(UNIT)): tests/harness/fence.c
 $B/tests/unit/test_lua: $(LIB_SO) $(LUA_SO)
 $B/tests/unit/test_lua: UNIT_LIBRARY := -L$B -Wl,-rpath,$(abspath $B) -lperilune -L$(dir $(firstword $(LUAJIT_LIBS))) -lluajit-5.1
 $B/tests/unit/test_lua: TEST_FLAGS += $(LUAJIT_CFLAGS)
+# It has all of kernels/cpu/product.c in itself, which takes twice as long to optimise as all else of it.
+$B/tests/kernels/test_amx: TEST_FLAGS += -O1
 $(UNIT): $B/%: %.c $(CONFIG) | $(TESTS_SO)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  TEST    $<')
