@@ -158,9 +158,10 @@ describe("a DataLoadingThread", function()
   end)
 
   it("waits for a batch so long, and no longer", function()
-    local path = os.tmpname()
-    local t = DataLoadingThread { timeout = 0.05, arguments = { path = path }, loader = function(a)
+    local path, begun = os.tmpname(), os.tmpname()
+    local t = DataLoadingThread { timeout = 0.05, arguments = { path = path, begun = begun }, loader = function(a)
       return function() -- at work until the file is gone
+        os.remove(a.begun)
         local file = io.open(a.path)
         while file do
           file:close()
@@ -172,6 +173,13 @@ describe("a DataLoadingThread", function()
     local ok, err = pcall(t.get_next_batch, t)
     assert.is_false(ok)
     assert.matches("batch 0 is not there after 0.05 s", err.message, 1, true)
+    local function is_there(name) -- whether the file is still there
+      local file = io.open(name)
+      return file and file:close()
+    end
+    local deadline = now() + 60 -- a busy machine may not have begun the thread yet, and one that has not ends at once
+    while is_there(begun) and now() < deadline do sleep(0.001) end
+    assert.is_nil(is_there(begun))
     ok, err = pcall(t.stop, t, 0.01)
     assert.is_false(ok)
     assert.matches("peri_feed_stop: the thread has not ended after 0%.0[01]%d* s", err.message) -- what was left of it
