@@ -150,6 +150,23 @@ static uint64_t waited_ns(const peri__http_call *call, int64_t now)
     return (uint64_t)peri__max(0, now - call->whole_ns);
 }
 
+/** Answer a request whose client has left, or whose time is over; returns whether it was one. */
+static bool refuse_gone(worker *w, peri__http_call *call, int64_t now)
+{
+    if (peri__http_left(call)) fail_call(w, call, PERI__SERVE_LEFT, "the client has closed its connection");
+    else if (now > call->deadline_ns)
+        fail_call(w, call, PERI__SERVE_LATE, "its time was over (perilune serve --timeout)");
+    else return false;
+    return true;
+}
+
+/** Read a request into the batch, as number @i of those that the worker has. */
+static peri_status read_call(worker *w, peri__http_call *call, int32_t i)
+{
+    return peri__serve_read(&w->batch, &w->s->options.rules, call->form == PERI__SERVE_CALL_V2, call->body, call->bytes,
+                            call->json_bytes, &w->questions[i]);
+}
+
 /** Read a request into the batch, or answer it: it alone fails. */
 static void take(worker *w, peri__http_call *call)
 {
@@ -157,15 +174,29 @@ static void take(worker *w, peri__http_call *call)
     int64_t now = peri_time_ns();
     peri__serve_observe(&s->metrics.queue_ns, PERI__SERVE_FIRST_NS, waited_ns(call, now));
     w->bytes += call->bytes;
-    if (peri__http_left(call))
-        return fail_call(w, call, PERI__SERVE_LEFT, "the client has closed its connection");
-    if (now > call->deadline_ns)
-        return fail_call(w, call, PERI__SERVE_LATE, "its time was over (perilune serve --timeout)");
-    peri_status status = peri__serve_read(&w->batch, &s->options.rules, call->form == PERI__SERVE_CALL_V2, call->body,
-                                          call->bytes, call->json_bytes, &w->questions[w->n_calls]);
+    if (refuse_gone(w, call, now)) return;
+    peri_status status = read_call(w, call, w->n_calls);
     if (status < 0)
         return fail_call(w, call, status == PERI_EFORMAT ? PERI__SERVE_BAD : PERI__SERVE_FAILED, peri_error_message());
     w->calls[w->n_calls++] = call;
+}
+
+/** After the batch has waited for more requests: take those out of it whose clients have left meanwhile, or whose time
+ *  is over. The others are read again, since a batch cannot lose samples from its middle. */
+static void drop_gone(worker *w)
+{
+    const int64_t now = peri_time_ns();
+    int32_t kept = 0;
+    for (int32_t i = 0; i < w->n_calls; i++)
+        if (!refuse_gone(w, w->calls[i], now)) w->calls[kept++] = w->calls[i];
+    if (kept == w->n_calls) return;
+    w->n_calls = 0;
+    peri__serve_batch_clear(&w->batch);
+    for (int32_t i = 0; i < kept; i++) {
+        peri__http_call *call = w->calls[i];
+        if (read_call(w, call, w->n_calls) >= 0) w->calls[w->n_calls++] = call;
+        else fail_call(w, call, PERI__SERVE_FAILED, peri_error_message()); /* no memory */
+    }
 }
 
 /** The next request for a batch that has begun; NULL: none came in time, or another model serves by now: the request's
@@ -271,9 +302,7 @@ static void predict_each(worker *w)
     for (int32_t i = 0; i < w->n_calls; i++) {
         peri__http_call *call = w->calls[i];
         peri__serve_batch_clear(&w->batch);
-        peri_status status = peri__serve_read(&w->batch, &w->s->options.rules, call->form == PERI__SERVE_CALL_V2,
-                                              call->body, call->bytes, call->json_bytes, &w->questions[i]);
-        if (status < 0) fail_call(w, call, PERI__SERVE_FAILED, peri_error_message()); /* no memory */
+        if (read_call(w, call, i) < 0) fail_call(w, call, PERI__SERVE_FAILED, peri_error_message()); /* no memory */
         else predict(w, i, i + 1);
     }
 }
@@ -281,12 +310,13 @@ static void predict_each(worker *w)
 static void serve_batch(worker *w, peri__http_call *call)
 {
     peri__server *s = w->s;
-    int64_t until = call->whole_ns + s->options.delay_ns;
+    int64_t until = peri__min(call->whole_ns + s->options.delay_ns, call->deadline_ns);
     w->n_calls = 0, w->bytes = 0;
     peri__serve_batch_clear(&w->batch);
     for (; call; call = w->n_calls < MOST_CALLS && w->batch.samples < s->options.most_batch ? another(w, until) : NULL)
         take(w, call);
     count_problems(w);
+    if (s->options.delay_ns > 0) drop_gone(w);
     if (w->n_calls && !predict(w, 0, w->n_calls)) predict_each(w);
 }
 

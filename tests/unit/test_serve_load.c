@@ -302,6 +302,33 @@ static void a_new_state_waits_for_no_batch_to_fill(void **state)
     end();
 }
 
+/** Nothing is computed for a client that leaves, nor for a request whose time is over, while its batch waits for more
+ *  requests (--delay). */
+static void drops_from_a_batch_who_does_not_wait(void **state)
+{
+    char text[2000];
+    int fd[3];
+    (void)state;
+    begin(&(peri__server_options){.workers = 1, .delay_ns = 300000000});
+    post_text(text, sizeof text, PREDICT, ONE);
+    for (int i = 0; i < 3; i++) say(fd[i] = dial(), text);
+    for (int i = 0; i < 1000 && metric("perilune_queue_seconds_count") < 3; i++) pause_ms(1);
+    close(fd[0]), close(fd[2]);
+    hear(fd[1], heard, sizeof heard);
+    has(heard, "{\"score\":330,");
+    assert_int_equal(model->calls, 1);
+    assert_int_equal(model->largest, 1);
+    assert_true(metric("perilune_requests_total{end=\"client_left\"}") == 2);
+    close(fd[1]);
+    end();
+    begin(&(peri__server_options){.workers = 1, .delay_ns = 2000000000, .http.request_ns = 100000000});
+    const int64_t from = peri_time_ns();
+    status(post(PREDICT, ONE), 504);
+    assert_true(peri_time_ns() - from < 1000000000);
+    assert_int_equal(model->calls, 0);
+    end();
+}
+
 static void *run_in_turns(void *ctx)
 {
     enum { TURNS = 500 };
@@ -487,6 +514,7 @@ static void is_alive_without_a_model(void **state)
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(refuses_when_full),
     cmocka_unit_test(a_new_state_waits_for_no_batch_to_fill),
+    cmocka_unit_test(drops_from_a_batch_who_does_not_wait),
     cmocka_unit_test(reads_on_when_a_batch_takes_longer_than_expected),
     cmocka_unit_test(makes_room_for_connections),
     cmocka_unit_test(serves_thousands_of_connections),
