@@ -443,10 +443,11 @@ $(LUA_SO): $(LUA_SO_OBJ) $B/obj/pack.o
 	@$(if $(V),,echo '  PLUGIN  $@')
 	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared $^ -L$(dir $(firstword $(LUAJIT_LIBS))) -lluajit-5.1 -o $@
 
+LINK_LAUNCHER = $(CC) $(CFLAGS) $(SANFLAGS) -rdynamic $(filter-out $(LIB_A),$^) -Wl,--whole-archive $(LIB_A) $(firstword $(LUAJIT_LIBS)) \
+	  -Wl,--no-whole-archive $(wordlist 2,9,$(LUAJIT_LIBS)) $(LIBS) -o $@
 $B/perilune: $(HOST_OBJ) $B/obj/pack.o $(LIB_A)
 	@$(if $(V),,echo '  LINK    $@')
-	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic $(HOST_OBJ) $B/obj/pack.o -Wl,--whole-archive $(LIB_A) $(firstword $(LUAJIT_LIBS)) -Wl,--no-whole-archive \
-	  $(wordlist 2,9,$(LUAJIT_LIBS)) $(LIBS) -o $@
+	$(Q)$(LINK_LAUNCHER)
 
 # -- the server ---------------------------------------------------------------------------------------------------------------------
 
@@ -728,8 +729,12 @@ bench-data: all
 	$(call BENCH,data,1)
 bench-dense: all
 	$(call BENCH,dense,1,-t 1)
-bench-calls: all
-	$(call BENCH,calls,1,-t 1)
+# By a launcher that counts the time of the kernels: tests/bench/kernel_time.c.
+bench-calls: all $B/tests/bench/perilune
+	@mkdir -p build/bench && rm -f build/bench/calls.jsonl
+	@$B/tests/bench/perilune run -n 1 -t 1 tests/bench/calls.lua --out build/bench/calls.jsonl $(ARGS)
+$B/tests/bench/perilune: $(HOST_OBJ) $B/obj/pack.o $B/obj/tests/bench/kernel_time.o $(LIB_A)
+	$(Q)$(LINK_LAUNCHER) -Wl,--wrap=peri__cpu_entry
 bench-shard: all $(PEER)
 	$(call BENCH,shard,$(if $(HAVE_MPI),2 4,1))
 	@$(if $(PYTHON),$(PEER) tests/bench/peers/sequence.py --perilune $(LAUNCHER) --out build/bench/shard.jsonl)

@@ -81,6 +81,7 @@ for _, device in ipairs(devices) do
         { function(x) return x:glu():unflatten(2, { 3, 1 }):movedim(3, 1) end, { { 2, 6 } } },
         { function(x, y) return x:index_copy(2, ids:slice(1, 0, 2), y) + x:index_fill(1, ids, 3) end,
           { { 2, 3 }, { 2, 2 } } },
+        { function(x, y) return x:scatter_add(1, places, y:prod()):square() end, { { 2, 3 }, { 2 } } }, -- one for all
         { function(x, y) return x:scatter_reduce(1, places, y, "mean"):square() end, { { 2, 3 }, { 2, 3 } } },
         { function(x, y) return x:scatter_reduce(1, places, y, "amin", false) end, { { 2, 3 }, { 2, 3 } } },
         { function(x, y) return F.gaussian_nll_loss(x, y, x * y + 2) + F.poisson_nll_loss(x * y, places) end,
@@ -95,6 +96,7 @@ for _, device in ipairs(devices) do
       most:sum():backward()
       assert.same({ { 2, 5 }, 2 }, { most:to_list(), x:grad():sum():item() })
       assert.error_matches(function() x:scatter_reduce(1, ids, x, "prod") end, "'prod', allowed: sum, mean, amax, amin")
+      assert.error_matches(function() x:scatter(1, ids, x:sum()) end, "to put it, expand it to the index")
       assert.error_matches(function() x:unflatten(1, { 2, -1 }) end, "whose product is 3")
       assert.error_matches(function() x:glu() end, "an even size")
       assert.error_matches(function() peri.nn.utils.vector_to_parameters(x, { x, x }) end, "one dimension of 6")

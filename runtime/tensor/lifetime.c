@@ -72,7 +72,8 @@ void peri_tensor_release(peri_tensor *t)
     if (!t || !peri__refs_drop(&t->refs)) return;
     peri__node_release(t->node);
     peri_tensor_release(t->grad);
-    peri__storage_release(t->storage);
+    peri__storage *storage = t->storage;
     peri__object_count(-1);
-    peri__free(t);
+    if (t != &storage->first) peri__free(t);
+    peri__storage_release(storage);
 }

@@ -249,13 +249,14 @@ static peri_status check_gather(const char *function, const peri_tensor *x, int3
 static peri_status check_places(const char *function, peri_tensor *index, int64_t n)
 {
     int64_t one = 1, bad = 0, value = 0;
-    peri_tensor *found, *view = NULL;
+    peri_tensor *found = NULL, *view = NULL;
+    peri_device *device = peri__device(index);
     if (peri__numel(index) == 0) return PERI_OK;
-    PERI_TRY(peri_tensor_new(peri__device(index), PERI_I64, 1, &one, &found));
-    peri_op_index_check args = {
-        .x = peri__data(index), .bad = peri__data(found), .n = peri__numel(index), .limit = n, .dtype = PERI_I64};
-    peri_status status = PERI_RUN(peri__device(index), index_check, &args);
-    if (status >= 0) status = peri_tensor_read(found, &bad, sizeof bad);
+    if (!peri__immediate(device)) PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &one, &found));
+    peri_op_index_check args = {.x = peri__data(index), .bad = found ? peri__data(found) : &bad,
+                                .n = peri__numel(index), .limit = n, .dtype = PERI_I64};
+    peri_status status = PERI_RUN(device, index_check, &args);
+    if (status >= 0 && found) status = peri_tensor_read(found, &bad, sizeof bad);
     peri_tensor_release(found);
     if (status < 0 || bad == INT64_MAX) return status;
     int64_t stride = 1;
@@ -343,10 +344,11 @@ static peri_status copied(peri_tensor *x, int32_t dtype, peri_tensor **out)
     return status;
 }
 
-/** saved: the places. The gradient of x is the result's, but where something was put: 0; that of src is picked. */
+/** saved: the places; shape[0]: src's. The gradient of x is the result's, but where something was put: 0; that of src
+ *  is picked, and added up if src is one element. */
 static peri_status scatter_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    peri_tensor *g = grad_out[0], *places = node->saved[0], *zeros = NULL, *kept = NULL;
+    peri_tensor *g = grad_out[0], *places = node->saved[0], *zeros = NULL, *kept = NULL, *picked = NULL;
     const int32_t dim = (int32_t)node->kept[KEPT_DIM];
     peri_status status = PERI_OK;
     if (peri__needs(node, 0) && node->kept[KEPT_ADD]) peri_tensor_retain(grad_in[0] = g);
@@ -357,8 +359,12 @@ static peri_status scatter_backward(peri__node *node, peri_tensor *const *grad_o
         PERI_TRY_GOTO(take_add(kept, zeros, places, dim, true), out);
         PERI_TRY_GOTO(peri__cast(kept, g->dtype, &grad_in[0]), out);
     }
-    if (peri__needs(node, 1)) status = taken(g, dim, places, &grad_in[1]);
+    if (peri__needs(node, 1)) {
+        PERI_TRY_GOTO(taken(g, dim, places, &picked), out);
+        status = peri__sum_to(picked, node->shape[0].ndim, node->shape[0].size, &grad_in[1]);
+    }
 out:
+    peri_tensor_release(picked);
     peri_tensor_release(zeros);
     peri_tensor_release(kept);
     return status;
@@ -381,13 +387,18 @@ static peri_status scatter_along(const char *function, peri_tensor *x, int32_t d
     PERI_TRY(checked_places(function, x, dim, index, &places));
     PERI_TRY_GOTO(copied(x, summed_in(x->dtype), &sum), out);
     PERI_TRY_GOTO(peri__cast(src, summed_in(x->dtype), &from), out);
-    PERI_TRY_GOTO(take_add(sum, from, places, dim, !add), out);
+    peri_tensor each = *from; /* src, or its one element at all places */
+    each.ndim = places->ndim;
+    PERI_TRY_GOTO(peri__expanded(function, from, places->ndim, places->shape, each.stride), out);
+    memcpy(each.shape, places->shape, sizeof each.shape);
+    PERI_TRY_GOTO(take_add(sum, &each, places, dim, !add), out);
     PERI_TRY_GOTO(peri__cast(sum, x->dtype, &y), out);
     PERI_TRY_GOTO(peri__attach(&scatter_vtab, in, 2, &y, 1, &node), out);
     if (node) {
         peri__node_save(node, 0, places);
         node->kept[KEPT_DIM] = dim;
         node->kept[KEPT_ADD] = add;
+        node->shape[0] = peri__shape_of(src);
     }
 out:
     peri_tensor_release(places);
@@ -411,11 +422,14 @@ peri_status peri_op_scatter(peri_tensor *x, int32_t dim, peri_tensor *index, per
     PERI_TRY(peri__along(function, x, dim, &d));
     PERI_TRY(check_gather(function, x, d, index));
     PERI_TRY(check_alike(function, x, src));
-    bool alike = src->ndim == index->ndim;
-    for (int32_t k = 0; k < index->ndim && alike; k++) alike = src->shape[k] == index->shape[k];
+    bool alike = src->ndim == index->ndim || src->ndim == 0;
+    for (int32_t k = 0; k < src->ndim && alike; k++) alike = src->shape[k] == index->shape[k];
     if (!alike)
-        return peri__fail(PERI_EINVAL, "%s: src and the index are %s, wanted one shape", function,
-                          peri__pair_text(src, index, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: src and the index are %s, wanted one shape, or src without dimensions",
+                          function, peri__pair_text(src, index, text, sizeof text));
+    if (!add && src->ndim < index->ndim && src->requires_grad) /* of one place that is named twice it would get two */
+        return peri__fail(PERI_EINVAL, "%s: src is one element that wants a gradient, allowed: to add it; to put it, "
+                          "expand it to the index", function);
     return scatter_along(function, x, d, index, src, add, out);
 }
 

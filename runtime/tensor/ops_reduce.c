@@ -377,17 +377,23 @@ out:
 static const peri__node_vtab amax_vtab = {.name = "amax", .backward = amax_backward};
 
 /** *y (new) = the largest of contiguous @x over @mask, whose dimensions stay with size 1: one dimension after the
- *  other. */
+ *  other, or, where there is work for one thread only, all dimensions that are neighbours at once. */
 static peri_status reduce_extremes(peri_tensor *x, uint32_t mask, bool least, peri_tensor **y)
 {
     peri_tensor_retain(*y = x);
     for (int32_t d = x->ndim - 1; d >= 0; d--) {
         if (!(mask >> d & 1)) continue;
+        peri_tensor lines = **y; /* dimensions d to last of y are dimension d of these */
+        const int32_t last = d;
+        while (d > 0 && mask >> (d - 1) & 1 && peri__numel(*y) <= PERI_ELEMENT_GRAIN) {
+            lines.shape[d - 1] *= lines.shape[d];
+            lines.shape[d--] = 1;
+        }
         int64_t shape[PERI_MAX_DIMS];
         memcpy(shape, (*y)->shape, sizeof shape);
-        shape[d] = 1;
+        for (int32_t i = d; i <= last; i++) shape[i] = 1;
         peri_tensor *value = NULL, *index = NULL;
-        peri_status status = extremes(*y, d, x->ndim, shape, least, &value, &index);
+        peri_status status = extremes(&lines, d, x->ndim, shape, least, &value, &index);
         peri_tensor_release(index);
         peri_tensor_release(*y);
         *y = value;

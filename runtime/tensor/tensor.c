@@ -152,15 +152,22 @@ static void set_shape(peri_tensor *t, int32_t ndim, const int64_t *shape)
     }
 }
 
-static peri_tensor *empty_tensor(int32_t dtype, int32_t ndim, const int64_t *shape)
+/** Make a tensor of @t, which is zeros. */
+static peri_tensor *tensor_init(peri_tensor *t, peri__storage *s, int32_t dtype, int32_t ndim, const int64_t *shape)
 {
-    peri_tensor *t = peri__alloc_zero(sizeof *t);
-    if (!t) return NULL;
     peri__refs_init(&t->refs);
+    t->storage = s;
     t->dtype = dtype;
     set_shape(t, ndim, shape);
     peri__object_count(1);
     return t;
+}
+
+/** A view of @s, whose reference it takes; NULL: no memory. */
+static peri_tensor *tensor_of(peri__storage *s, int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    peri_tensor *t = peri__alloc_zero(sizeof *t);
+    return t ? tensor_init(t, s, dtype, ndim, shape) : NULL;
 }
 
 peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, bool mapped,
@@ -169,26 +176,19 @@ peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim
     int64_t bytes = 0;
     if (!device) return peri__fail(PERI_EINVAL, "peri_tensor_new: no device");
     PERI_TRY(peri__shape_bytes("peri_tensor_new", dtype, ndim, shape, &bytes));
-    peri_tensor *t = empty_tensor(dtype, ndim, shape);
-    if (!t) return PERI_ENOMEM;
-    peri_status status = peri__storage_new(device, bytes, mapped, &t->storage);
-    if (status < 0) {
-        peri_tensor_release(t);
-        return status;
-    }
-    *out = t;
+    peri__storage *s;
+    PERI_TRY(peri__storage_new(device, bytes, mapped, &s));
+    *out = tensor_init(&s->first, s, dtype, ndim, shape);
     return PERI_OK;
 }
 
 peri_status peri__tensor_lent(peri_device *device, int32_t dtype, int64_t n, void *data, void (*give_back)(void *data),
                               peri_tensor **out)
 {
-    peri_tensor *t = empty_tensor(dtype, 1, &n);
-    if (!t) return PERI_ENOMEM;
-    peri_status status = peri__storage_lent(device, n * peri_dtype_size(dtype), data, give_back, &t->storage);
-    if (status < 0) peri_tensor_release(t);
-    else *out = t;
-    return status;
+    peri__storage *s;
+    PERI_TRY(peri__storage_lent(device, n * peri_dtype_size(dtype), data, give_back, &s));
+    *out = tensor_init(&s->first, s, dtype, 1, &n);
+    return PERI_OK;
 }
 
 static void release_nothing(void *ctx, void *data) { (void)ctx, (void)data; }
@@ -211,17 +211,12 @@ peri_status peri__tensor_host(peri_device *device, int32_t dtype, int32_t ndim, 
     if ((uintptr_t)data % (uintptr_t)unit)
         return peri__fail(PERI_EINVAL, "%s: data is at %p, wanted an address that %lld divides, as elements of %s have",
                           function, data, (long long)unit, peri_dtype_name(dtype));
-    peri_tensor *t = empty_tensor(dtype, ndim, shape);
-    if (!t) return PERI_ENOMEM;
-    peri_status status = peri__storage_lent(device, bytes, data, NULL, &t->storage);
-    if (status < 0) {
-        peri_tensor_release(t);
-        return status;
-    }
-    t->storage->release = release ? release : release_nothing;
-    atomic_store(&t->storage->exposed, true);
-    t->storage->ctx = ctx;
-    *out = t;
+    peri__storage *s;
+    PERI_TRY(peri__storage_lent(device, bytes, data, NULL, &s));
+    s->release = release ? release : release_nothing;
+    atomic_store(&s->exposed, true);
+    s->ctx = ctx;
+    *out = tensor_init(&s->first, s, dtype, ndim, shape);
     return PERI_OK;
 }
 
@@ -239,11 +234,10 @@ peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64
 peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride,
                               int64_t offset, peri_tensor **out)
 {
-    peri_tensor *t = empty_tensor(base->dtype, ndim, shape);
+    peri_tensor *t = tensor_of(base->storage, base->dtype, ndim, shape);
     if (!t) return PERI_ENOMEM;
     if (stride) memcpy(t->stride, stride, sizeof *stride * (size_t)ndim);
     t->offset = offset;
-    t->storage = base->storage;
     peri__refs_add(&t->storage->refs);
     *out = t;
     return PERI_OK;
@@ -264,14 +258,13 @@ peri_status peri__shaped(peri_tensor **t, int32_t ndim, const int64_t *shape)
 
 peri_status peri__tensor_in(peri__storage *s, const peri_tensor *like, peri_tensor **out)
 {
-    peri_tensor *t = empty_tensor(like->dtype, like->ndim, like->shape);
+    peri_tensor *t = tensor_of(s, like->dtype, like->ndim, like->shape);
     if (!t) {
         peri__storage_release(s);
         return PERI_ENOMEM;
     }
     memcpy(t->stride, like->stride, sizeof t->stride);
     t->offset = like->offset;
-    t->storage = s;
     *out = t;
     return PERI_OK;
 }

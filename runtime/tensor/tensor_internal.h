@@ -121,52 +121,7 @@ typedef struct peri__unheard {
     atomic_int left;             /* lookups that may still be judged later */
 } peri__unheard;
 
-/** A block of device memory. Its free is ordered by `home`, the stream that was current when it was made: work of other
- *  streams on it must be joined to home (peri_stream_wait) before the last release. */
-typedef struct peri__storage {
-    peri__refs refs;
-    peri_device *device;
-    peri_stream *home;
-    char *data;
-    int64_t bytes;
-    bool mapped; /* in the host's memory, where the device reaches it; not on devices whose memory that is anyway */
-    void (*give_back)(void *data); /* to whom the data belong; NULL: they are the device's */
-    void (*release)(void *ctx, void *data); /* the same of a program's own memory, with its `ctx`; or NULL */
-    void *ctx;
-    atomic_uint_least64_t version; /* grows when a caller's tensor is changed in place: see peri__changed */
-    _Atomic(const peri__storage_watch *) watch; /* who is told before that; NULL: nobody. Borrowed: it sets and resets
-                                                   it itself */
-    atomic_uint_least64_t serial; /* see peri__storage_serial; 0: nobody has asked */
-    atomic_bool exposed; /* a program has its address (peri_tensor_data, its own memory), and may write uncounted */
-    _Atomic(peri__leaf_fn) leaf; /* whether a view of it may be a leaf, asked by peri_tensor_requires_grad_set; NULL:
-                                    any may */
-    _Atomic(peri__note *) note; /* or NULL: nothing is known, or somebody has taken it */
-    peri__report *ahead; /* its number on the way to the host since a backward pass began from it (peri__item_ahead), or
-                            NULL */
-    peri__unheard unheard; /* of lookups in it as a matrix that is trained (peri_embedding_bag) */
-    struct peri__storage *next, *before; /* of devices that can record graphs: the list of those that live */
-} peri__storage;
-
-/** @mapped: in the host's memory (peri__reaches_host). */
-peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, peri__storage **out);
-/** Add a reference, unless the last one is gone: false. */
-bool peri__storage_hold(peri__storage *s);
-/** All storages of @device that live, each with a reference more. @list new (peri__free); of devices that cannot record
- *  (plugin/device.h, graphs) it is empty. */
-peri_status peri__storages_hold(const peri_device *device, peri__storage ***list, int64_t *n);
-/** In memory that somebody lends, which @device can use: @data, given back in the end by @give_back, any thread's. */
-peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data),
-                               peri__storage **out);
-/** Take the note of a storage away, if it is about the elements as they are now; else NULL. Whoever takes it puts it
- *  back or calls its fini; others find none meanwhile and look for themselves. */
-peri__note *peri__note_take(peri__storage *s);
-/** Put a note (taken) with the storage; where it cannot be kept, because elements may change uncounted or another note
- *  is there, it is gone. */
-void peri__note_put(peri__storage *s, peri__note *note);
-/** A number of this storage alone, from 1 on: its address may be another storage's later. */
-uint64_t peri__storage_serial(peri__storage *s);
-void peri__storage_release(peri__storage *storage);
-
+typedef struct peri__storage peri__storage;
 typedef struct peri__node peri__node;
 
 /** What is left to do at the end of a backward pass, once for each pass that reaches a leaf or node that has it. Part
@@ -213,6 +168,54 @@ struct peri_tensor {
     peri__trained *trained; /* with `ready`: optimizers write here what they do; borrowed from who set it */
     peri__ending *ending; /* with `ready`: what ends a pass that reaches this leaf; borrowed from who set it */
 };
+
+/** A block of device memory. Its free is ordered by `home`, the stream that was current when it was made: work of other
+ *  streams on it must be joined to home (peri_stream_wait) before the last release. */
+struct peri__storage {
+    peri__refs refs;
+    peri_device *device;
+    peri_stream *home;
+    char *data;
+    int64_t bytes;
+    bool mapped; /* in the host's memory, where the device reaches it; not on devices whose memory that is anyway */
+    void (*give_back)(void *data); /* to whom the data belong; NULL: they are the device's */
+    void (*release)(void *ctx, void *data); /* the same of a program's own memory, with its `ctx`; or NULL */
+    void *ctx;
+    atomic_uint_least64_t version; /* grows when a caller's tensor is changed in place: see peri__changed */
+    _Atomic(const peri__storage_watch *) watch; /* who is told before that; NULL: nobody. Borrowed: it sets and resets
+                                                   it itself */
+    atomic_uint_least64_t serial; /* see peri__storage_serial; 0: nobody has asked */
+    atomic_bool exposed; /* a program has its address (peri_tensor_data, its own memory), and may write uncounted */
+    _Atomic(peri__leaf_fn) leaf; /* whether a view of it may be a leaf, asked by peri_tensor_requires_grad_set; NULL:
+                                    any may */
+    _Atomic(peri__note *) note; /* or NULL: nothing is known, or somebody has taken it */
+    peri__report *ahead; /* its number on the way to the host since a backward pass began from it (peri__item_ahead), or
+                            NULL */
+    peri__unheard unheard; /* of lookups in it as a matrix that is trained (peri_embedding_bag) */
+    struct peri__storage *next, *before; /* of devices that can record graphs: the list of those that live */
+    peri_tensor first; /* the tensor that the storage was made for: both are one block of the heap, which views of the
+                          storage keep, too. Zeros if it was made for none */
+};
+
+/** @mapped: in the host's memory (peri__reaches_host). */
+peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, peri__storage **out);
+/** Add a reference, unless the last one is gone: false. */
+bool peri__storage_hold(peri__storage *s);
+/** All storages of @device that live, each with a reference more. @list new (peri__free); of devices that cannot record
+ *  (plugin/device.h, graphs) it is empty. */
+peri_status peri__storages_hold(const peri_device *device, peri__storage ***list, int64_t *n);
+/** In memory that somebody lends, which @device can use: @data, given back in the end by @give_back, any thread's. */
+peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data),
+                               peri__storage **out);
+/** Take the note of a storage away, if it is about the elements as they are now; else NULL. Whoever takes it puts it
+ *  back or calls its fini; others find none meanwhile and look for themselves. */
+peri__note *peri__note_take(peri__storage *s);
+/** Put a note (taken) with the storage; where it cannot be kept, because elements may change uncounted or another note
+ *  is there, it is gone. */
+void peri__note_put(peri__storage *s, peri__note *note);
+/** A number of this storage alone, from 1 on: its address may be another storage's later. */
+uint64_t peri__storage_serial(peri__storage *s);
+void peri__storage_release(peri__storage *storage);
 
 /** First element's address on the device. */
 static inline void *peri__data(const peri_tensor *t)

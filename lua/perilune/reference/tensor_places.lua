@@ -166,7 +166,7 @@ function functional.meshgrid(tensors) end
 ---@param t peri.Tensor The numbers: any shape.
 ---@param dim integer The dimension.
 ---@param index peri.Tensor Places along the dimension, i64 or i32, of any shape with as many dimensions as t, no larger but in that one.
----@param src peri.Tensor|number A number, or a tensor of the index's shape and of t's dtype.
+---@param src peri.Tensor|number A number, or a tensor of the index's shape, or without dimensions (then it wants no gradient), and of t's dtype.
 ---@return peri.Tensor # Of the shape of t.
 function functional.scatter(t, dim, index, src) end
 
@@ -182,7 +182,7 @@ function functional.scatter(t, dim, index, src) end
 ---@param t peri.Tensor The numbers: any shape.
 ---@param dim integer The dimension.
 ---@param index peri.Tensor Places along the dimension, i64 or i32, of any shape with as many dimensions as t, no larger but in that one.
----@param src peri.Tensor|number A number, or a tensor of the index's shape and of t's dtype.
+---@param src peri.Tensor|number A number, or a tensor of the index's shape, or without dimensions, and of t's dtype.
 ---@return peri.Tensor # Of the shape of t.
 function functional.scatter_add(t, dim, index, src) end
 

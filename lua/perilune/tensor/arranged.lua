@@ -101,10 +101,13 @@ function F.repeat_interleave(t, times, dim)
     P.fail(("repeat_interleave: times are %s, wanted one number for each of %d elements"):format(Tensor._text(times),
       t:size(d)))
   end
-  local ends = F.cumsum(times, 1)
-  local n = ends:numel()
-  if n > 0 and F.amin(times):item() < 0 then P.fail "repeat_interleave: a negative number of times, allowed: from 0" end
-  local total = n > 0 and ends:item(n - 1) or 0
+  local ends, total = F.cumsum(times, 1), 0
+  local sums, n = ends:read()
+  for i = 0, n - 1 do
+    local sum = tonumber(sums[i])
+    if sum < total then P.fail "repeat_interleave: a negative number of times, allowed: from 0" end
+    total = sum
+  end
   return (F.index_select(t, d, F.searchsorted(ends, Tensor.arange(0, total, 1, "i64", t:describe().device), true)))
 end
 
@@ -237,21 +240,20 @@ end
 
 -- -- by places and masks ----------------------------------------------------------------------------------------------
 
---- A number as a tensor of t's dtype and of the shape of `index`.
-local function spread(src, t, index)
-  if Tensor.is(src) then return src end
-  local one = type(src) == "number" and Tensor._scalar(src, t) or Tensor.tensor({ src }, t:dtype(), t:device(), {})
-  return one:expand(index:shape())
+--- A number as a tensor of t's dtype, without dimensions.
+local function one_of(src, t)
+  if type(src) == "number" then return (Tensor._scalar(src, t)) end
+  return Tensor.is(src) and src or Tensor.tensor({ src }, t:dtype(), t:device(), {})
 end
 --- t with src (a number, or a tensor of index's shape) put at the places that index names along dim: the way back of
 --- gather. Of several at one place the last one along dim stays.
 function F.scatter(t, dim, index, src)
-  check(C.peri_op_scatter(ptr(t), dim > 0 and dim - 1 or dim, ptr(index), ptr(spread(src, t, index)), false, out))
+  check(C.peri_op_scatter(ptr(t), dim > 0 and dim - 1 or dim, ptr(index), ptr(one_of(src, t)), false, out))
   return (wrap(out[0]))
 end
 --- As scatter, but src is added to what is at those places.
 function F.scatter_add(t, dim, index, src)
-  check(C.peri_op_scatter(ptr(t), dim > 0 and dim - 1 or dim, ptr(index), ptr(spread(src, t, index)), true, out))
+  check(C.peri_op_scatter(ptr(t), dim > 0 and dim - 1 or dim, ptr(index), ptr(one_of(src, t)), true, out))
   return (wrap(out[0]))
 end
 --- t with each slice i of src along dim, times alpha (1), added to its slice ids[i].
@@ -270,9 +272,11 @@ end
 --- ids [n] as an index for scatter: of the shape that n slices of t along d have.
 local function index_of_slices(func, t, d, ids)
   if ids:dim() ~= 1 then P.fail(("%s: ids are %s, wanted one dimension"):format(func, Tensor._text(ids))) end
-  local each, shape = Tensor._ones_shape(t), t:shape()
-  each[d], shape[d] = ids:numel(), ids:numel()
-  return ids:reshape(each):expand(shape)
+  local n, shape = ids:size(1), t:shape()
+  local column = { n }
+  for i = 2, #shape - d + 1 do column[i] = 1 end
+  shape[d] = n
+  return (#column > 1 and ids:reshape(column) or ids):expand(shape)
 end
 --- t with its slices ids[i] along dim replaced by the slices i of src. Of several for one place the last one stays.
 function F.index_copy(t, dim, ids, src)
@@ -290,8 +294,8 @@ end
 
 --- The mean of what src has for each place, and with `own` of what is there.
 local function scatter_mean(t, dim, index, src, own)
-  local counts = Tensor.full(t:shape(), own and 1 or 0, "i64", t:device())
-  counts = F.clamp(F.scatter_add(counts, dim, index, 1), 1) -- places that nothing is for keep their element
+  local counts = F.scatter_add(Tensor._filled(t, own and 1 or 0, C.PERI_I64), dim, index, 1)
+  if not own then counts = F.clamp(counts, 1) end -- places that nothing is for keep their element
   local sums = F.scatter_add(own and t or F.scatter(t, dim, index, 0), dim, index, src)
   if Tensor._is_float(t) then return (F.div(sums, counts)) end
   return (F.floor_divide(sums, counts):to(t:dtype()))

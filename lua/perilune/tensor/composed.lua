@@ -333,10 +333,10 @@ end
 local function append(list, more)
   for i = 1, #more do list[#list + 1] = more[i] end
 end
---- The dimensions `list` of t, each once and counted from 1, behind (`last`) or before the others, and the sizes of
---- both: the product over the list, and those that stay.
-local function gathered(t, list, last)
-  local n, taken, others, stay, inner = t:dim(), {}, {}, {}, 1
+--- The dimensions `list` of t, whose sizes are `shape`, each once and counted from 1, behind (`last`) or before the
+--- others, and the sizes of both: the product over the list, and those that stay.
+local function gathered(t, shape, list, last)
+  local n, taken, others, stay, inner = #shape, {}, {}, {}, 1
   for i = 1, #list do
     local d = list[i]
     local at = d < 0 and d + n + 1 or d
@@ -344,12 +344,12 @@ local function gathered(t, list, last)
       P.fail(("tensordot: dimension %d of %s, wanted each once"):format(d, Tensor._text(t)))
     end
     taken[at], list[i] = true, at
-    inner = inner * t:size(at)
+    inner = inner * shape[at]
   end
   for d = 1, n do
     if not taken[d] then
       others[#others + 1] = d
-      stay[#stay + 1] = t:size(d)
+      stay[#stay + 1] = shape[d]
     end
   end
   local order = {}
@@ -363,7 +363,7 @@ end
 --- The sum of products over dimensions of a and b: the last `dims` (2) of a with as many first ones of b, or the two
 --- lists { of a, of b }. The result has those of a that are left, then those of b.
 function F.tensordot(a, b, dims)
-  local in_a, in_b = {}, {}
+  local in_a, in_b, of_a, of_b = {}, {}, a:shape(), b:shape()
   if type(dims) == "table" then
     if type(dims[1]) ~= "table" or type(dims[2]) ~= "table" or #dims[1] ~= #dims[2] then
       P.fail "tensordot: dims is a table, wanted a number, or two lists of as many dimensions: { { 1 }, { 2 } }"
@@ -372,17 +372,17 @@ function F.tensordot(a, b, dims)
     for i = 1, #dims[1] do in_a[i], in_b[i] = dims[1][i], dims[2][i] end
   else
     local n = signature.value("tensordot", "dims", dims or 2, "count")
-    if n > a:dim() or n > b:dim() then
+    if n > #of_a or n > #of_b then
       P.fail(("tensordot: %s dimensions of %s and %s, wanted as many as both have"):format(n, Tensor._text(a),
         Tensor._text(b)))
     end
-    for i = 1, n do in_a[i], in_b[i] = a:dim() - n + i, i end
+    for i = 1, n do in_a[i], in_b[i] = #of_a - n + i, i end
   end
-  local x, rows, inner = gathered(a, in_a, true)
-  local y, columns = gathered(b, in_b, false)
+  local x, rows, inner = gathered(a, of_a, in_a, true)
+  local y, columns = gathered(b, of_b, in_b, false)
   for i = 1, #in_a do
     local d = in_a[i]
-    if a:size(d) ~= b:size(in_b[i]) then
+    if of_a[d] ~= of_b[in_b[i]] then
       P.fail(("tensordot: dimension %d of %s and %d of %s, wanted equal sizes"):format(d, Tensor._text(a), in_b[i],
         Tensor._text(b)))
     end

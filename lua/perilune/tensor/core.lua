@@ -78,6 +78,13 @@ function M._scalar(x, t, code)
   check(C.peri_tensor_full(d.device, code or d.dtype, 0, nil, x, out))
   return (wrap(out[0]))
 end
+--- A tensor of t's shape, where t is, with the number x everywhere, of the dtype with this code (t's own).
+function M._filled(t, x, code)
+  local d = t:describe()
+  if signature.watch.call then return (M.full(t:shape(), x, code or d.dtype, d.device)) end -- a recording knows full
+  check(C.peri_tensor_full(d.device, code or d.dtype, d.ndim, d.shape, x, out))
+  return (wrap(out[0]))
+end
 function M.zeros(shape, dtype, device) return (M.full(shape, 0, dtype, device)) end
 function M.ones(shape, dtype, device) return (M.full(shape, 1, dtype, device)) end
 

@@ -40,7 +40,7 @@ function Tensor.triu_indices(rows, columns, k, device) return (triangle_places(r
 function Tensor.tril_indices(rows, columns, k, device) return (triangle_places(rows, columns, k, false, device)) end
 
 function Tensor.empty_like(t, dtype) return (Tensor.empty(t:shape(), dtype or t:dtype(), t:describe().device)) end
-function Tensor.full_like(t, value, dtype) return (Tensor.full(t:shape(), value, dtype or t:dtype(), t:device())) end
+function Tensor.full_like(t, value, dtype) return (Tensor._filled(t, value, dtype and P.dtype(dtype))) end
 function Tensor.zeros_like(t, dtype) return (Tensor.full_like(t, 0, dtype)) end
 function Tensor.ones_like(t, dtype) return (Tensor.full_like(t, 1, dtype)) end
 --- Numbers as rand's of t's shape, where t is: of t's dtype, or the one with this code.
@@ -118,7 +118,7 @@ local waiting = formula("multinomial", 2, 0, function(f, weight, uniform)
 end)
 --- An error unless `least` elements or more of each row of weights are above 0, and all are weights.
 local function check_weights(weights, least)
-  local found = F.amin(drawable(SUM, -1, false, weights)):item()
+  local found = F.amin(drawable(SUM, -1, false, weights:to "f64")):item()
   if found ~= found or found < least then
     local what = found ~= found and "weights that are negative, infinite or NaN"
       or ("a row with only %d above 0"):format(found)
@@ -133,9 +133,10 @@ function F.multinomial(t, n, replacement)
     P.fail(("multinomial: %s, wanted one or two dimensions, the last one not empty"):format(Tensor._text(t)))
   end
   if t:numel() == 0 then return (Tensor.zeros({ 0, n }, "i64", t:describe().device)) end
-  local weights = t:detach():to "f64"
+  local weights = t:detach()
   local shape, device = t:shape(), t:describe().device
   if replacement then
+    weights = weights:to "f64"
     check_weights(weights, 1)
     shape[dims] = n
     local sums = F.cumsum(weights, -1)

@@ -189,8 +189,9 @@ PERI_API peri_status peri_op_where(peri_tensor *condition, peri_tensor *a, peri_
 PERI_API peri_status peri_op_gather(peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor **out);
 /** @x with src[i][j][k] put, or added if @add, at element [index[i][j][k]][j][k] for @dim 0, [i][index[i][j][k]][k] for
  *  1, and so on: the way back of gather. @index (i32 or i64) is as there, and has the shape of @src, which has x's
- *  dtype. Of several that are put at one place the last along @dim stays; sums are in their order. A line along @dim is
- *  one processor's (a GPU's thread's) work. Waits: PERI_ERANGE names the first index that x has not. */
+ *  dtype, or is one element without dimensions, for all places (one that is put must not want a gradient). Of several
+ *  that are put at one place the last along @dim stays; sums are in their order. A line along @dim is the work of one
+ *  processor, or of one thread of a GPU. Waits: PERI_ERANGE names the first index that x has not. */
 PERI_API peri_status peri_op_scatter(peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor *src, bool add,
                                      peri_tensor **out);
 /** How many elements along the last dimension of @sorted, which rise there, are smaller than each of @x (@right: not
