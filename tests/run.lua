@@ -171,7 +171,7 @@ for part, s in pairs(stand_ins) do -- any order: each by itself
     local pretended = s.device == "cuda_host"
     s.env = { PERI_OPAQUE_DEVICE = s.device, PERI_PLUGIN_PATH = (pretended and on_host .. ":" or "") .. here .. "/"
       .. B, LD_LIBRARY_PATH = pretended and on_host or nil, PERI_CUDA_KERNELS = options.kernels ~= ""
-      and options.kernels or nil }
+      and options.kernels or nil, PERI_TEST_WORLDS = not s.short and "all" or nil }
   else stand_ins[part] = nil end
 end
 

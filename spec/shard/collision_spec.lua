@@ -511,8 +511,10 @@ describe("managed collision in training", function()
         util.resolve(remapped)
         util.resolve(result):values():sum():backward()
       end)
-      collectgarbage()
-      collectgarbage()
+      if step == 10 or step == 16 then
+        collectgarbage()
+        collectgarbage()
+      end
       world:barrier():wait()
       if step == 10 then before = peri.ffi.C.peri_mem_objects() end
     end

@@ -13,6 +13,11 @@
 -- must run the same tests in the same order (the same seed). An assertion that fails on any rank fails the test and
 -- names the rank.
 --
+-- A usual run has half of all pairs of a size and a device, where a test has several of both: in turn, and the title
+-- says which one begins. So each test sees each of its sizes, and each device with several ranks; and the tests of a
+-- file together see all pairs. Under mpirun a test has one device. PERI_TEST_WORLDS=all, as in make
+-- check-cuda: all pairs.
+--
 -- Options: sizes (of sim worlds; under mpirun the test is defined only if its size is among them), devices, local_size
 -- (ranks per node; under mpirun the test is defined only if it is LOCAL_SIZE or left out), timeout (seconds), only
 -- ("sim" or "mpi"), by_device (also with sim as the transport for tensors of "opaque", which then travel without host
@@ -37,6 +42,22 @@ local imposed = slots == nil or slots == 1
 M.device_transport = os.getenv "PERI_TEST_DEVICE_TRANSPORT"
 --- Ranks of a node under mpirun; 0: unequal.
 M.LOCAL_SIZE = imposed and 2 or slots
+
+local both = { "cpu", "opaque" }
+local all_pairs = os.getenv "PERI_TEST_WORLDS" == "all" or M.device_transport ~= nil
+
+--- Which pairs of a size and a device a test has: a function of their numbers in the lists.
+local function pairs_of(title, sizes, device_count)
+  local turn, several = 0, 0
+  for i = 1, #title do turn = turn + title:byte(i) end
+  for _, n in ipairs(sizes) do several = several + (n > 1 and 1 or 0) end
+  return function(size, device)
+    if all_pairs or device_count == 1 then return true end
+    -- the only size with several ranks (or the only size) is for every device
+    if several < device_count and (sizes[size] > 1 or several == 0) then return true end
+    return (turn + size + device) % device_count == 0
+  end
+end
 
 local function in_sim(n, device, body, options, device_transport)
   sim.run(n, function(_, world) body(world, device, n) end, {
@@ -72,9 +93,14 @@ function M.each(title, body, options)
     sizes = { 1, 2, 3, 5, 8 }, devices = devices, local_size = 0, timeout = 0, only = util.optional,
     by_device = false,
   })
-  for _, device in ipairs(#options.devices > 1 and #devices == 1 and devices or options.devices) do
+  local known = util.index_of(#options.devices > 1 and devices or options.devices)
+  local among = options.devices == devices and both or options.devices
+  local has = pairs_of(title, M.mpirun and { M.mpirun, M.mpirun + 1 } or options.sizes, #among)
+  for d, device in ipairs(among) do
+    local present = known[device] ~= nil
     if M.mpirun then
-      local wanted = options.only ~= "sim" and (options.local_size == 0 or options.local_size == M.LOCAL_SIZE)
+      local wanted = present and has(1, d + M.mpirun) and options.only ~= "sim"
+        and (options.local_size == 0 or options.local_size == M.LOCAL_SIZE)
       local sized = false
       for _, n in ipairs(options.sizes) do sized = sized or n == M.mpirun end
       -- the usual list stands for any size
@@ -83,9 +109,12 @@ function M.each(title, body, options)
         busted.it(("%s [mpi %d, %s]"):format(title, M.mpirun, device), function() in_mpi(device, body, options) end)
       end
     elseif options.only ~= "mpi" then
-      for _, n in ipairs(options.sizes) do
-        busted.it(("%s [sim %d, %s]"):format(title, n, device), function() in_sim(n, device, body, options) end)
-        if options.by_device and device == "opaque" then
+      for i, n in ipairs(options.sizes) do
+        local taken = present and has(i, d)
+        if taken then
+          busted.it(("%s [sim %d, %s]"):format(title, n, device), function() in_sim(n, device, body, options) end)
+        end
+        if taken and options.by_device and device == "opaque" then
           busted.it(("%s [sim %d, %s by its own transport]"):format(title, n, device), function()
             in_sim(n, device, body, options, "sim")
           end)
