@@ -19,26 +19,35 @@ local function keys_of(x, more)
   return util.keys(keys) or {}
 end
 
-local function note_field(kept, path, owner, key, depth, more)
+local function note_field(kept, owner, key, depth, more)
   local value, n = rawget(owner, key), kept.n + 1
-  kept.n, kept.owners[n], kept.keys[n], kept.values[n], kept.paths[n] = n, owner, key, value == nil and kept or value,
-    path
+  kept.n, kept.owners[n], kept.keys[n], kept.values[n] = n, owner, key, value == nil and kept or value
   if type(value) ~= "table" or depth == 0 then return end
-  for _, inner in ipairs(keys_of(value, more)) do
-    local name = type(inner) == "number" and ("[%d]"):format(inner) or "." .. tostring(inner)
-    note_field(kept, path .. name, value, inner, depth - 1)
-  end
+  for _, inner in ipairs(keys_of(value, more)) do note_field(kept, value, inner, depth - 1) end
 end
 
 --- What `owner` has now in its fields `names`, and in the tables in these; more[name]: a set of keys that the table in
 --- field `name` may get.
 function M.snapshot(owner, names, more)
-  local kept = { n = 0, at = 0, owners = {}, keys = {}, values = {}, paths = {} }
+  -- a metatable: no place to look for modules (nn/module.lua), which would take long in those of 10,000 tables
+  local kept = setmetatable({ n = 0, at = 0, owners = {}, keys = {}, values = {} }, {})
   for _, name in ipairs(names) do
     local plain = type(owner[name]) == "table" and getmetatable(owner[name]) == nil
-    note_field(kept, name, owner, name, plain and DEPTH or 0, more and more[name])
+    note_field(kept, owner, name, plain and DEPTH or 0, more and more[name])
   end
   return kept
+end
+
+--- Where field i is, as a script would write it: "tables[1].name". It is made for errors only, since the paths of
+--- 10,000 tables would take a quarter of the memory that Lua has for them.
+local function path_of(kept, i)
+  local owner, key = kept.owners[i], kept.keys[i]
+  for outer = i - 1, 1, -1 do
+    if rawequal(kept.values[outer], owner) then
+      return path_of(kept, outer) .. (type(key) == "number" and ("[%d]"):format(key) or "." .. tostring(key))
+    end
+  end
+  return key
 end
 
 local function text(value)
@@ -47,10 +56,10 @@ local function text(value)
 end
 
 local function refuse_assignment(kept, i, class_name, advice)
-  local now, was = rawget(kept.owners[i], kept.keys[i]), kept.values[i]
+  local now, was, path = rawget(kept.owners[i], kept.keys[i]), kept.values[i], path_of(kept, i)
   if was == kept then was = nil end
   P.fail(("%s: %s is now %s, but was %s when the tables were made, and they go on with that; %s"):format(class_name,
-    kept.paths[i], text(now), type(was) == "table" and "a table" or text(was), advice[kept.paths[i]]
+    path, text(now), type(was) == "table" and "a table" or text(was), advice[path]
     or "to change it, make a new collection"))
 end
 

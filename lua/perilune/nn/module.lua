@@ -62,14 +62,13 @@ local function element(at, name)
   return key, rawget(at, key)
 end
 
---- The keys of a table that search looks at, in order; nil: they have no order. Of a module only those whose values can
---- be or hold what is looked for: it has many fields, and few of them.
+--- The keys of a table that search looks at, in order: those whose values can be or hold what is looked for, since a
+--- table may have many others. nil: the table's keys have no order.
 local function searched_keys(module, at, wanted, seen)
-  if at ~= module then return util.keys(at) end
-  local keys = {}
+  local keys, left_out = {}, at == module and bookkeeping or {}
   for key, value in next, at do
-    if type(key) ~= "string" and type(key) ~= "number" then return util.keys(at) end
-    if not seen[value] and not bookkeeping[key] and (is_plain(value) or wanted(value)) then keys[#keys + 1] = key end
+    if type(key) ~= "string" and type(key) ~= "number" then return nil end
+    if not seen[value] and not left_out[key] and (is_plain(value) or wanted(value)) then keys[#keys + 1] = key end
   end
   return #keys < 2 and keys or util.keys(util.index_of(keys))
 end
