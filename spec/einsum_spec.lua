@@ -3,6 +3,7 @@
 local peri = require "perilune"
 local F = require "perilune.nn.functional"
 local devices = require "spec.support.devices"
+collectgarbage("setpause", 200) -- as in programs (tests/harness/busted_main.lua): memory is measured here
 
 for _, device in ipairs(devices) do
   describe("einsum on " .. device, function()

@@ -2,6 +2,7 @@
 -- does, and its state_dict holds little of each. (Allocations are counted, since they are the same in every run.)
 local peri = require "perilune"
 local shell = require "spec.support.shell"
+collectgarbage("setpause", 200) -- as in programs (tests/harness/busted_main.lua): memory is measured here
 
 local folder, clean = shell.temporary()
 teardown(function() clean() end)

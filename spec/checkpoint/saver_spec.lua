@@ -4,6 +4,7 @@
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
+collectgarbage("setpause", 200) -- as in programs (tests/harness/busted_main.lua): memory is measured here
 local nn = peri.nn
 
 local folder, clean = shell.temporary()

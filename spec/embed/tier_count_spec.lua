@@ -4,6 +4,7 @@
 local peri = require "perilune"
 local support = require "spec.support.tbe"
 local tier = require "spec.support.tier"
+collectgarbage("setpause", 200) -- as in programs (tests/harness/busted_main.lua): memory is measured here
 local C, check = peri.ffi.C, peri.ffi.check
 
 -- -- the model --------------------------------------------------------------------------------------------------------

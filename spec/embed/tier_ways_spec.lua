@@ -3,6 +3,7 @@
 -- Each count of sets is held to a model in tier_count_spec.lua.
 -- deadline: 240 s
 local peri = require "perilune"
+collectgarbage("setpause", 200) -- as in programs (tests/harness/busted_main.lua): memory is measured here
 local C, check = peri.ffi.C, peri.ffi.check
 
 local ROWS, SLOTS = 20480, 2048

@@ -4,6 +4,7 @@
 local metrics = require "perilune.nn.metrics"
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
+collectgarbage("setpause", 200) -- as in programs (tests/harness/busted_main.lua): memory is measured here
 
 local N = 600
 

@@ -4,6 +4,7 @@ local ffi = require "ffi"
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 local worlds = require "spec.support.worlds"
+collectgarbage("setpause", 200) -- as in programs (tests/harness/busted_main.lua): memory is measured here
 local plan = peri.plan
 
 -- rows of a table 1 MiB, those of a feature's ids as many
