@@ -14,8 +14,8 @@ local Part, LAYERS, WIDTH = support.Part, support.LAYERS, support.WIDTH
 local function numbers(model)
   local out = {}
   for _, p in ipairs(model:named_parameters()) do
-    local buffer, n = p.tensor:detach():to(nil, "cpu"):contiguous():read()
-    out[p.name:match "layer.*"] = ffi.string(buffer, n)
+    local buffer = p.tensor:detach():to(nil, "cpu"):contiguous():read()
+    out[p.name:match "layer.*"] = ffi.string(buffer, ffi.sizeof(buffer))
   end
   return out
 end

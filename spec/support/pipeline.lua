@@ -127,8 +127,8 @@ function M.learned(model)
   if model.sync then model = model.module end
   -- any order: each is compared by itself
   for name, tensor in pairs(peri.shard.gather_state_dict(model:state_dict())) do
-    local buffer, n = tensor:to(nil, "cpu"):contiguous():read()
-    out[name] = ffi.string(buffer, n)
+    local buffer = tensor:to(nil, "cpu"):contiguous():read()
+    out[name] = ffi.string(buffer, ffi.sizeof(buffer))
   end
   return out
 end
