@@ -298,7 +298,8 @@ for _, path in ipairs(specs) do
     local ranked_too = worlds and taken and not s.few and (wanted.mpi or not s.short)
     if ranked_too and path:match "^spec/dist/" and options.mpi ~= "" and on_opaque(path) then
       for n in worlds:gmatch "%d+" do
-        if tonumber(n) <= s.most then under_mpirun("nccl", n, nccl) end
+        -- beside --parts=mpi two ranks, which are each other's only neighbour, and four
+        if tonumber(n) <= s.most and not (s.short and n == "3") then under_mpirun("nccl", n, nccl) end
         if s.shared and n == "2" then under_mpirun("a shared " .. s.name, n, s.env) end
       end
     end

@@ -9,7 +9,7 @@ local worlds = require "spec.support.worlds"
 local util = require "perilune.util"
 
 local SEED = tonumber(os.getenv "SEED" or "") or 1
-local OPERATIONS = tonumber(os.getenv "OPERATIONS" or "") or (worlds.mpirun and 600 or 3000)
+local OPERATIONS = tonumber(os.getenv "OPERATIONS" or "") or (worlds.mpirun and 240 or 1200)
 local OPAQUE = os.getenv "PERI_OPAQUE_DEVICE" and 0.2 or 1 -- the share of the device opaque; a pretended GPU is slow
 local STRETCH = 30 -- operations on one world
 

@@ -4,7 +4,7 @@
  * every call that it leads to stays within its memory (address sanitizer), whatever the values are, and gives the same
  * bits alone and in a batch.
  *
- * inputs: 60000
+ * inputs: 30000
  */
 #include "choices.h"
 

@@ -7,7 +7,7 @@
 --   luajit tests/fuzz/plan_search.lua SECONDSs [SEED]   as `make fuzz` runs it
 --   luajit tests/fuzz/plan_search.lua full MODELS SEED SECONDS   climbs of so many seconds of processor time each; a
 --                                                                line for each model
--- inputs: 3
+-- inputs: 2
 local ffi = require "ffi"
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
 package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s"):format(here, build, here, here, package.path)
