@@ -141,6 +141,16 @@ describe("a load in part", function()
       has({ "b", "a" }, { except = { "averages/a." } }, { { 2, 2 }, { 12, 1 } })
       has({ "b", "x" }, { rename = { ["model/a."] = "model/x.", ["averages/a."] = "averages/x.",
         ["optimizer/state/a."] = "optimizer/state/x." } }, { { 2, 2 }, { 1, 1 } })
+      -- Whole names do as well, if all states of a parameter have them.
+      local rename, c = {}, peri.checkpoint.open(path)
+      for _, name in ipairs(c:names()) do
+        if name:find "/a%." then rename[name] = name:gsub("/a%.", "/x.") end
+      end
+      c:close()
+      has({ "b", "x" }, { rename = rename }, { { 2, 2 }, { 1, 1 } })
+      rename["optimizer/state/a.weight/exp_avg"] = nil
+      assert.error_matches(function() has({ "b", "x" }, { rename = rename }, {}) end,
+        "rename makes both 'a.weight' and 'x.weight' of parameter 'a.weight' of 'optimizer'")
     end
   end)
 end)

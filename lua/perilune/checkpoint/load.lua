@@ -222,15 +222,31 @@ local function choose(func, c, saved, parts, a)
   return list, #left > 0, left
 end
 
---- Parameters that have another name here: part's name -> name in the checkpoint -> name here.
-local function parameters_of(saved, rename)
+--- Names of optimizers' parameters: part's name -> name in the checkpoint -> name here. Where rename has whole names of
+--- states, their parameter is renamed with them, so all of its states have to get the same. all: the lists that choose
+--- returns.
+local function parameters_of(func, saved, rename, all)
   local names = {}
-  each_parameter(saved, function(name, part)
-    local as = renamed(rename, name)
-    if as ~= name and as:sub(1, #part + 7) == part .. "/state/" then
-      names[part] = names[part] or {}
-      names[part][parts_of.keys_of(name)[2]] = parts_of.keys_of(as)[2]
+  local function note(part, name, as, stated)
+    if as:sub(1, #part + 7) ~= part .. "/state/" then return end
+    local own, was, is = names[part] or {}, parts_of.keys_of(name)[2], parts_of.keys_of(as)[2]
+    names[part] = own
+    if stated and own[was] and own[was] ~= is then
+      P.fail(("%s: rename makes both '%s' and '%s' of parameter '%s' of '%s', whose states are of one parameter; "
+        .. "allowed: one name for all of them, such as ['%s/state/%s/'] = '%s/state/%s/'"):format(func, own[was], is,
+        was, part, part, was, part, is))
     end
+    own[was] = is
+  end
+  for _, list in ipairs(rename and all or {}) do
+    for _, entry in ipairs(list) do
+      local part = entry.name:match "^([^/]*)/state/[^/]*/[^/]*$"
+      local tree = part and saved.parts and saved.parts[part]
+      if type(tree) == "table" and tree.param_groups then note(part, entry.name, entry.as, true) end
+    end
+  end
+  each_parameter(rename and saved or {}, function(name, part)
+    if not (names[part] or {})[parts_of.keys_of(name)[2]] then note(part, name, renamed(rename, name), false) end
   end)
   return names
 end
@@ -254,8 +270,8 @@ end
 
 --- The dict of each part that is to be loaded: part's name -> { dict, extra }. Parts that were left out are not there.
 --- left: the tensors that are not loaded. patch (or nil): a function of a tensor's name, see StoredTensor.
-local function dicts_of(c, saved, list, left, a, patch)
-  local dicts, known, parameters = {}, {}, parameters_of(saved, a.rename)
+local function dicts_of(func, c, saved, list, left, a, patch)
+  local dicts, known, parameters = {}, {}, parameters_of(func, saved, a.rename, { list, left })
   local function have(part)
     if not dicts[part] then
       local tree = util.copy(saved.parts and saved.parts[part] or {})
@@ -424,7 +440,7 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
     parts, saved = parts_of.list(func, given), c:values()
     saved.models = nil -- the plans that it was saved under, of which nothing is loaded
     list, partial, left = choose(func, c, saved, parts, a)
-    dicts = dicts_of(c, saved, list, left, a, patch)
+    dicts = dicts_of(func, c, saved, list, left, a, patch)
     not_taken = left
     partial = partial or a.only ~= nil or a.except ~= nil
     if partial then fit_states(parts, dicts, list, left, a) end
