@@ -19,8 +19,9 @@
 
 /* -- who a checkpoint is ------------------------------------------------------------------------------------------- */
 
-/** The keys before "values": of what a stranger wrote, what cannot be read is not there. */
-static void read_head(const char *text, int64_t bytes, peri_checkpoint_info *out)
+/** The keys before "values": of what a stranger wrote, what cannot be read is not there. @before: see
+ *  peri__checkpoint_identify. */
+static void read_head(const char *text, int64_t bytes, peri_checkpoint_info *out, char *before)
 {
     peri__json j;
     char key[64];
@@ -29,20 +30,24 @@ static void read_head(const char *text, int64_t bytes, peri_checkpoint_info *out
     while (peri__json_key(&j, key, sizeof key) && strcmp(key, "values") != 0 && strcmp(key, "files") != 0) {
         if (strcmp(key, "parent") == 0 && !peri__json_null(&j)) peri__json_text(&j, out->parent, sizeof out->parent);
         else if (strcmp(key, "same_as") == 0) peri__json_text(&j, out->same_as, sizeof out->same_as);
+        else if (strcmp(key, "same_as_parent") == 0) peri__json_text(&j, before, PERI_CHECKPOINT_DIGEST + 1);
         else if (strcmp(key, "increment") == 0) out->increment = peri__json_integer(&j);
         else if (strcmp(key, "parent") != 0) peri__json_skip(&j, NULL, NULL);
     }
     if (*out->parent && !peri__is_digest(out->parent)) *out->parent = 0;
     if (*out->same_as && !peri__is_digest(out->same_as)) *out->same_as = 0;
+    if (!*out->same_as || !peri__is_digest(before)) *before = 0;
+    if (*out->parent) snprintf(before, PERI_CHECKPOINT_DIGEST + 1, "%s", out->parent);
 }
 
-/** What the head and the end of the manifest in folder @path say. */
-static peri_status identify(const char *path, peri_checkpoint_info *out)
+peri_status peri__checkpoint_identify(const char *path, peri_checkpoint_info *out,
+                                      char before[PERI_CHECKPOINT_DIGEST + 1])
 {
     enum { HEAD = 1024, END = PERI_CHECKPOINT_DIGEST + 3 }; /* the digits, a quote, a brace and a line feed */
     char file[PATH_MAX], head[HEAD + 1], end[END + 1] = "";
     struct stat s;
     *out = (peri_checkpoint_info){0};
+    *before = 0;
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, file));
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = errno;
@@ -68,9 +73,16 @@ static peri_status identify(const char *path, peri_checkpoint_info *out)
         return peri__fail(PERI_EFORMAT,
                           "checkpoint '%.300s': its manifest does not end with its checksum: it is cut short", path);
     const peri_checkpoint_info quiet = *out;
-    read_head(head, n, out);
+    read_head(head, n, out, before);
     memcpy(out->digest, quiet.digest, sizeof quiet.digest);
     return PERI_OK;
+}
+
+/** What the head and the end of the manifest in folder @path say. */
+static peri_status identify(const char *path, peri_checkpoint_info *out)
+{
+    char before[PERI_CHECKPOINT_DIGEST + 1];
+    return peri__checkpoint_identify(path, out, before);
 }
 
 peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_info *out)

@@ -85,7 +85,7 @@ static peri_status write(peri_checkpoint *c, const char *folder, const char *pat
     peri__free(memory);
     memory = NULL;
     if (status >= 0) status = peri_checkpoint_writer_part(w, &part);
-    if (status >= 0) status = peri__checkpoint_publish(folder, path, part, &config, replace, only, digest);
+    if (status >= 0) status = peri__checkpoint_publish(folder, path, part, &config, c->m.parent, replace, only, digest);
     peri_checkpoint_writer_release(w);
 out:
     peri__free(memory);

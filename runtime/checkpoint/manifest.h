@@ -80,6 +80,8 @@ typedef struct peri__manifest {
     int64_t text_room, numbers_room, files_room, entries_room, pieces_room, places_room;
     char *values;
     char digest[PERI_CHECKPOINT_DIGEST + 1], parent[PERI_CHECKPOINT_DIGEST + 1], same_as[PERI_CHECKPOINT_DIGEST + 1];
+    char same_as_parent[PERI_CHECKPOINT_DIGEST + 1]; /* of what is written only: who reads asks
+                                                        peri__checkpoint_identify */
     int64_t increment;
 } peri__manifest;
 

@@ -8,6 +8,7 @@
  */
 #include "../base/buffer.h"
 #include "files.h"
+#include "reader.h"
 
 #include <limits.h>
 #include <perilune/checkpoint.h>
@@ -19,7 +20,8 @@ typedef struct candidate {
     char *path;
     int64_t number; /* of the save; -1: it has another name */
     peri_checkpoint_info is;
-    bool parent; /* another one is an increment of it */
+    char before[PERI_CHECKPOINT_DIGEST + 1]; /* what it goes on from: see peri__checkpoint_identify */
+    bool parent;                             /* another one goes on from it */
 } candidate;
 
 /** The newest save whose manifest cannot be read. */
@@ -110,15 +112,15 @@ static peri_status candidates_of(const char *folder, candidate **list, int64_t *
     PERI_TRY(peri_checkpoint_names(folder, &names));
     peri_status status = PERI_OK;
     for (char *name = names, *end; status >= 0 && (end = strchr(name, '\n')); name = end + 1) {
-        peri_checkpoint_info is = {.size = sizeof is};
-        int64_t number, step;
+        candidate c = {0};
+        int64_t step;
         *end = 0;
-        if (!peri__saver_name(name, &number, &step)) number = -1;
+        if (!peri__saver_name(name, &c.number, &step)) c.number = -1;
         status = peri__path_join(folder, name, path);
-        if (status >= 0) status = peri_checkpoint_identify(path, &is);
+        if (status >= 0) status = peri__checkpoint_identify(path, &c.is, c.before);
         if (status < 0 && status != PERI_ENOMEM) {
-            if (number > other->number) {
-                *other = (unread){.number = number, .status = status};
+            if (c.number > other->number) {
+                *other = (unread){.number = c.number, .status = status};
                 snprintf(other->why, sizeof other->why, "%s", peri_error_message());
             }
             status = PERI_OK;
@@ -126,9 +128,8 @@ static peri_status candidates_of(const char *folder, candidate **list, int64_t *
         }
         if (status >= 0) status = peri__grow((void **)list, &room, *n + 1, sizeof **list);
         if (status < 0) break;
-        (*list)[*n] = (candidate){.path = peri__strdup(path), .number = number, .is = is};
-        if (!(*list)[*n].path) status = PERI_ENOMEM;
-        else ++*n;
+        if (!(c.path = peri__strdup(path))) status = PERI_ENOMEM;
+        else (*list)[(*n)++] = c;
     }
     peri_checkpoint_names_release(names);
     if (status < 0) candidates_fini(*list, *n);
@@ -161,15 +162,14 @@ static bool is_refused(const peri_checkpoint_follower *f, const char *digest)
     return r && f->looks < r->until;
 }
 
-/** Whether candidate @i goes on from what was taken: its parent does, or is it. The parent may have become a full
- *  checkpoint meanwhile (compact), which goes by a digest of its own, too. */
+/** Whether candidate @i goes on from what was taken: what it goes on from itself does, or is it. That, and what was
+ *  taken, may have become a full checkpoint meanwhile (compact), which goes by a digest of its own, too. */
 static bool goes_on(const peri_checkpoint_follower *f, const candidate *list, int64_t n, int64_t i)
 {
-    for (int64_t steps = 0; steps <= n && *list[i].is.parent; steps++) {
+    for (int64_t steps = 0; steps <= n && *list[i].before; steps++) {
         int64_t k = 0;
-        if (same_digest(list[i].is.parent, f->taken.digest) || same_digest(list[i].is.parent, f->taken.same_as))
-            return true;
-        while (k < n && !has_content_of(&list[k].is, list[i].is.parent)) k++;
+        if (same_digest(list[i].before, f->taken.digest) || same_digest(list[i].before, f->taken.same_as)) return true;
+        while (k < n && !has_content_of(&list[k].is, list[i].before)) k++;
         if (k == n) return false;
         if (is_taken(f, &list[k].is)) return true;
         i = k;
@@ -251,7 +251,7 @@ static peri_status next_end(peri_checkpoint_follower *f, candidate *list, int64_
     const bool any = !*f->taken.digest || has_other_run(f, list, n, false);
     for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < n; k++)
-            list[i].parent = list[i].parent || has_content_of(&list[i].is, list[k].is.parent);
+            list[i].parent = list[i].parent || has_content_of(&list[i].is, list[k].before);
     for (int64_t i = 0; i < n; i++) {
         const candidate *c = &list[i];
         if (c->parent || is_taken(f, &c->is) || is_refused(f, c->is.digest)) continue;

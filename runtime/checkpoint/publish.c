@@ -350,12 +350,13 @@ static peri_status check_rows(const peri__manifest *m, const peri_checkpoint_con
 
 static const peri_checkpoint_config nothing = {.size = sizeof nothing};
 
-/** peri_checkpoint_publish. @only: as for peri__checkpoint_publish. */
+/** peri_checkpoint_publish. @same_as_parent, @only: as for peri__checkpoint_publish. */
 static peri_status publish(const char *folder, const char *path, const char *const *parts, int32_t n,
-                           const peri_checkpoint_config *config, bool replace, const char *only,
-                           char digest[PERI_CHECKPOINT_DIGEST + 1])
+                           const peri_checkpoint_config *config, const char *same_as_parent, bool replace,
+                           const char *only, char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
     peri__manifest m = {0};
+    snprintf(m.same_as_parent, sizeof m.same_as_parent, "%s", same_as_parent);
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: %d parts, allowed: 1 or more", n);
     if (config->values) PERI_TRY(check_values(config->values));
     PERI_TRY(check_digest("parent", config->parent));
@@ -388,14 +389,14 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     PERI_NEED(digest);
     if (!config) config = &nothing;
     PERI_TAKE(peri_checkpoint_config, config);
-    return publish(folder, path, parts, n, config, replace, NULL, digest);
+    return publish(folder, path, parts, n, config, "", replace, NULL, digest);
 }
 
 peri_status peri__checkpoint_publish(const char *folder, const char *path, const char *part,
-                                     const peri_checkpoint_config *config, bool replace, const char *only,
-                                     char digest[PERI_CHECKPOINT_DIGEST + 1])
+                                     const peri_checkpoint_config *config, const char *same_as_parent, bool replace,
+                                     const char *only, char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
-    return publish(folder, path, &part, 1, config, replace, only, digest);
+    return publish(folder, path, &part, 1, config, same_as_parent, replace, only, digest);
 }
 
 /* -- by a thread of its own ---------------------------------------------------------------------------------------- */
@@ -415,7 +416,7 @@ struct peri_checkpoint_publishing {
 static void *publish_beside(void *context)
 {
     peri_checkpoint_publishing *p = context;
-    p->status = publish(p->folder, p->path, (const char *const *)p->parts, p->n, &p->config, p->replace, NULL,
+    p->status = publish(p->folder, p->path, (const char *const *)p->parts, p->n, &p->config, "", p->replace, NULL,
                         p->digest);
     if (p->status < 0) snprintf(p->message, sizeof p->message, "%s", peri_error_message());
     atomic_store(&p->done, true);

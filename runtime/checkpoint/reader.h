@@ -66,6 +66,11 @@ peri_status peri__checkpoint_unfold(peri_checkpoint *c, const char *name);
 peri_status peri__checkpoint_unfold_all(peri_checkpoint *c);
 /** Read rectangle @region, which is within tensor @index and not empty, into host memory. (reader.c) */
 peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const peri__region *region, void *out);
+/** peri_checkpoint_identify. @before: the digest of what the checkpoint goes on from; "": of nothing, or not known.
+ *  Of an increment it is the parent, of a full one that stands for an increment (same_as) that one's parent.
+ *  (chain.c) */
+peri_status peri__checkpoint_identify(const char *path, peri_checkpoint_info *out,
+                                      char before[PERI_CHECKPOINT_DIGEST + 1]);
 /** A checkpoint that is an increment of the one at @path and would be without its parent if that were gone: its path in
  *  @child (PATH_MAX bytes), or "". (chain.c) */
 peri_status peri__checkpoint_child(const char *path, char *child);
@@ -75,8 +80,9 @@ peri_status peri__checkpoint_needs(const char *path, const char *digest);
  *  whatever is saved at @path meanwhile; "": only one that is damaged; NULL: any. (publish.c) */
 peri_status peri__checkpoint_may_publish(const char *path, const peri_checkpoint_config *config, bool replace,
                                          const char *only);
+/** @same_as_parent: digest of the parent of the increment that config->same_as names. (publish.c) */
 peri_status peri__checkpoint_publish(const char *folder, const char *path, const char *part,
-                                     const peri_checkpoint_config *config, bool replace, const char *only,
-                                     char digest[PERI_CHECKPOINT_DIGEST + 1]);
+                                     const peri_checkpoint_config *config, const char *same_as_parent, bool replace,
+                                     const char *only, char digest[PERI_CHECKPOINT_DIGEST + 1]);
 
 #endif

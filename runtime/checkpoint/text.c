@@ -91,7 +91,7 @@ static void flush(block_text *t, int64_t least)
 }
 
 /** What a manifest says in front of its files. */
-static void print_config(const peri_checkpoint_config *config, peri__buffer *b)
+static void print_config(const peri__manifest *m, const peri_checkpoint_config *config, peri__buffer *b)
 {
     const char *values = config->values ? config->values : "{}";
     peri__buffer_print(b, ",\n\"parent\":");
@@ -102,6 +102,7 @@ static void print_config(const peri_checkpoint_config *config, peri__buffer *b)
         peri__buffer_print(b, ",\n\"same_as\":");
         peri__buffer_quote(b, config->same_as);
     }
+    if (*m->same_as_parent) peri__buffer_print(b, ",\n\"same_as_parent\":\"%s\"", m->same_as_parent);
     peri__buffer_print(b, ",\n\"values\":");
     peri__buffer_append(b, values, (int64_t)strlen(values));
 }
@@ -139,7 +140,7 @@ peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_config
     if (!t.hash) return peri__fail(PERI_ENOMEM, "checkpoint: no memory for a hash");
     XXH3_128bits_reset(t.hash);
     peri__buffer_print(b, "{\"format\":\"perilune-checkpoint\",\"version\":%d", PERI_CHECKPOINT_VERSION);
-    if (config) print_config(config, b);
+    if (config) print_config(m, config, b);
     peri__buffer_print(b, ",\n\"files\":[");
     for (int64_t f = 0; f < m->n_files; f++) {
         if (f) peri__buffer_print(b, ",");

@@ -150,10 +150,16 @@ describe("a follower", function()
     c:compact(of .. "/a", true)
     c:close()
     assert.same({}, { follower:poll() }) -- it has what the full one has
-    local none, unrelated = late:poll() -- for which it is a full one like any other
-    assert.is_nil(none)
-    assert.matches("has '[^']*/a', which does not go on from '[^']*/b', which was taken", unrelated)
-    late:close()
+    for _, other in ipairs { late, peri.checkpoint.follow(of, { model = alone }, { group = false }) } do
+      assert.equal(of .. "/a", (other:poll())) -- where 'b' was taken, and anew; 'first' and 'b' are still there
+      other:close()
+    end
+    assert.is_true(state(model) == state(alone))
+    peri.checkpoint.save(of .. "/apart", { model = model })
+    local stranger = peri.checkpoint.follow(of, { model = build() }, { group = false })
+    assert.matches("has two that could be next", select(2, stranger:poll()))
+    stranger:close()
+    peri.checkpoint.remove(of .. "/apart")
     peri.checkpoint.save(of .. "/c", { model = model }, { increment_of = of .. "/a" })
     assert.equal(of .. "/c", (follower:poll()))
     train(model, 4, 4)
