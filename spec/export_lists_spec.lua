@@ -173,6 +173,7 @@ describe("a model of lists", function()
     self.rows = peri.EmbeddingCollection { tables = { peri.EmbeddingConfig { name = "t", num_embeddings = ROWS,
       embedding_dim = 4, feature_names = { "item" } } } }
     self.gru = nn.GRU { input_size = 4, hidden_size = 3, bidirectional = true }
+    self.norm, self.over = nn.LayerNorm { normalized_shape = 4 }, nn.Linear { in_features = 4, out_features = 2 }
   end
   local function pooled(x, lengths)
     return nn.embedding.embedding_bag(x, peri.arange(0, x:size(1), 1, "i64"),
@@ -186,9 +187,11 @@ describe("a model of lists", function()
     local paid = sparse.masked_select_jagged_1d(b.prices, item:lengths(), mask) -- the same members: they meet
     local last, two = sparse.truncate_jagged(x, item:lengths(), 2)
     local part, three = sparse.jagged_slice(x, item:lengths(), b.starts, 3)
+    local mapped = item:map(self.norm):map(self.over)
     local steps, state = self.gru(item:to_padded_dense(4):transpose(1, 2)) -- [steps, samples, columns]
     return { some = pooled((chosen * paid):reshape(-1, 1), many), last = pooled(last, two),
       part = pooled(part, three), best = chosen + paid,
+      mapped = pooled(mapped:values() * mapped:weights():reshape(-1, 1), mapped:lengths()),
       gru = peri.nn.functional.cat({ steps:mean(1), state:select(1, 1) }, 2) }
   end
 
@@ -241,6 +244,9 @@ describe("a model of lists", function()
     end)
     try("'to_list' makes what the model does depend", function(a)
       return (sparse.truncate_jagged(a:values(), a:lengths(), tonumber(a:lengths():to_list()[1])))
+    end)
+    try("of what JaggedTensor:map made; pad the collection's rows, then call the layer", function(a)
+      return a:map(peri.nn.functional.relu):to_padded_dense(4)
     end)
     try("of a selection of the members of 'a', beside something of the members of 'a'", function(a)
       return a:values() + sparse.truncate_jagged(a:values(), a:lengths(), 9)

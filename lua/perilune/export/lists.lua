@@ -205,8 +205,16 @@ local function single(l, bag)
   return true
 end
 
+--- What map made of the values.
+made["JaggedTensor:_with_values"] = function(l)
+  local a = l:arguments(nil, true)
+  l:set { bag = l:bag(a[1]), mapped = l:sample(a[2], "what map's function made of the values") }
+end
+
 made["JaggedTensor:values"] = function(l)
-  local bag = l:bag(l:arguments()[1])
+  local of = l:arguments()[1]
+  local bag = l:bag(of)
+  if of.mapped then return l:set(of.mapped) end
   if single(l, bag) then
     l.list, bag.length = false, 1
     return l:set(l:op("rows", l:result_shape(), { inputs = {}, bags = { bag }, sizes = { 1, bag.out.columns },

@@ -27,7 +27,7 @@ M.known = set_of_words [[
   sparse.sequence_numbers sparse.index_select_dim0 sparse.jagged_attention sparse.hstu_mha sparse.sequence_positions
   sparse.time_buckets sparse.masked_select_jagged_1d sparse.jagged_slice sparse.truncate_jagged
   sparse.jagged_1d_to_truncated_values sparse.asynchronous_complete_cumsum KeyedJaggedTensor:get JaggedTensor:weights
-  JaggedTensor:weights_or_none
+  JaggedTensor:weights_or_none JaggedTensor:_with_values
 ]]
 for name in pairs(M.formulas) do M.known[name] = true end -- any order: a set
 

@@ -33,9 +33,11 @@ end
 M["JaggedTensor:to_padded_dense"] = function(l)
   local a = l:arguments()
   if not a[2] then l:fail "without a desired_length, the longest list of a batch would say how long all are" end
+  local bag = l:bag(a[1])
+  if a[1].mapped then l:fail "of what JaggedTensor:map made; pad the collection's rows, then call the layer" end
   l.list = false
   local shape, length = l:result_shape(), tonumber(a[2])
-  l:set(l:op("rows", shape, { inputs = {}, bags = { l:bag(a[1]) }, sizes = { length, shape[3] },
+  l:set(l:op("rows", shape, { inputs = {}, bags = { bag }, sizes = { length, shape[3] },
     numbers = { a[3] or 0, 0 } }))
 end
 

@@ -116,7 +116,11 @@ function methods:map(f)
     P.fail(("JaggedTensor:map: the function made %s of %d rows of values, wanted a tensor of as many rows"):format(
       Tensor.is(made) and Tensor._text(made) or "a " .. type(made), values:size(1)))
   end
-  return new_jt("JaggedTensor:map", { values = made, lengths = self:lengths(), weights = self:weights_or_none() })
+  return (self:_with_values(made))
+end
+--- The same bags with these values: what a recording knows of map (export/lists.lua).
+function methods:_with_values(values)
+  return new_jt("JaggedTensor:map", { values = values, lengths = self:lengths(), weights = self:weights_or_none() })
 end
 --- Check lengths and offsets now. Returns the JaggedTensor.
 function methods:validate()
@@ -214,6 +218,7 @@ signature.check("JaggedTensor:", methods, {
   to = "self: JaggedTensor, device: device?, non_blocking: boolean?",
   pin_memory = "self: JaggedTensor, device: device?", copy_ = "self: JaggedTensor, src: JaggedTensor",
   equal = "self: JaggedTensor, other: JaggedTensor", with_weights = "self: JaggedTensor, weights: tensor",
+  _with_values = "self: JaggedTensor, values: tensor",
   map = "self: JaggedTensor, f: callable",
 })
 
