@@ -314,6 +314,7 @@ function M.memory(err)
   return type(err) == "string" and err:sub(-17) == "not enough memory"
 end
 
+local NOTHING = "an error without a message"
 -- What was raised last that is no Error: its value, which must stay as it is, and its places.
 local last = { value = false }
 
@@ -321,6 +322,7 @@ local last = { value = false }
 --- places. A value that a script raised on purpose (a table, a text without a position) stays as it is, and its places
 --- are kept for `describe`.
 function M.locate(err)
+  if not err then err = NOTHING end -- callers take nil and false for "no error"
   if getmetatable(err) == Error then return err end
   if rawequal(err, last.value) and passed_on() then return err end
   local place, path = survey()
@@ -362,7 +364,7 @@ local function message_of(err) return err.message end
 function M.said(err)
   local has_fields, message = pcall(message_of, type(err) == "table" and err or nil) -- some objects refuse other names
   if not has_fields or not message then message = err end
-  if message == nil then return "an error without a message" end
+  if message == nil then return NOTHING end
   if type(message) ~= "table" or (getmetatable(message) or {}).__tostring then
     local ok, text_of = pcall(tostring, message)
     return ok and text_of or "an error object whose __tostring fails: " .. (type(text_of) == "string" and text_of

@@ -466,9 +466,11 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
     local d = dicts[part.name]
     local ok, err = true, nil
     if d then ok, err = xpcall(take, P.locate, part, d, partial) end
-    if not ok then note(met, err) end
-    if not ok and type(err) == "table" and err.message then
-      err.message = ("part '%s' is loaded in part only: %s"):format(part.name, err.message)
+    if not ok then
+      local half = ("part '%s' is loaded in part only: "):format(part.name)
+      note(met, err)
+      if type(err) == "string" then err = half .. err
+      elseif type(err) == "table" and err.message then err.message = half .. err.message end
     end
     all_or_none(group and { group } or {}, func, not ok and err or nil)
   end
