@@ -185,6 +185,11 @@ end
 local Scope = {}
 Scope.__index = Scope
 local spare = {}
+--- stays: nothing releases it at its end; call: a call from C runs in it.
+local function new_scope(stays)
+  return setmetatable({ n = 0, outer = false, unfinished = false, stays = stays, call = false }, Scope)
+end
+local unfinished = false -- the scope whose end was begun last and is not over; its `unfinished`: the one before it
 
 --- Keep a handle beyond the scope's end: it moves to the outer scope or to the garbage collector. Returns it.
 function Scope:keep(h)
@@ -213,12 +218,42 @@ local function release_all(scope)
   scope.n = 0
 end
 
+--- Release what is left in scopes whose end failed: where Lua has no memory, reading a handle's pointer fails.
+local function finish_all()
+  while unfinished do
+    local scope = unfinished
+    release_all(scope)
+    unfinished = scope.unfinished
+    scope.unfinished, scope.outer = false, false
+    spare[#spare + 1] = scope
+  end
+end
+
 local function leave(scope)
   state.scope = scope.outer
-  release_all(scope)
-  scope.outer = false
-  spare[#spare + 1] = scope
+  scope.call = false
+  if scope.stays then
+    scope.outer = false
+    return
+  end
+  scope.unfinished, unfinished = unfinished, scope
+  finish_all()
 end
+
+--- A call from C (hosted.lua), which comes from no other one, runs in the current scope.
+function M._begin_call() state.scope.call = true end
+--- End the scope of a call from C, with all that were opened in it, if Lua had no memory to do so then.
+function M._end_call()
+  local of = state.scope
+  while of and not of.call do of = of.outer end
+  while of and of.call do leave(state.scope) end
+end
+
+-- When the state is closed, nothing runs in its scopes.
+M._guard = gc(ffi.new "char[1]", function()
+  while state.scope do leave(state.scope) end
+  finish_all()
+end)
 
 local function finish(scope, ok, a, b, c, d)
   leave(scope)
@@ -231,7 +266,8 @@ end
 --- peri.ffi.state.scope, or use peri.keep). Not as `...`: that is not compiled.
 function M.scope(f, a, b, c, d, e, g)
   if not util.is_callable(f) then fail(("scope: f is %s, wanted a function"):format(errors.kind(f))) end
-  local scope = table.remove(spare) or setmetatable({ n = 0, outer = false }, Scope)
+  if unfinished then finish_all() end
+  local scope = table.remove(spare) or new_scope(false)
   scope.outer = state.scope
   state.scope = scope
   return finish(scope, xpcall(f, locate, a, b, c, d, e, g))
@@ -268,7 +304,7 @@ end
 
 --- A scope that is open now and then: `inside` runs a function in it, `close_scope` releases what was made there. It
 --- can be used again.
-function M.new_scope() return setmetatable({ n = 0, outer = false }, Scope) end
+function M.new_scope() return new_scope(true) end
 
 local function come_out(scope, ok, a, b, c)
   state.scope = scope.outer

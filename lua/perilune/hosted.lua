@@ -80,6 +80,7 @@ local function find(target, method)
 end
 
 local function run(target, method, slots, n_out, given)
+  P._begin_call()
   local f, own = find(target, method)
   local list, n = values(given), given.n
   local results = own and { errors.run(f, target, unpack(list, 1, n)) } or { errors.run(f, unpack(list, 1, n)) }
@@ -90,6 +91,7 @@ end
 
 --- Call target.method with n_in values; returns the table of the first n_out results.
 function M.call(target, method, slots, n_out, n_in, ...)
+  P._end_call() -- the last one
   local given = { n = n_in, ... }
   return P.scope(run, target, method, slots, n_out, given)
 end

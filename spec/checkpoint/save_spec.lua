@@ -220,18 +220,6 @@ describe("a checkpoint", function()
     end)
   end)
 
-  it("says that a part raised an error, also one without a message", function()
-    local path, raised = folder .. "/raises", false
-    local part = { state_dict = function() return { n = 1 } end, load_state_dict = function() error(raised, 0) end }
-    peri.checkpoint.save(path, { part = part })
-    for _, case in ipairs { { nil, "an error without a message" }, { false, "an error without a message" },
-      { "full", "full" } } do
-      raised = case[1]
-      assert.error_matches(function() peri.checkpoint.load(path, { part = part }) end,
-        "part 'part' is loaded in part only: " .. case[2], 1, true)
-    end
-  end)
-
   it("of two equal layers loads where they are one layer with two names, and is refused where they differ", function()
     local function net(shared)
       local of = nn.Module()

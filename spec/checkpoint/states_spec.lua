@@ -153,4 +153,16 @@ describe("a load in part", function()
         "rename makes both 'a.weight' and 'x.weight' of parameter 'a.weight' of 'optimizer'")
     end
   end)
+
+  it("says that a part raised an error, also one without a message", function()
+    local path, raised = folder .. "/raises", false
+    local part = { state_dict = function() return { n = 1 } end, load_state_dict = function() error(raised, 0) end }
+    peri.checkpoint.save(path, { part = part })
+    for _, case in ipairs { { nil, "an error without a message" }, { false, "an error without a message" },
+      { "full", "full" } } do
+      raised = case[1]
+      assert.error_matches(function() peri.checkpoint.load(path, { part = part }) end,
+        "part 'part' is loaded in part only: " .. case[2], 1, true)
+    end
+  end)
 end)

@@ -562,16 +562,20 @@ static void a_failure_without_memory_comes_back(void **state)
     lua_close(L);
 }
 
-/** What a script passes on where Lua has no memory is PERI_ENOMEM too, and its state goes on when there is some. */
+/** What a script passes on where Lua has no memory is PERI_ENOMEM too, and its state goes on when there is some; the
+ *  next call releases what the script held. */
 static void a_lack_of_memory_that_is_passed_on_says_so(void **state)
 {
     (void)state;
     static const char script[] = "jit.off() local function fill() local t = {} for i = 1, 99 do t[i] = {} end end "
-                                 "return { plain = function() lean_begins() fill() end,"
+                                 "local ones, scope = require('perilune').ones, require('perilune').scope "
+                                 "local function hold(n) local x = ones { 2 } * ones { 2 } "
+                                 "  if n > 0 then scope(hold, n - 1) else lean_begins() fill() end end "
+                                 "return { held = function() hold(3) end, plain = function() lean_begins() fill() end,"
                                  "  passed = function() lean_begins() local ok, why = pcall(fill) error(why, 0) end,"
                                  "  placed = function() lean_begins() local ok, why = pcall(fill) error(why) end,"
                                  "  good = function() fill() return 7 end }";
-    static const char *const ways[] = {"plain", "passed", "placed"};
+    static const char *const ways[] = {"plain", "passed", "placed", "held"};
     lua_State *L = luaL_newstate();
     const peri_lua_config config = {.size = sizeof config, .state = L};
     peri_lua *lua = NULL;
@@ -581,7 +585,8 @@ static void a_lack_of_memory_that_is_passed_on_says_so(void **state)
     lua_register(L, "lean_begins", lean_begins);
     assert_ok(peri_lua_new(&config, &lua));
     peri_lua_object *m = load(lua, script);
-    for (int way = 0; way < 3; way++) {
+    const int64_t objects = peri_mem_objects();
+    for (int way = 0; way < 4; way++) {
         for (int64_t n = 0; n < 90; n += 5) {
             lean.left = n;
             assert_int_equal(peri_lua_call(m, ways[way], NULL, 0, NULL, 0), PERI_ENOMEM);
@@ -589,7 +594,46 @@ static void a_lack_of_memory_that_is_passed_on_says_so(void **state)
             lua_setallocf(L, lean.usual, lean.ctx);
             assert_ok(peri_lua_call(m, "good", NULL, 0, &out, 1));
             assert_true(out.kind == PERI_LUA_NUMBER && out.number == 7);
+            assert_int_equal(peri_mem_objects(), objects);
         }
+    }
+    lean.left = 0;
+    assert_int_equal(peri_lua_call(m, "held", NULL, 0, NULL, 0), PERI_ENOMEM);
+    lua_setallocf(L, lean.usual, lean.ctx);
+    peri_lua_object_release(m);
+    peri_lua_release(lua);
+    lua_close(L);
+    assert_int_equal(peri_mem_objects(), 0);
+}
+
+/** Where Lua has no memory for the first call of no_grad, gradients are recorded after the next one as before. */
+static void no_grad_without_memory_changes_nothing(void **state)
+{
+    (void)state;
+    static const char script[] =
+        "jit.off() local peri = require 'perilune' local function nothing() end "
+        "return { f = function() lean_begins() peri.no_grad(nothing) end, grad = function() peri.no_grad(nothing) "
+        "local x = peri.ones({ 3 }):requires_grad() x:sum():backward() return x:grad():sum():item() end }";
+    lua_State *L = luaL_newstate();
+    const peri_lua_config config = {.size = sizeof config, .state = L};
+    peri_lua *lua = NULL;
+    int status = -1;
+    assert_non_null(L);
+    luaL_openlibs(L);
+    lua_register(L, "lean_begins", lean_begins);
+    assert_ok(peri_lua_new(&config, &lua));
+    peri_lua_object *m = load(lua, script);
+    fflush(NULL);
+    for (lean.left = 0; lean.left < 8; lean.left++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            peri_lua_value out;
+            peri_lua_call(m, "f", NULL, 0, NULL, 0);
+            lua_setallocf(L, lean.usual, lean.ctx);
+            _exit(peri_lua_call(m, "grad", NULL, 0, &out, 1) >= 0 && out.number == 3 ? 0 : 2);
+        }
+        assert_true(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
     }
     peri_lua_object_release(m);
     peri_lua_release(lua);
@@ -703,6 +747,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_collection_keeps_the_table_batch_of_an_earlier_call),
     cmocka_unit_test(a_failure_without_memory_comes_back),
     cmocka_unit_test(a_lack_of_memory_that_is_passed_on_says_so),
+    cmocka_unit_test(no_grad_without_memory_changes_nothing),
     cmocka_unit_test(code_finds_memory_in_hosts_with_much_mapped),
     cmocka_unit_test(nothing_is_left),
 };

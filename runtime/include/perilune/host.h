@@ -117,8 +117,10 @@ PERI_API peri_status peri_host_init(void);
 /**
  * Say that this part needs it no more. The last of them ends the worker threads, closes all devices and gives back all
  * memory: afterwards peri_mem_live and peri_mem_objects are 0, pointers to devices are void, and the library may be
- * used again from the beginning. PERI_EINVAL, and nothing happens: objects are not released yet, another thread
- * computes, or peri_host_init was not called. No other call may run meanwhile.
+ * used again from the beginning. What a world of the transport mpi knows of its ranks (some 700 bytes each) stays until
+ * the process ends if the world failed, or was not closed before its release: MPI may still look at it. PERI_EINVAL,
+ * and nothing happens: objects are not released yet, another thread computes, or peri_host_init was not called. No
+ * other call may run meanwhile.
  */
 PERI_API peri_status peri_host_shutdown(void);
 
