@@ -357,6 +357,27 @@ describe("perilune serve", function()
     start "--name demo"
   end)
 
+  it("reads and prints numbers with a point, whatever locale a library chooses that is loaded before it", function()
+    local folder = os.tmpname()
+    os.remove(folder)
+    assert(os.execute("mkdir " .. folder) == 0)
+    local compile, missing = shell.preloaded(folder, "comma")
+    shell.write(folder .. "/source", 'LC_NUMERIC\ndecimal_point ","\nthousands_sep ""\ngrouping -1\nEND LC_NUMERIC\n')
+    run(("localedef -c -i %s/source %s/comma"):format(folder, folder)) -- 1: it warns that there are no other categories
+    if not io.open(folder .. "/comma/LC_NUMERIC") then missing = missing or "localedef made no locale" end
+    if missing or shell.no_launcher() then return pending(missing or shell.no_launcher()) end
+    local twice = nn.ModuleDict { unused = nn.Linear { in_features = 1, out_features = 1 } }
+    twice:export(folder .. "/m.peri", { batches = { { x = peri.randn { 16, 1 } } }, name = "m",
+      call = function(_, b) return b.x * 2 end })
+    local env = ("LD_PRELOAD=%s LOCPATH=%s"):format(compile(), folder)
+    local other = serving.start(folder .. "/m.peri", "--watch 0", env)
+    assert.equal('{"predictions":[2.5,2.5e-07,0.2469136]}\n',
+      other:post("v1/models/m:predict", '{"instances":[{"x":1.25},{"x":1.25e-7},{"x":0.123456800}]}'))
+    assert.matches("\nperilune_model_loaded_timestamp_seconds [%d.e+]+\n", other:get "metrics")
+    other:stop()
+    os.execute("rm -r " .. folder)
+  end)
+
   it("stops when it is asked, and its port is free at once", function()
     local port = url:match ":(%d+)/"
     run("curl -s " .. url .. "health")
