@@ -238,6 +238,7 @@ static inline k_vec k_codes_sum(const peri_k_panel_product_args *a, int64_t row,
     return sum * scale * k_set(k_codes_row(a, row)->scale);
 }
 
+#if defined(__AVX512F__)
 /** A row times a panel, on processors without a product of codes. */
 static void k_codes_plain(const peri_k_panel_product_args *a, int64_t row, int64_t panel)
 {
@@ -253,7 +254,6 @@ static void k_codes_plain(const peri_k_panel_product_args *a, int64_t row, int64
                     k_codes_sum(a, row, v, w, k_load(numbers + v)));
 }
 
-#if defined(__AVX512F__)
 /** Four rows of a panel of codes, @bytes of them (64, or fewer at its end, and zeros), turned so that the four codes of
  *  a column lie together; or two rows of a panel of bf16. */
 static inline __attribute__((always_inline)) __m512i k_codes_turned(const char *w, int64_t bytes, const int32_t dtype)
@@ -339,6 +339,65 @@ K_VNNI static void k_codes_vnni(const peri_k_panel_product_args *a, int64_t begi
         k_codes_rows(a, begin, end, panel, K_CODES_PANELS);
     for (; panel < panels; panel++) k_codes_rows(a, begin, end, panel, 1);
 }
+#else
+/** Rows of a tile of codes, and how many numbers of each are widened to 16 bits at a time. */
+enum { K_CODES_ROWS = 6, K_CODES_STEP = 256 };
+
+/** Rows [row, row + rows) times a panel. Two rows of the panel are turned so that the two codes of a column lie
+ *  together. An instruction multiplies them by two codes of a row of x, all of them in 16 bits, and adds both products
+ *  in 32. Behind the last code of an odd row of x is a zero, and behind that of a panel are its scales. @rows is a
+ *  constant where this is called. */
+static inline __attribute__((always_inline)) void k_codes_tile(const peri_k_panel_product_args *a, int64_t row,
+                                                               int rows, int64_t panel)
+{
+    const char *w = (const char *)a->panels + panel * peri_panel_bytes(PERI_PANEL, a->inner, PERI_I8);
+    _Alignas(32) int16_t x[K_CODES_ROWS][K_CODES_STEP];
+    __m256i s[K_CODES_ROWS][K_PANEL_VECTORS];
+    k_vec y[K_CODES_ROWS][K_PANEL_VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
+    for (int64_t k = 0; k < a->inner; k += K_CODES_STEP) {
+        const int64_t n = k + K_CODES_STEP < a->inner ? K_CODES_STEP : a->inner - k;
+        for (int r = 0; r < rows; r++) {
+            const int8_t *codes = k_codes_row(a, row + r)->codes + k;
+            for (int64_t i = 0; i < n; i += 16) /* there are zeros up to a multiple of it */
+                _mm256_store_si256((__m256i *)(void *)&x[r][i],
+                                   _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(codes + i))));
+        }
+        for (int64_t i = 0; i < n; i += 2) {
+            const __m128i *two = (const __m128i *)(const void *)(w + (k + i) * PERI_PANEL);
+            const __m128i first = _mm_loadu_si128(two), second = _mm_loadu_si128(two + 1);
+            const __m256i low = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(first, second));
+            const __m256i high = _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(first, second));
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                int32_t pair;
+                memcpy(&pair, &x[r][i], sizeof pair);
+                const __m256i number = _mm256_set1_epi32(pair);
+                s[r][0] = _mm256_add_epi32(s[r][0], _mm256_madd_epi16(low, number));
+                s[r][1] = _mm256_add_epi32(s[r][1], _mm256_madd_epi16(high, number));
+                /* gcc 12 multiplies for all rows before it adds, and has no registers for so many products */
+                __asm__ volatile("" : "+x"(s[r][0]), "+x"(s[r][1]));
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < K_PANEL_VECTORS; v++)
+            y[r][v] = k_codes_sum(a, row + r, v * K_LANES, w, (k_vec)_mm256_cvtepi32_ps(s[r][v]));
+    k_panel_tile_done(a, &y[0][0], K_PANEL_VECTORS, row, rows, panel * PERI_PANEL, K_PANEL_VECTORS);
+}
+
+static void k_codes_avx2(const peri_k_panel_product_args *a, int64_t begin, int64_t end)
+{
+    for (int64_t panel = 0; panel < (a->cols + PERI_PANEL - 1) / PERI_PANEL; panel++) {
+        int64_t row = begin;
+        for (; row + K_CODES_ROWS <= end; row += K_CODES_ROWS) k_codes_tile(a, row, K_CODES_ROWS, panel);
+        for (; row + 3 <= end; row += 3) k_codes_tile(a, row, 3, panel);
+        for (; row < end; row++) k_codes_tile(a, row, 1, panel);
+    }
+}
 #endif
 
 static void k_code_product(const peri_k_panel_product_args *a, int64_t begin, int64_t end)
@@ -353,9 +412,11 @@ static void k_code_product(const peri_k_panel_product_args *a, int64_t begin, in
         k_codes_vnni(a, begin, end);
         return;
     }
-#endif
     for (int64_t panel = 0; panel < (a->cols + PERI_PANEL - 1) / PERI_PANEL; panel++)
         for (int64_t row = begin; row < end; row++) k_codes_plain(a, row, panel);
+#else
+    k_codes_avx2(a, begin, end);
+#endif
 }
 
 static __attribute__((noinline)) void k_halves_product(const peri_k_panel_product_args *a, int64_t begin, int64_t end)
