@@ -323,8 +323,11 @@ $B/cuda/%.o: %.cu $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  NVCC    $<')
 	$(Q)$(NVCC) $(NVCC_FLAGS) $(CU_CODE) -MMD -MP -c $< -o $@
-# Optimized less, where nvcc can: a third of the time, and the law of barriers (tests/cuda/barriers.lua) reads it as well.
-PTX_FLAGS = $(if $(findstring --Ofast-compile,$(shell $(NVCC) --help)),--Ofast-compile=mid)
+# Optimized less, where nvcc can: a third of the time, and the law of barriers (tests/cuda/barriers.lua) reads it as well. Files without
+# barriers are hardly optimized: a fifth of the time, in which that law would not find its way.
+PTX_SPEED := mid
+PTX_FLAGS = $(if $(findstring --Ofast-compile,$(shell $(NVCC) --help)),--Ofast-compile=$(PTX_SPEED))
+$(patsubst %,$B/cuda/kernels/cuda/%.ptx,codec convert dense formula quantize sequence tbe_forward): PTX_SPEED := max
 $B/cuda/%.ptx: %.cu $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  PTX     $<')

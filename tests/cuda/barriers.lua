@@ -166,8 +166,16 @@ end
 --- A register that one instruction sets varies or not; of one that several set it is known for the beginning of each
 --- block. There are few of those: what a loop changes, what two ways have made.
 local function check_kernel(name, lines, first, last, found)
-  local blocks = blocks_of(lines, first, last)
   local has = false
+  for number = first, last do
+    if lines[number]:find("bar", 1, true) then
+      has = true
+      break
+    end
+  end
+  if not has then return 0 end
+  local blocks = blocks_of(lines, first, last)
+  has = false
   for _, b in ipairs(blocks) do
     for _, c in ipairs(b.code) do has = has or is_barrier(c) end
   end
