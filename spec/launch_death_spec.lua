@@ -116,6 +116,14 @@ describe("a signal to the launcher ends all ranks, and says so:", function()
     while true do peri.world():all_reduce(peri.ones { 3 }):wait() end
   ]]
 
+  --- Does a process run? (Z: it has ended, and its parent has not asked yet.)
+  local function is_left(pid)
+    local file = io.open(("/proc/%s/stat"):format(pid))
+    local state = file and file:read "*a":match "^.*%) (%a)"
+    if file then file:close() end
+    return state and state ~= "Z" or nil
+  end
+
   --- The signal comes when all ranks have joined. to: what kill takes: "-$run", the terminal's way, to all processes of
   --- the launcher; "$run", to it alone. (env: a shell lets its background commands ignore interrupts. setsid: a process
   --- group of its own, as in a terminal. The watch ends what outlives 40 s.)
@@ -130,12 +138,10 @@ describe("a signal to the launcher ends all ranks, and says so:", function()
         kill -%s %s; wait $run; code=$?; kill $watch; exit $code]]):format(perilune, path, pids, signal, to))
       assert.equal(status, code, out)
       if line then assert.equal(("perilune: %s; all 3 ranks were ended\n"):format(line), out) end
-      os.execute "sleep 1.2" -- ranks whose launcher was killed look for it every second
+      local deadline = os.time() + 15 -- ranks whose launcher was killed look for it every second
       for pid in shell.read(pids):gmatch "%d+" do
-        local file = io.open(("/proc/%s/stat"):format(pid))
-        local state = file and file:read "*a":match "^.*%) (%a)" -- Z: it has ended, and its parent has not asked yet
-        if file then file:close() end
-        assert.is_true(not state or state == "Z", "a rank is left")
+        while is_left(pid) and os.time() < deadline do os.execute "sleep 0.1" end
+        assert.is_nil(is_left(pid), "a rank is left")
       end
     end)
   end

@@ -1,5 +1,6 @@
 -- The same error of several ranks is told once, with the ranks.
 -- deadline: 120 s
+-- takes: 10 s, mostly waits
 local shell = require "spec.support.shell"
 local reports = require "perilune.launch.reports"
 
@@ -78,8 +79,11 @@ describe("the launcher", function()
 
   it("tells the error of one rank, and who died, at once", function()
     local started = os.time()
-    assert.equal("[rank 1] only me (script.lua:4)\n",
-      run(3, "if rank == 1 then error 'only me' end peri.world():barrier():wait()"))
+    local said = run(3, "if rank == 1 then error 'only me' end peri.world():barrier():wait()")
+    local first, others = said:match "^(.-\n)(.*)$"
+    assert.equal("[rank 1] only me (script.lua:4)\n", first)
+    -- on a busy machine the others learn that it gave up before they are ended
+    if others ~= "" then assert.matches("^%[ranks? [02, ]+%] [^\n]*rank 1 gave up: only me [^\n]*\n$", others) end
     assert.is_true(os.time() - started < 20)
     local path = shell.write(folder .. "/dies.lua", [[
       local peri = require "perilune"

@@ -1,6 +1,6 @@
 -- perilune run --max-restarts: a job whose rank died goes on from its newest checkpoint, to the numbers of the run that
 -- never stopped; one that would only fail again ends; 75 means "start me again"; a machine that vanished is left out.
--- runs alone
+-- takes: 19 s, mostly waits
 -- deadline: 120 s
 local shell = require "spec.support.shell"
 if shell.no_launcher() then return end

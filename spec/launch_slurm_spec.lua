@@ -1,7 +1,7 @@
 -- Ranks that srun has started: how they end when one fails. mpirun stands in for srun here: it starts ranks with PMIx
 -- too, and is told to leave the others alone when one fails, as srun does. Slurm kills a job when the connection of a
 -- rank to PMIx breaks; the words by which PMIx tells that a rank has left it in order are what is looked for.
--- takes: 12 s
+-- takes: 12 s, mostly waits
 local shell = require "spec.support.shell"
 local missing = shell.no_launcher() or not shell.has "mpirun" and "mpirun was not found"
 

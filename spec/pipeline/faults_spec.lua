@@ -6,6 +6,7 @@
 -- machines.
 -- (mpirun: none: it starts its own)
 -- deadline: 240 s
+-- takes: 55 s, mostly waits
 -- takes: 40 s
 local peri = require "perilune"
 local shell = require "spec.support.shell"
