@@ -59,9 +59,10 @@ function M.is_whole(x, low, high)
   return type(x) == "number" and x == math.floor(x) and x > -EXACT and x < EXACT and x >= (low or x)
     and x <= (high or x)
 end
---- What messages call such numbers.
-local function whole_text(low, high)
-  return "whole numbers" .. (low and (" %d..%s"):format(low, high and ("%d"):format(high) or "") or "")
+--- What messages call such numbers, which `value` is none of.
+local function whole_text(low, high, value)
+  local last = high and ("%d"):format(high) or type(value) == "number" and value >= EXACT and "2^53 - 1" or ""
+  return "whole numbers" .. (low and (" %d..%s"):format(low, last) or "")
 end
 
 --- In a spec: a finite number; one above `low`; one from `low` on, up to `high` (nil: any); one from `low` to below
@@ -79,7 +80,8 @@ function M.below(default, low, high)
     function(x) return x >= low and x < high end)
 end
 function M.whole(default, low, high)
-  return ranged(default, whole_text(low, high), function(x) return M.is_whole(x, low, high) end)
+  return ranged(default, function(x) return whole_text(low, high, x) end,
+    function(x) return M.is_whole(x, low, high) end)
 end
 
 --- The default that a spec has for an argument, or nil.
@@ -159,7 +161,8 @@ function M.named(func, args, spec)
     if value ~= nil then
       value = check_type(func, name, value, m and m.type or not m and of_default[type(default)] or nil)
       if m and m.is and not m.is(value) then
-        fail(("%s: %s is %s, allowed: %s"):format(func, name, kind(value), m.text))
+        fail(("%s: %s is %s, allowed: %s"):format(func, name, kind(value), type(m.text) == "function" and m.text(value)
+          or m.text))
       end
     elseif m then
       if m.needed then fail(("%s: argument '%s' is missing"):format(func, name)) end
@@ -203,9 +206,7 @@ end
 --- A whole number in [low, high] or an error: what util.whole says of a named argument, of any value.
 function M.integer(func, what, value, low, high)
   if M.is_whole(value, low, high) then return value end
-  local too_large = not high and type(value) == "number" and value >= EXACT
-  fail(("%s: %s is %s, allowed: %s%s"):format(func, what, kind(value), whole_text(low, high), too_large and "2^53 - 1"
-    or ""))
+  fail(("%s: %s is %s, allowed: %s"):format(func, what, kind(value), whole_text(low, high, value)))
 end
 
 --- So many of what a word says: "1 rank", "2 ranks".

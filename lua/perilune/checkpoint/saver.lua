@@ -49,7 +49,7 @@ local arguments = {
                                      -- default: PERI_CHECKPOINT_FULL_EVERY, else 1: all are full
   keep = util.optional.number,     -- the newest so many are kept, with what they are increments of; default:
                                    -- PERI_CHECKPOINT_KEEP, else 3
-  keep_every = util.optional.number, -- and those of every so many steps, for ever
+  keep_every = util.whole(nil, 1), -- and those of every so many steps, for ever
   async = util.optional,           -- true: go on while a checkpoint is written (async.lua); default:
                                    -- PERI_CHECKPOINT_ASYNC is 1
   pace = util.optional.number,     -- with async, the share of the time that copying takes: above 0, at most 1; default:
@@ -68,7 +68,7 @@ function Saver:init(args)
   self.seconds, self.steps = interval(func, a.every or of_launcher "_EVERY" or "10m")
   self.keep = util.integer(func, "keep", a.keep or tonumber(of_launcher "_KEEP" or 3), 1)
   self.full_every = util.integer(func, "full_every", a.full_every or tonumber(of_launcher "_FULL_EVERY" or 1), 1)
-  self.keep_every = a.keep_every and util.integer(func, "keep_every", a.keep_every, 1) or false
+  self.keep_every = a.keep_every or false
   if a.async ~= nil then signature.value(func, "async", a.async, "boolean") end
   self.async = a.async or a.async == nil and of_launcher "_ASYNC" == "1"
   self.pace = a.pace or false

@@ -14,8 +14,8 @@ local enums = {
 
 local spec = {
   rows = util.any(100000), -- rows of every category's table, or a list
-  dense_features = 13,
-  sparse_features = 26,
+  dense_features = util.whole(13, 0, 4096),
+  sparse_features = util.whole(26, 0, 4096),
   dense = "log",         -- integers x: raw = x, log = ln(1 + max(x, 0)), signed_log = sign(x) ln(1 + |x|)
   ids = "hash",          -- categories x: hash = XXH3_64bits(x) mod rows, mod = x mod rows
   missing = "empty",     -- missing categories: empty = an empty bag, zero = id 0, kept for them
@@ -32,8 +32,7 @@ for name, default in util.ordered(Loader.common) do spec[name] = default end
 return function(args, shared)
   local func = "data.criteo"
   local a = lines.of_rank(func, util.named(func, args, spec))
-  local n = util.integer(func, "sparse_features", a.sparse_features, 0, 4096)
-  local dense = util.integer(func, "dense_features", a.dense_features, 0, 4096)
+  local n, dense = a.sparse_features, a.dense_features
   for name in util.ordered(enums) do util.one_of(func, name, a[name], util.keys(enums[name])) end
   local options, rows = P.struct "peri_criteo_config", {}
   local table_rows, paths = ffi.new("int64_t[?]", math.max(n, 1)), lines.strings(a.path)
@@ -48,7 +47,7 @@ return function(args, shared)
   options.dense_features, options.sparse_features = dense, n
   options.dense, options.ids, options.missing = enums.dense[a.dense], enums.ids[a.ids], enums.missing[a.missing]
   options.rank, options.world = Loader._place(func, a)
-  options.batch_rows = util.integer(func, "batch_size", a.batch_size, 1, 2 ^ 31)
+  options.batch_rows = a.batch_size
   options.begin, options["end"] = Loader.bounds(func, a.part, a.holdout, a.validation)
   local fields = { dense = Loader.numbered("i", dense), keys = Loader.numbered("c", n),
     tables = Loader.numbered("t_c", n), rows = rows }

@@ -107,7 +107,7 @@ return function(args, shared)
   options.paths, options.n_paths, options.columns, options.n_columns = paths, #a.path, columns, #checked
   options.delimiter, options.header = character(func, "delimiter", a.delimiter), a.header
   options.rank, options.world = Loader._place(func, a)
-  options.batch_rows = util.integer(func, "batch_size", a.batch_size, 1, 2 ^ 31)
+  options.batch_rows = a.batch_size
   options.begin, options["end"] = Loader.bounds(func, a.part, a.holdout, a.validation)
   return lines.loader(func, a, fields, "perilune.data.csv", shared, function(out)
     return C.peri_csv_open(options, out)

@@ -317,8 +317,8 @@ local spec = {
   part = "all",                -- all, train, test; fit and validation are the two parts of train
   holdout = 0.1,               -- share of the packages that is the test part
   validation = 0.05,           -- share of the train part's packages that is the validation part
-  negatives = 4,               -- per positive sample
-  max_dependencies = 32,       -- per bag
+  negatives = util.whole(4, 1, 1000), -- per positive sample
+  max_dependencies = util.whole(32, 1, 2 ^ 20), -- per bag
   seed = util.seed(1),
 }
 for name, default in util.ordered(Loader.common) do spec[name] = default end
@@ -337,8 +337,6 @@ signature.check("data.debian.", M, { read = "path: string?" })
 function M.loader(args, shared)
   local func = "data.debian"
   local a = util.named(func, args, spec)
-  util.integer(func, "negatives", a.negatives, 1, 1000)
-  util.integer(func, "max_dependencies", a.max_dependencies, 1, 2 ^ 20)
   util.integer(func, "seed", a.seed, 0)
   if a.packages and not shared then signature.value(func, "packages", a.packages, "packages") end
   local lists = shared and packages.received(a.packages, shared) or a.packages or M.read(a.path)

@@ -98,7 +98,7 @@ function M.of_rank(func, a)
   end
   own.path, own.rank, own.world_size = {}, 0, 1
   own.split = { rank, size } -- a position in these files is none in those of another rank
-  own.batch_size = math.ceil(util.integer(func, "batch_size", a.batch_size, 1, 2 ^ 31) / size)
+  own.batch_size = math.ceil(a.batch_size / size)
   for i = rank + 1, #paths, size do own.path[#own.path + 1] = paths[i] end
   return own
 end

@@ -22,10 +22,10 @@ Loader.of_ranks = true -- ranks have positions of their own, which are alike
 
 --- The arguments that every kind of loader takes beside its own.
 Loader.common = {
-  batch_size = util.required, -- rows of all ranks together
+  batch_size = util.whole(util.required, 1, 2 ^ 31), -- rows of all ranks together
   rank = util.optional, world_size = util.optional, device = util.optional,
   epochs = 1,                 -- passes; math.huge: for ever
-  limit = util.optional,      -- rows per pass, rounded up to whole batches; nil: all
+  limit = util.whole(nil, 1), -- rows per pass, rounded up to whole batches; nil: all
   drop_last = false,          -- leave out a last batch that is not full
   num_workers = 0,            -- threads that make batches ahead; 0: the caller's makes them when they are asked for
   prefetch_factor = 2,        -- batches that are made ahead for each of them, at most
@@ -111,13 +111,13 @@ function Loader:init(func, source, args, worker)
   self.source = source
   self.keys, self.rows, self.tables, self.dense = source.keys, source.rows, source.tables, source.dense
   self.raw = source.raw or {} -- by feature: whether its ids are any 64 bits, and not below `rows`
-  self.batch_size = util.integer(func, "batch_size", args.batch_size, 1, 2 ^ 31)
+  self.batch_size = args.batch_size
   self.epochs = args.epochs == math.huge and args.epochs or util.integer(func, "epochs", args.epochs, 1)
   self.rank, self.world_size = Loader._place(func, args)
   -- nobody has said which rank this is
   self._early = not (args.rank or args.world_size or P.state.world or P.state.place)
   self.device, self.drop_last = args.device, args.drop_last
-  self.limit = args.limit and util.integer(func, "limit", args.limit, 1) or math.huge
+  self.limit = args.limit or math.huge
   self.epoch, self._delivered, self._keys = 0, 0, false
   self._over = false -- whether it has said that there are no more batches
   local most = math.ceil(self.batch_size / self.world_size)

@@ -194,11 +194,11 @@ local function fields_of_arguments(func, a)
   end
   for i, f in ipairs(a.ids or {}) do
     local what = ("%s: ids[%d]"):format(func, i)
-    f = util.named(what, f, { name = util.required.string, rows = util.required.number, table = util.optional,
+    f = util.named(what, f, { name = util.required.string, rows = util.whole(util.required, 1), table = util.optional,
       ids = "exact" })
     util.one_of(what, "ids", f.ids, { "exact", "raw" })
     fields.raw[i] = f.ids == "raw"
-    fields.keys[i], fields.rows[i] = f.name, util.integer(what, "rows", f.rows, 1)
+    fields.keys[i], fields.rows[i] = f.name, f.rows
     fields.columns[f.name] = true
     fields.tables[i] = f.table or "t_" .. f.name
   end

@@ -40,7 +40,7 @@ local shape = {
   interaction = 1.5, -- of its second-order part
   bias = -1,         -- its constant
 }
-local spec = { first_row = 0, num_rows = util.required.number }
+local spec = { first_row = util.whole(0, 0), num_rows = util.whole(util.required, 0) }
 for name, default in util.ordered(shape) do spec[name] = default end
 for name, default in util.ordered(Loader.common) do spec[name] = default end
 
@@ -85,12 +85,11 @@ function M.loader(args)
   check(C.peri_synthetic_fill(options, 0, 0, batch.host_ptr(none)))
   local source = Source(a.dense_features, a.sparse_features, keep.list)
   source._options, source._keep = options, keep
-  source._first = util.integer(func, "first_row", a.first_row, 0)
-  source._last = source._first + util.integer(func, "num_rows", a.num_rows, 0)
+  source._first, source._last = a.first_row, a.first_row + a.num_rows
   return Loader(func, source, a, { module = "perilune.data.synthetic", arguments = a })
 end
 
-local file_spec = { path = util.required.string, first_row = 0, num_rows = util.required.number }
+local file_spec = { path = util.required.string, first_row = util.whole(0, 0), num_rows = util.whole(util.required, 0) }
 for name, default in util.ordered(shape) do file_spec[name] = default end
 
 --- Write such rows (bags of 0 or 1 id) as a file in the Criteo layout. data.criteo with ids = "mod" reads the same
@@ -99,8 +98,7 @@ function M.write(args)
   local func = "data.synthetic.write"
   local a = util.named(func, args, file_spec)
   local o, keep = options_of(func, a)
-  local first = util.integer(func, "first_row", a.first_row, 0)
-  check(C.peri_synthetic_write(o, first, util.integer(func, "num_rows", a.num_rows, 0), a.path))
+  check(C.peri_synthetic_write(o, a.first_row, a.num_rows, a.path))
   return keep and a.path
 end
 

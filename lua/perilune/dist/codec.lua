@@ -78,7 +78,8 @@ M.QuantizedCommCodec = Codec
 function Codec:init(args)
   local func = "QuantizedCommCodec"
   local a = util.named(func, args, {
-    comm_precision = "FP32", loss_scale = 1, row_dim = 0, is_fwd = true, exponent_bits = 0, exponent_bias = 0,
+    comm_precision = "FP32", loss_scale = 1, row_dim = util.whole(0, 0, 2 ^ 20), is_fwd = true,
+    exponent_bits = 0, exponent_bias = 0,
     rounding_mode = "EVEN", seed = util.seed(0),
   })
   self.comm_precision = util.one_of(func, "comm_precision", a.comm_precision, M.precisions)
@@ -94,7 +95,7 @@ function Codec:init(args)
     config.exponent_bits = a.exponent_bits > 0 and a.exponent_bits or backward_rows and 5 or 4
   end
   config.exponent_bias = a.exponent_bias
-  config.row_dim = util.integer(func, "row_dim", a.row_dim, 0, 2 ^ 20)
+  config.row_dim = a.row_dim
   config.loss_scale, config.seed = a.loss_scale, a.seed
   check(C.peri_codec_new(config, codec_out))
   self._ref = P.lasting(wrap_codec, codec_out[0])

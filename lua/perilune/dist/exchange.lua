@@ -475,10 +475,10 @@ local tensors_type = ffi.typeof "peri_tensor *[?]"
 local function all_to_one(name, merge, arguments)
   local class = module(name)
   function class:init(args)
-    local spec = { device = util.optional, world_size = util.required }
+    local spec = { device = util.optional, world_size = util.whole(util.required, 1, 2 ^ 20) }
     for key, value in util.ordered(arguments) do spec[key] = value end
     local a = util.named(name, args, spec)
-    self.device, self.world_size = a.device or false, util.integer(name, "world_size", a.world_size, 1, 2 ^ 20)
+    self.device, self.world_size = a.device or false, a.world_size
     self.cat_dim = a.cat_dim and util.integer(name, "cat_dim", a.cat_dim, 1, 8) or 1
   end
   function class:set_device(device) self.device = device end

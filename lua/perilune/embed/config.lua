@@ -219,9 +219,10 @@ M.CacheParams = CacheParams
 local cache_arguments = {
   algorithm = "LRU",           -- "LRU" or "LFU"
   load_factor = 0.2,           -- rows in the cache / rows of the table
-  ways = util.optional,        -- slots of a set, of which a row takes one; 0: no sets, any slot; absent: 64 on devices
-                               -- with a memory of their own, else 0 (not TorchRec's; FBGEMM has 32)
-  reserved_memory = 0,         -- bytes (TorchRec: GB of the device) that caches leave to others
+  -- slots of a set, of which a row takes one; 0: no sets, any slot; absent: 64 on devices with a memory of their own,
+  -- else 0 (not TorchRec's; FBGEMM has 32)
+  ways = util.whole(nil, 0, C.PERI_CACHE_WAYS_MAX),
+  reserved_memory = util.whole(0, 0), -- bytes (TorchRec: GB of the device) that caches leave to others
   precision = util.optional,   -- data type of cached rows; only the table's own
   prefetch_pipeline = false,   -- a pipeline will prefetch the next batch's rows; prefetches are always safe, so this is
                                -- a note to it
@@ -236,8 +237,6 @@ function CacheParams:init(args)
     P.fail(("%s: load_factor is %s, allowed: 0 < load_factor <= 1"):format(f, tostring(a.load_factor)))
   end
   one_of(f, "algorithm", a.algorithm, algorithms)
-  util.integer(f, "reserved_memory", a.reserved_memory, 0)
-  if a.ways ~= nil then util.integer(f, "ways", a.ways, 0, C.PERI_CACHE_WAYS_MAX) end
   if a.precision ~= nil then one_of(f, "precision", a.precision, M.data_types) end
   if a.directory ~= nil and (type(a.directory) ~= "string" or a.directory == "") then
     P.fail(("%s: directory is '%s', allowed: the name of a folder"):format(f, tostring(a.directory)))
@@ -307,17 +306,17 @@ local rate_modes = P.options "learning_rate_mode"
 local tail_arguments = { val = 0, is_ratio = false }
 local counter_arguments = {
   counter_weight_decay_mode = "none", -- none, l2, decouple, adagradw
-  counter_halflife = -1,
-  adjustment_iter = -1,
+  counter_halflife = util.whole(-1, -2),
+  adjustment_iter = util.whole(-1, -1),
   adjustment_ub = 1.0,
   learning_rate_mode = "equal",       -- equal, tail_id_lr_increase, tail_id_lr_decrease, counter_sgd
   grad_sum_decay = "no_decay",        -- FBGEMM takes ctr_decay too, and does nothing with it
   tail_id_threshold = util.optional,  -- { val =, is_ratio = }
-  max_counter_update_freq = 1000,
+  max_counter_update_freq = util.whole(1000, 0),
 }
-local cowclip_arguments = { counter_weight_decay_mode = "none", counter_halflife = -1, weight_norm_coefficient = 0,
-  lower_bound = 0 }
-local average_arguments = { step_ema = 10, step_start = 0, step_ema_coef = 0.6 }
+local cowclip_arguments = { counter_weight_decay_mode = "none", counter_halflife = util.whole(-1, -2),
+  weight_norm_coefficient = 0, lower_bound = 0 }
+local average_arguments = { step_ema = util.whole(10, 1), step_start = util.whole(0, 0), step_ema_coef = 0.6 }
 
 --- Row-wise Adagrad with counters: its definition, into `k` (peri_tbe_counter).
 local function fill_counter(func, k, mode, a)
@@ -327,7 +326,6 @@ local function fill_counter(func, k, mode, a)
   local function lower(value) return tostring(value):lower() end
   k.weight_decay_mode = one_of(func, "counter_weight_decay_mode", lower(d.counter_weight_decay_mode),
     counter_decay_modes)
-  util.integer(func, "counter_halflife", d.counter_halflife, -2)
   k.halflife = d.counter_halflife
   if mode == "cowclip" then
     k.weight_norm_coefficient, k.lower_bound = d.weight_norm_coefficient, d.lower_bound
@@ -335,8 +333,6 @@ local function fill_counter(func, k, mode, a)
   end
   k.learning_rate_mode = one_of(func, "learning_rate_mode", lower(d.learning_rate_mode), rate_modes)
   one_of(func, "grad_sum_decay", lower(d.grad_sum_decay), { no_decay = true })
-  util.integer(func, "adjustment_iter", d.adjustment_iter, -1)
-  util.integer(func, "max_counter_update_freq", d.max_counter_update_freq, 0)
   k.adjustment_iter, k.adjustment_ub, k.max_counter_update_freq = d.adjustment_iter, d.adjustment_ub,
     d.max_counter_update_freq
   local tail = util.named(func .. ": tail_id_threshold", d.tail_id_threshold or {}, tail_arguments)
@@ -347,8 +343,6 @@ end
 local function fill_average(func, o, definition)
   func = func .. ": emainplace_mode"
   local d = util.named(func, definition, average_arguments)
-  util.integer(func, "step_ema", d.step_ema, 1)
-  util.integer(func, "step_start", d.step_start, 0)
   o.step_ema, o.step_start, o.step_ema_coef = d.step_ema, d.step_start, d.step_ema_coef
 end
 

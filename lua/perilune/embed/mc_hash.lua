@@ -20,7 +20,7 @@ local LONGEST = 2 ^ 31 - 1
 
 local config_arguments = {
   features = util.required.list,      -- of the table
-  single_ttl = util.optional.number,  -- in steps, or in the unit of set_time
+  single_ttl = util.whole(nil, 0, LONGEST), -- in steps, or in the unit of set_time
   per_feature_ttl = util.optional.list, -- one for each of features
 }
 
@@ -36,7 +36,6 @@ function HashZchEvictionConfig:init(args)
     if seen[name] then P.fail(("%s: feature '%s' is listed twice"):format(f, name)) end
     seen[name] = true
   end
-  if a.single_ttl then util.integer(f, "single_ttl", a.single_ttl, 0, LONGEST) end
   if a.per_feature_ttl then
     if #a.per_feature_ttl ~= #a.features then
       P.fail(("%s: per_feature_ttl has %d entries for %d features"):format(f, #a.per_feature_ttl, #a.features))
@@ -52,7 +51,7 @@ M.HashZchManagedCollisionModule = HashZchManagedCollisionModule
 local arguments = util.copy(modules.arguments)
 local own = {
   total_num_buckets = util.required.number,
-  max_probe = 128,                        -- rows that are looked at for an id
+  max_probe = util.whole(128, 1, 2 ^ 31 - 1), -- rows that are looked at for an id
   input_hash_size = util.any(0),          -- spread "range": ids are below it
   eviction_policy_name = util.optional.string, -- SINGLE_TTL_EVICTION, PER_FEATURE_TTL_EVICTION, LRU_EVICTION; nil: rows
                                                -- stay
@@ -110,7 +109,6 @@ function HashZchManagedCollisionModule:init(args)
   local f = "HashZchManagedCollisionModule"
   local a = util.named(f, args, arguments)
   modules.refuse(f, a, refusals)
-  util.integer(f, "zch_size", a.zch_size, 1, 2 ^ 32 - 2)
   util.integer(f, "total_num_buckets", a.total_num_buckets, 1, math.min(a.zch_size, 1024))
   signature.value(f, "read_only_suffix", a.read_only_suffix, "string")
   if not a.output_segments and a.zch_size % a.total_num_buckets ~= 0 then
@@ -118,7 +116,6 @@ function HashZchManagedCollisionModule:init(args)
       .. "output_segments"):format(
       f, a.zch_size, a.total_num_buckets))
   end
-  util.integer(f, "max_probe", a.max_probe, 1, 2 ^ 31 - 1)
   if a.disable_fallback and a.on_miss ~= "default" and a.on_miss ~= "drop" then
     P.fail(("%s: disable_fallback and on_miss = '%s' exclude each other"):format(f, a.on_miss))
   end

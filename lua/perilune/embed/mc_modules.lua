@@ -39,7 +39,6 @@ end
 --- Take the arguments `a`: rows, buckets or segments, and what becomes of ids without a row.
 local function setup(self, a, buckets)
   local f = self.class_name
-  util.integer(f, "zch_size", a.zch_size, 1, 2 ^ 32 - 2)
   if a.name then f = ("%s '%s'"):format(f, a.name) end
   util.integer(f, "output_global_offset", a.output_global_offset, 0)
   util.one_of(f, "spread", a.spread, { "hash", "modulo", "range" })
@@ -351,7 +350,7 @@ local MCHManagedCollisionModule = ManagedCollisionModule:extend "MCHManagedColli
 M.MCHManagedCollisionModule = MCHManagedCollisionModule
 
 local common = {
-  zch_size = util.required.number,
+  zch_size = util.whole(util.required, 1, 2 ^ 32 - 2),
   device = util.optional,               -- a device's name, or "meta": never take memory
   name = util.optional.string,          -- of the table, for messages
   output_global_offset = 0,             -- added to rows
@@ -363,12 +362,12 @@ local common = {
 
 local mch_arguments = util.copy(common)
 mch_arguments.eviction_policy = util.required
-mch_arguments.eviction_interval = util.required.number -- steps of a window
+mch_arguments.eviction_interval = util.whole(util.required, 1, 2 ^ 31 - 1) -- steps of a window
 mch_arguments.input_hash_size = util.any(0x7fffffffffffffffLL) -- for input_hash_func and spread "range"
 mch_arguments.input_hash_func = util.optional          -- function(ids, input_hash_size) -> ids, before all else
 mch_arguments.buckets = util.optional.number           -- default: by the number of rows (mc_map.buckets)
 -- Ids of a window that count, the first ones; 0: all (TorchRec: 1.25 * interval * ids of the first batch).
-mch_arguments.history_capacity = 0
+mch_arguments.history_capacity = util.whole(0, 0)
 mch_arguments.mch_size, mch_arguments.mch_hash_func = util.optional, util.optional
 
 function MCHManagedCollisionModule:init(args)
@@ -377,12 +376,10 @@ function MCHManagedCollisionModule:init(args)
   local old = { nil, "TorchRec ignores it too; ids without a row: see on_miss" }
   refuse_arguments(f, a, { mch_size = old, mch_hash_func = old })
   setup(self, a, a.buckets)
-  util.integer(f, "eviction_interval", a.eviction_interval, 1, 2 ^ 31 - 1)
   if a.input_hash_func ~= nil and not util.is_callable(a.input_hash_func) then
     P.fail(("%s: input_hash_func is %s, wanted a function(ids, input_hash_size)"):format(f,
       signature.text(a.input_hash_func)))
   end
-  util.integer(f, "history_capacity", a.history_capacity, 0)
   self.history_capacity = a.history_capacity
   self._arguments, self.eviction_interval, self.input_hash_func = a, a.eviction_interval, a.input_hash_func or false
   self.eviction_policy = policies.policy(f, a.eviction_policy)

@@ -33,7 +33,7 @@ local own = {
   world_size = util.optional.number,          -- of global_pg, if one wants to say it
   global_pg = util.optional,                  -- the ranks; default: the world
   use_inter_host_allreduce = false, -- false: a replica group is ranks that follow each other; true: a sharding group is
-  sync_interval = 1,                -- steps between two averages; 0: only sync() makes them
+  sync_interval = util.whole(1, 0), -- steps between two averages; 0: only sync() makes them
   custom_all_reduce = util.optional, -- function(tensors, group): make each the average over the group, and return when
                                      -- that is done
 }
@@ -93,7 +93,7 @@ function DMPCollection:init(args)
   if a.custom_all_reduce ~= nil then
     signature.value("DMPCollection", "custom_all_reduce", a.custom_all_reduce, "callable")
   end
-  self.sync_interval = util.integer("DMPCollection", "sync_interval", a.sync_interval, 0)
+  self.sync_interval = a.sync_interval
   agree(world, "DMPCollection", { { "sharding_group_size", a.sharding_group_size },
     { "sync_interval", a.sync_interval }, { "use_inter_host_allreduce", tostring(a.use_inter_host_allreduce) } })
   local sharding, replica = ranks_of(world:rank(), world:size(), a.sharding_group_size, a.use_inter_host_allreduce)

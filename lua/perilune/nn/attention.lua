@@ -19,11 +19,10 @@ local M = {}
 local MultiheadAttention = Module:extend "MultiheadAttention"
 M.MultiheadAttention = MultiheadAttention
 function MultiheadAttention:init(args)
-  local a = util.named("MultiheadAttention", args, { embed_dim = util.required.number, num_heads = util.required.number,
-    dropout = util.below(0, 0, 1), bias = true, batch_first = false, dtype = "f32", device = util.optional })
+  local a = util.named("MultiheadAttention", args, { embed_dim = util.whole(util.required, 1),
+    num_heads = util.whole(util.required, 1), dropout = util.below(0, 0, 1), bias = true, batch_first = false,
+    dtype = "f32", device = util.optional })
   local name, e = "MultiheadAttention", a.embed_dim
-  util.integer(name, "embed_dim", e, 1)
-  util.integer(name, "num_heads", a.num_heads, 1)
   if e % a.num_heads ~= 0 then
     P.fail(("%s: embed_dim %d in %d heads, wanted a multiple of num_heads"):format(name, e, a.num_heads))
   end
@@ -150,12 +149,10 @@ local Recurrent = Module:extend "Recurrent"
 --- `gates`: how many rows of the weights each number of a state has.
 function Recurrent:_make(gates, args)
   local name = self.class_name
-  local a = util.named(name, args, { input_size = util.required.number, hidden_size = util.required.number,
-    num_layers = 1, bias = true, batch_first = false, dropout = util.below(0, 0, 1), bidirectional = false,
-    dtype = "f32", device = util.optional })
-  self.input_size = util.integer(name, "input_size", a.input_size, 1)
-  self.hidden_size = util.integer(name, "hidden_size", a.hidden_size, 1)
-  self.num_layers = util.integer(name, "num_layers", a.num_layers, 1, 4096)
+  local a = util.named(name, args, { input_size = util.whole(util.required, 1),
+    hidden_size = util.whole(util.required, 1), num_layers = util.whole(1, 1, 4096), bias = true, batch_first = false,
+    dropout = util.below(0, 0, 1), bidirectional = false, dtype = "f32", device = util.optional })
+  self.input_size, self.hidden_size, self.num_layers = a.input_size, a.hidden_size, a.num_layers
   self.bias, self.batch_first, self.directions = a.bias, a.batch_first, a.bidirectional and 2 or 1
   self.drop = layers.Dropout { p = a.dropout }
   local bound, h = 1 / math.sqrt(a.hidden_size), a.hidden_size

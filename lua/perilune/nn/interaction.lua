@@ -149,9 +149,9 @@ local LowRankMixtureCrossNet = Module:extend "LowRankMixtureCrossNet"
 M.LowRankMixtureCrossNet = LowRankMixtureCrossNet
 function LowRankMixtureCrossNet:init(args)
   local a = util.named("LowRankMixtureCrossNet", args,
-    { in_features = util.whole(util.required, 1), num_layers = util.whole(util.required, 0), num_experts = 1,
-      low_rank = util.whole(1, 1), activation = "relu", dtype = "f32", device = util.optional })
-  util.integer("LowRankMixtureCrossNet", "num_experts", a.num_experts, 1, MOST)
+    { in_features = util.whole(util.required, 1), num_layers = util.whole(util.required, 0),
+      num_experts = util.whole(1, 1, MOST), low_rank = util.whole(1, 1), activation = "relu", dtype = "f32",
+      device = util.optional })
   self.num_layers, self.num_experts = a.num_layers, a.num_experts
   local activation = a.activation
   if type(activation) == "string" then

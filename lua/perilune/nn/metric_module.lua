@@ -15,10 +15,8 @@ local function seconds() return tonumber(C.peri_time_ns()) * 1e-9 end
 local ThroughputMetric = util.class "ThroughputMetric"
 
 function ThroughputMetric:init(args)
-  local a = util.named("ThroughputMetric", args, { window_seconds = 100, warmup_steps = 100, group = util.optional,
-    clock = seconds })
-  util.integer("ThroughputMetric", "window_seconds", a.window_seconds, 1)
-  util.integer("ThroughputMetric", "warmup_steps", a.warmup_steps, 1)
+  local a = util.named("ThroughputMetric", args, { window_seconds = util.whole(100, 1),
+    warmup_steps = util.whole(100, 1), group = util.optional, clock = seconds })
   signature.value("ThroughputMetric", "clock", a.clock, "callable")
   self.options = a
   self:reset()

@@ -131,7 +131,7 @@ local function check_intact(self)
   end
 end
 
-local options = { name = "schedule", depth = util.optional.number, flush = util.optional.number,
+local options = { name = "schedule", depth = util.whole(nil, 1), flush = util.optional.number,
   staleness = util.optional.table, live = util.optional.table,
   grad = true }
 
@@ -143,7 +143,7 @@ function Schedule:init(source)
   local a = util.named(func, given, options)
   check_name(func, a.name)
   self.name, func = a.name, ("schedule '%s'"):format(a.name)
-  self.depth = a.depth and util.integer(func, "depth", a.depth, 1)
+  self.depth = a.depth
   -- so many batches are done with before others begin
   self.flush = a.flush and util.integer(func, "flush", a.flush, 1, MOST_EVERY)
   local s = util.named(func .. ": staleness", a.staleness or {}, { tables = 0, dense = 0 })

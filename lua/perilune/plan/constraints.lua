@@ -19,7 +19,7 @@ M.data_bytes = data_bytes
 local arguments = {
   sharding_types = util.optional.list,   -- names that are allowed; default: all but grid_shard
   compute_kernels = util.optional.list,  -- names that are allowed
-  min_partition = util.optional.number,  -- least columns of a shard of column_wise, table_column_wise, grid_shard;
+  min_partition = util.whole(nil, 1),    -- least columns of a shard of column_wise, table_column_wise, grid_shard;
                                          -- default 128
   pooling_factors = util.optional.list,  -- mean ids of a sample, one number for each feature; default 1
   num_poolings = util.optional.list,     -- bags of a sample, one number for each feature; default 1
@@ -61,7 +61,6 @@ function ParameterConstraints:init(args)
   for name, value in util.ordered(util.named(f, args, arguments)) do self[name] = value end
   check_names("sharding_types", self.sharding_types, util.keys(sharding_types.of))
   check_names("compute_kernels", self.compute_kernels, types.kernels)
-  if self.min_partition then util.integer(f, "min_partition", self.min_partition, 1) end
   for _, name in ipairs { "pooling_factors", "num_poolings", "batch_sizes" } do
     for i, x in ipairs(self[name] or {}) do
       if type(x) ~= "number" or not (x >= 0 and x <= MOST) then

@@ -86,7 +86,7 @@ M.EmbeddingEnumerator = EmbeddingEnumerator
 --- function(perf, option, shard, topology), called after the estimators: it may change the milliseconds of one shard
 --- (fields of perf, options.lua) }
 function EmbeddingEnumerator:init(args)
-  local a = util.named("EmbeddingEnumerator", args, { topology = util.required.table, batch_size = 512,
+  local a = util.named("EmbeddingEnumerator", args, { topology = util.required.table, batch_size = util.whole(512, 1),
     constraints = util.optional.table, estimators = util.optional.list, sharder = M.torchrec_sharder,
     cost = util.optional })
   for name, kind in util.ordered { topology = "Topology", constraints = "constraints", sharder = "sharder",
@@ -94,7 +94,7 @@ function EmbeddingEnumerator:init(args)
     if a[name] ~= nil then signature.value("EmbeddingEnumerator", name, a[name], kind) end
   end
   self.topology, self.constraints, self.sharder = a.topology, a.constraints or {}, a.sharder
-  self.batch_size = util.integer("EmbeddingEnumerator", "batch_size", a.batch_size, 1)
+  self.batch_size = a.batch_size
   self.own_estimators = a.estimators ~= nil and #a.estimators > 0
   self.estimators = a.estimators or { perf.EmbeddingPerfEstimator { topology = a.topology },
     storage.EmbeddingStorageEstimator { topology = a.topology } }

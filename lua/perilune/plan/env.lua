@@ -43,9 +43,9 @@ end
 
 --- ShardingEnv { world_size =, rank = 0, pg =, local_size = world_size, nodes = local_size ranks each }
 function ShardingEnv:init(args)
-  local a = util.named("ShardingEnv", args, { world_size = util.required, rank = 0, pg = util.optional,
-    local_size = util.optional, nodes = util.optional })
-  self.world_size = util.integer("ShardingEnv", "world_size", a.world_size, 1, MOST_RANKS)
+  local a = util.named("ShardingEnv", args, { world_size = util.whole(util.required, 1, MOST_RANKS), rank = 0,
+    pg = util.optional, local_size = util.optional, nodes = util.optional })
+  self.world_size = a.world_size
   self.rank = util.integer("ShardingEnv", "rank", a.rank, 0, a.world_size - 1)
   self.local_size = util.integer("ShardingEnv", "local_size", a.local_size or a.world_size, 1, 2 ^ 31 - 1)
   self.nodes = a.nodes or even_nodes(self.world_size, self.local_size)

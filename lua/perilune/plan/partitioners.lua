@@ -323,8 +323,7 @@ local NEAR = 10 * 2 ^ 20 -- bytes: caps nearer than this are one
 --- tolerance.
 function MemoryBalancedPartitioner:init(args)
   local a = util.named("MemoryBalancedPartitioner", args,
-    { max_search_count = 10, tolerance = 0.02, balance_modules = false })
-  util.integer("MemoryBalancedPartitioner", "max_search_count", a.max_search_count, 0)
+    { max_search_count = util.whole(10, 0), tolerance = 0.02, balance_modules = false })
   if a.tolerance < 0 then
     P.fail(("MemoryBalancedPartitioner: tolerance is %g, allowed: numbers >= 0"):format(a.tolerance))
   end

@@ -70,7 +70,7 @@ M.EmbeddingShardingPlanner = EmbeddingShardingPlanner
 
 local arguments = {
   topology = util.required.table,
-  batch_size = 512,                    -- samples of a rank
+  batch_size = util.whole(512, 1),     -- samples of a rank
   constraints = util.optional.table,   -- table name, or path.name -> ParameterConstraints
   enumerator = util.optional.table,    -- default: EmbeddingEnumerator
   sharder = util.optional.table,       -- of the default enumerator: torchrec_sharder (default) or perilune_sharder
@@ -86,7 +86,7 @@ local arguments = {
                                        -- pin
   cost = util.optional,                -- function(perf, option, shard, topology): see EmbeddingEnumerator
   objective = util.optional,           -- function(load): what a plan is rated by, the less the better (objectives.lua)
-  max_placements = 2e7,                -- shards that the search places, and ranks that it goes through for that, before
+  max_placements = util.whole(2e7, 1), -- shards that the search places, and ranks that it goes through for that, before
                                        -- it keeps the best plan so far: a limit that every machine reaches at the same
                                        -- proposal, unlike a time
 }
@@ -102,8 +102,6 @@ function EmbeddingShardingPlanner:init(args)
   for name, value in util.ordered(a) do self[name] = value end
   -- of the last search; of explain/reasons.lua
   self.args, self.last, self.may_search, self.first_will_do = a, false, 0, false
-  util.integer(f, "batch_size", a.batch_size, 1)
-  util.integer(f, "max_placements", a.max_placements, 1)
   self.constraints = a.constraints or {}
   self.relations = util.whole_list(f, "relations", a.relations or {}, "relations")
   if proposers.RefiningProposer.is(self.proposers and self.proposers[1]) then

@@ -46,8 +46,7 @@ M.GreedyProposer = GreedyProposer
 --- the next one of the table that takes most. use_depth: an option is as fast as its slowest shard, else as all of
 --- them. threshold: stop after so many proposals that were no better than the best.
 function GreedyProposer:init(args)
-  local a = util.named("GreedyProposer", args, { use_depth = true, threshold = util.optional.number })
-  if a.threshold then util.integer("GreedyProposer", "threshold", a.threshold, 0) end
+  local a = util.named("GreedyProposer", args, { use_depth = true, threshold = util.whole(nil, 0) })
   self.use_depth, self.threshold, self.tables, self.best, self.worse = a.use_depth, a.threshold, {}, math.huge, 0
 end
 
@@ -131,8 +130,8 @@ M.GridSearchProposer = GridSearchProposer
 
 --- GridSearchProposer { max_proposals = 10000 }: every combination; none at all if there are more than that.
 function GridSearchProposer:init(args)
-  local a = util.named("GridSearchProposer", args, { max_proposals = 10000 })
-  self.max_proposals, self.tables = util.integer("GridSearchProposer", "max_proposals", a.max_proposals, 1), {}
+  local a = util.named("GridSearchProposer", args, { max_proposals = util.whole(10000, 1) })
+  self.max_proposals, self.tables = a.max_proposals, {}
 end
 
 function GridSearchProposer:load(space)
@@ -191,8 +190,8 @@ M.RefiningProposer = RefiningProposer
 --- table another option, or all tables at once that have the same options; goes on from what is better, until nothing
 --- is, or it made so many proposals.
 function RefiningProposer:init(args)
-  local a = util.named("RefiningProposer", args, { max_proposals = 1000 })
-  self.max_proposals, self.tables = util.integer("RefiningProposer", "max_proposals", a.max_proposals, 1), {}
+  local a = util.named("RefiningProposer", args, { max_proposals = util.whole(1000, 1) })
+  self.max_proposals, self.tables = a.max_proposals, {}
   self.groups, self.indexes, self.n = {}, nil, 0
 end
 

@@ -58,8 +58,8 @@ end
 local FixedAbsoluteStorageReservation = util.seal(util.class "FixedAbsoluteStorageReservation")
 M.FixedAbsoluteStorageReservation = FixedAbsoluteStorageReservation
 function FixedAbsoluteStorageReservation:init(args)
-  local a = util.named(self.class_name, args, { bytes = util.required.number })
-  self.bytes = util.integer(self.class_name, "bytes", a.bytes, 0)
+  local a = util.named(self.class_name, args, { bytes = util.whole(util.required, 0) })
+  self.bytes = a.bytes
 end
 function FixedAbsoluteStorageReservation:reserve(topology)
   local tier = topology:own_tier()

@@ -128,9 +128,8 @@ local function categories(a)
   for i = 1, a.sparse_features do rows[i] = 1 end
   for k, given in ipairs(a.tables) do
     local where = ("plan.statistics.count: tables[%d]"):format(k)
-    local t = util.named(where, given, { name = util.required.string, rows = util.required.number,
+    local t = util.named(where, given, { name = util.required.string, rows = util.whole(util.required, 1),
       features = util.required.list })
-    util.integer(where, "rows", t.rows, 1)
     signature.value(where, "features", t.features, "strings")
     for _, name in ipairs(t.features) do
       local i = tonumber(name:match "^c(%d+)$")

@@ -63,7 +63,7 @@ M.dense_ways, M.dense_units = { "forward", "backward", "optimizer" }, { "product
 local function per_second(bytes) return bytes / 1000 end
 
 local arguments = {
-  world_size = util.required.number,        -- ranks
+  world_size = util.whole(util.required, 1, 2 ^ 20), -- ranks
   compute_device = "cpu",                   -- "cpu", "cuda", "mtia" or "tpu"
   local_world_size = util.optional.number,  -- ranks of a host; default: all of them
   pod_size = 1,                             -- hosts of a group whose links are as fast as those within a host
@@ -85,9 +85,9 @@ local arguments = {
   processors = util.optional.number,        -- of a host; default: one for each of its ranks
   hosts_sharing = 1,                        -- hosts that have these processors together, as parts of one machine;
                                             -- divides all of them
-  cache_bytes = 32 * MiB,                   -- of a host's caches
-  core_cache_bytes = MiB,                   -- of those, a processor's own
-  threads = util.optional.number,           -- worker threads of a rank while it was measured
+  cache_bytes = util.whole(32 * MiB, 0),    -- of a host's caches
+  core_cache_bytes = util.whole(MiB, 0),    -- of those, a processor's own
+  threads = util.whole(nil, 1, 2 ^ 20),     -- worker threads of a rank while it was measured
   rates = util.optional.table,              -- measured, of a rank while all are busy: { copy =, gather =, update =
                                             -- (bytes a millisecond), products = (operations a millisecond) }
   dense = util.optional.table,              -- measured: precision -> { forward =, backward =, optimizer = }:
@@ -186,7 +186,6 @@ end
 function Topology:init(args)
   local f = "Topology"
   for name, value in util.ordered(util.named(f, args, arguments)) do self[name] = value end
-  util.integer(f, "world_size", self.world_size, 1, 2 ^ 20)
   util.one_of(f, "compute_device", self.compute_device, devices)
   self.local_world_size = util.integer(f, "local_world_size", self.local_world_size or self.world_size, 1,
     self.world_size)
@@ -210,9 +209,6 @@ function Topology:init(args)
   if hosts % self.hosts_sharing ~= 0 then
     P.fail(("Topology: hosts_sharing is %d of %d hosts, allowed: what divides them"):format(self.hosts_sharing, hosts))
   end
-  if self.threads then util.integer(f, "threads", self.threads, 1, 2 ^ 20) end
-  util.integer(f, "cache_bytes", self.cache_bytes, 0)
-  util.integer(f, "core_cache_bytes", self.core_cache_bytes, 0)
   for name, x in util.ordered(self.rates or {}) do
     util.one_of(f, "a key of rates", name, { "copy", "gather", "update", "products" })
     check_number("rates." .. name, x)

@@ -105,13 +105,11 @@ end
 function M.simulate(args)
   local f = "cluster.simulate"
   local a = util.named(f, args, { planner = util.required.table, schedule = util.required.table,
-    times = util.optional.table, dense_bytes = 0, steps = 12 })
+    times = util.optional.table, dense_bytes = util.whole(0, 0), steps = util.whole(12, 4, 1000) })
   if not planners.EmbeddingShardingPlanner.is(a.planner) or not (a.planner.last and a.planner.last.best) then
     P.fail(f .. ": planner is none that has planned: an EmbeddingShardingPlanner after planner:plan(model)")
   end
   if not util.above("perilune.pipeline.schedule").is(a.schedule) then P.fail(f .. ": schedule is no Schedule") end
-  util.integer(f, "steps", a.steps, 4, 1000)
-  util.integer(f, "dense_bytes", a.dense_bytes, 0)
   local plan, W = a.schedule:check(), a.planner.topology.world_size
   simulate.check_times(a.times or {}, plan)
   local t = traffic.traffic_of_plan(a.planner, a.dense_bytes)

@@ -8,10 +8,8 @@ local util = require "perilune.util"
 return function(args)
   local func = "one_f_one_b"
   local a = util.named(func, type(args) == "number" and { stages = args } or args or {},
-    { stages = 4, stage = 0, micro_batches = 8 })
-  util.integer(func, "stages", a.stages, 1, 16)
+    { stages = util.whole(4, 1, 16), stage = 0, micro_batches = util.whole(8, 1, 4096) })
   util.integer(func, "stage", a.stage, 0, a.stages - 1)
-  util.integer(func, "micro_batches", a.micro_batches, 1, 4096)
   local ahead, last = math.min(a.stages - 1 - a.stage, a.micro_batches - 1), a.stage == a.stages - 1
   local schedule = Schedule { name = "one_f_one_b", flush = a.micro_batches, depth = ahead + 2,
     { "zero_grad", every = a.micro_batches, at = 0 },
