@@ -700,9 +700,9 @@ bench-comm: all $(PEER) $(if $(HAVE_MPI),$B/bench/libcomm_mpi.so)
 	$(call BENCH,comm,$(if $(HAVE_MPI),2 4,1))
 	@$(if $(and $(PYTHON),$(HAVE_MPI)),$(PEER) tests/bench/peers/kjt.py --perilune $(LAUNCHER) --out build/bench/comm.jsonl)
 # Model files last: a guest that gives gigabytes back to its host is slow for seconds, which lookups of 1 us and the tail of HTTP would show.
-bench-serve: all $(PEER) $B/bench/lookup $B/bench/http
+bench-serve: all $(PEER) $B/bench/lookup $B/bench/http $(if $(SERVER),$B/bench/http_bare)
 	@mkdir -p build/bench && rm -f build/bench/serve_first.jsonl
-	$(if $(SERVER),@PERI_BUILD=$B $(LAUNCHER) run tests/bench/http.lua $B/bench/http build/bench/serve_first.jsonl)
+	$(if $(SERVER),@PERI_BUILD=$B $(LAUNCHER) run tests/bench/http.lua $B/bench/http build/bench/serve_first.jsonl $B/bench/http_bare)
 	@$B/bench/lookup build/bench/serve_first.jsonl 1 2 4 $(filter-out 1 2 4,$(CORES))
 	$(if $(SERVER),@PERI_BUILD=$B $(LAUNCHER) run tests/bench/follow.lua $B/bench/http build/bench/serve_first.jsonl)
 	$(call BENCH,serve,1,,$(if $(PYTHON),--python $(PEER)))
@@ -710,6 +710,9 @@ bench-serve: all $(PEER) $B/bench/lookup $B/bench/http
 $B/bench/http: tests/bench/http.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 $(WARN) $< -o $@
+$B/bench/http_bare: tests/bench/http_bare.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 $(WARN) $< -lmicrohttpd -o $@
 $B/bench/lookup: tests/bench/lookup.c $(LIB_A)
 	@mkdir -p $(@D)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 $(WARN) -Iruntime/include $^ $(LIBS) -o $@

@@ -2,16 +2,17 @@
  *
  * http.c: what HTTP costs: a client of `perilune serve` that keeps its connections.
  *
- *   http PORT PATH BODY-FILE OUT.jsonl
+ *   http PORT PATH BODY-FILE OUT.jsonl BARE-PORT
  *   http PORT PATH BODY-FILE OUT watch
  *                     asks a thousand times a second until SIGTERM; OUT: a line for each answer: the nanosecond of
  *                     CLOCK_MONOTONIC at which it came, the microseconds that it took, the model's version in it
  *
  *   low     one connection, one request after the other: microseconds of a request, and those beside what the server
- *           says that it waited and computed (the header Server-Timing)
+ *           says that it waited and computed (the header Server-Timing); in turns with a bare server of the library
+ *           beneath (http_bare.c), since that is what this machine and this client take by themselves
  *   peak    CONNECTIONS connections, each as fast as it can
  *   half    the same connections at half of the peak's rate, at times that do not wait for answers: a request counts
- *           from the moment at which it was due
+ *           from the moment at which it was due; then the bare server at the same rate
  *
  * Meanwhile IDLE more connections are open on which nobody asks, as clients have that keep theirs.
  *
@@ -33,7 +34,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONNECTIONS = 8, IDLE = 900, LOW = 3000, WARM = 300, MOST = 1 << 20, ROOM = 1 << 20, ROUNDS = 3,
+enum { CONNECTIONS = 8, IDLE = 900, LOW = 3000, TURN = 100, WARM = 300, MOST = 1 << 20, ROOM = 1 << 20, ROUNDS = 3,
        ROOM_OF_ANSWER = 1 << 16 };
 static const double SECONDS = 3;
 
@@ -226,55 +227,84 @@ static double middle(const double x[ROUNDS])
     return y[ROUNDS / 2];
 }
 
+/** One connection to the server at @served and one to @bare, one request after the other: TURN of them in turns. */
+static void measure_low(int served, int bare, char *room, double *took, FILE *out)
+{
+    static double beside[LOW], alone[LOW];
+    port = bare;
+    const int bare_fd = open_connection();
+    port = served;
+    const int fd = open_connection();
+    for (int i = 0; i < IDLE; i++) open_connection();
+    for (int i = -WARM; i < LOW; i += TURN) {
+        for (int k = 0; k < TURN; k++) {
+            const double from = now(), own = ask(fd, room) * 1e-3;
+            if (i >= 0) took[i + k] = now() - from, beside[i + k] = took[i + k] - own;
+        }
+        for (int k = 0; k < TURN; k++) {
+            const double from = now();
+            ask(bare_fd, room);
+            if (i >= 0) alone[i + k] = now() - from;
+        }
+    }
+    close(fd), close(bare_fd);
+    const double p50 = part(took, LOW, 0.5), p99 = part(took, LOW, 0.99), http = part(beside, LOW, 0.5),
+                 least = part(alone, LOW, 0.5);
+    printf("http, one connection: %.0f us a request (99th percentile %.0f), %.0f of them beside waiting and computing; "
+           "a bare server, in turns: %.0f\n",
+           p50, p99, http, least);
+    fprintf(out,
+            "{\"case\":\"http-low\",\"threads\":1,\"p50_us\":%.1f,\"p99_us\":%.1f,\"http_us\":%.1f,\"bare_us\":%.1f}\n",
+            p50, p99, http, least);
+}
+
+typedef struct rounds {
+    double rate[ROUNDS], p50[ROUNDS], p99[ROUNDS], times[ROUNDS];
+} rounds;
+
+/** Round @r of a load on the server at @to. */
+static void measure_round(rounds *all, int r, int to, double rate, double *took)
+{
+    int64_t n;
+    port = to;
+    all->rate[r] = load(rate, took, &n);
+    all->p50[r] = part(took, n, 0.5), all->p99[r] = part(took, n, 0.99);
+    all->times[r] = all->p99[r] / all->p50[r];
+}
+
+static void print_rounds(const rounds *all, const char *what, const char *name, FILE *out)
+{
+    printf("http, %d connections, %s: %.0f a second, %.0f us, 99th percentile %.0f: %.1f times (rounds:", CONNECTIONS,
+           what, middle(all->rate), middle(all->p50), middle(all->p99), middle(all->times));
+    for (int r = 0; r < ROUNDS; r++) printf(" %.1f", all->times[r]);
+    printf(")\n");
+    fprintf(out,
+            "{\"case\":\"%s\",\"threads\":%d,\"p50_us\":%.1f,\"p99_us\":%.1f,\"samples_per_s\":%.0f,\"times\":%.2f}\n",
+            name, CONNECTIONS, middle(all->p50), middle(all->p99), middle(all->rate), middle(all->times));
+}
+
 int main(int argc, char **argv)
 {
     const bool watched = argc == 6 && !strcmp(argv[5], "watch");
-    if (argc != 5 && !watched) return fprintf(stderr, "usage: http PORT PATH BODY-FILE OUT [watch]\n"), 2;
-    static double took[MOST], beside[LOW];
+    if (argc != 6) return fprintf(stderr, "usage: http PORT PATH BODY-FILE OUT watch|BARE-PORT\n"), 2;
+    static double took[MOST];
+    static rounds peak, half, bare_half;
     char *room = malloc(ROOM);
     FILE *out = fopen(argv[4], "a");
-    port = atoi(argv[1]);
+    const int served = port = atoi(argv[1]), bare = atoi(argv[5]);
     read_request(argv[2], argv[3]);
     if (!out || !room) fail(argv[4]);
-    int fd = open_connection();
     prctl(PR_SET_TIMERSLACK, 1UL); /* nanoseconds; without it sleeps end up to 50 us late, which would count as the
                                       server's */
-    if (watched) return watch(fd, room, out), fclose(out) != 0;
-    for (int i = 0; i < IDLE; i++) open_connection();
-    for (int i = -WARM; i < LOW; i++) {
-        const double from = now(), own = ask(fd, room) * 1e-3;
-        if (i >= 0) took[i] = now() - from, beside[i] = took[i] - own;
-    }
-    close(fd);
-    const double p50 = part(took, LOW, 0.5), p99 = part(took, LOW, 0.99), http = part(beside, LOW, 0.5);
-    printf(
-        "http, one connection: %.0f us a request (99th percentile %.0f), %.0f of them beside waiting and computing\n",
-        p50, p99, http);
-    fprintf(out, "{\"case\":\"http-low\",\"threads\":1,\"p50_us\":%.1f,\"p99_us\":%.1f,\"http_us\":%.1f}\n", p50, p99,
-            http);
-    struct {
-        double rate[ROUNDS], p50[ROUNDS], p99[ROUNDS];
-    } peak, half;
-    double times[ROUNDS];
+    if (watched) return watch(open_connection(), room, out), fclose(out) != 0;
+    measure_low(served, bare, room, took, out);
     for (int r = 0; r < ROUNDS; r++) {
-        int64_t n;
-        peak.rate[r] = load(0, took, &n);
-        peak.p50[r] = part(took, n, 0.5), peak.p99[r] = part(took, n, 0.99);
-        half.rate[r] = load(peak.rate[r] / 2, took, &n);
-        half.p50[r] = part(took, n, 0.5), half.p99[r] = part(took, n, 0.99);
-        times[r] = half.p99[r] / half.p50[r];
+        measure_round(&peak, r, served, 0, took);
+        measure_round(&half, r, served, peak.rate[r] / 2, took);
+        measure_round(&bare_half, r, bare, peak.rate[r] / 2, took);
     }
-    printf("http, %d connections: %.0f requests a second at most; %.0f us, 99th percentile %.0f\n", CONNECTIONS,
-           middle(peak.rate), middle(peak.p50), middle(peak.p99));
-    fprintf(out, "{\"case\":\"http-peak\",\"threads\":%d,\"p50_us\":%.1f,\"p99_us\":%.1f,\"samples_per_s\":%.0f}\n",
-            CONNECTIONS, middle(peak.p50), middle(peak.p99), middle(peak.rate));
-    printf("http, at half of that, %.0f a second: %.0f us, 99th percentile %.0f: %.1f times (rounds:",
-           middle(half.rate), middle(half.p50), middle(half.p99), middle(times));
-    for (int r = 0; r < ROUNDS; r++) printf(" %.1f", times[r]);
-    printf(")\n");
-    fprintf(out,
-            "{\"case\":\"http-half\",\"threads\":%d,\"p50_us\":%.1f,\"p99_us\":%.1f,\"samples_per_s\":%.0f,"
-            "\"times\":%.2f}\n",
-            CONNECTIONS, middle(half.p50), middle(half.p99), middle(half.rate), middle(times));
+    print_rounds(&peak, "as fast as they can", "http-peak", out);
+    print_rounds(&half, "at half of that", "http-half", out);
+    print_rounds(&bare_half, "as many to the bare server", "http-bare-half", out);
     return fclose(out) != 0;
 }

@@ -1,12 +1,12 @@
 -- http.lua: what HTTP adds to a call: a model file of 26 tables, served on this machine, and tests/bench/http.c as its
--- client.
+-- client, in turns with a bare server, tests/bench/http_bare.c.
 --
---   perilune run tests/bench/http.lua HTTP OUT.jsonl
+--   perilune run tests/bench/http.lua HTTP OUT.jsonl BARE
 local peri = require "perilune"
 local serving = require "spec.support.serving"
 local shell = require "spec.support.shell"
 peri.init()
-local client, out = arg[1], arg[2]
+local client, out, bare = arg[1], arg[2], arg[3]
 local nn = peri.nn
 
 local tables, fields = {}, {}
@@ -37,8 +37,12 @@ for first, last in (allowed .. ","):gmatch "(%d+)%-?(%d*)," do
 end
 local function on(from, to) return #cpus > 1 and "taskset -c " .. table.concat(cpus, ",", from, to) or "" end
 local server = serving.start(path, nil, on(1, #cpus - 1))
-local ok = os.execute(("%s %s %s /v1/models/m:predict %s %s"):format(on(#cpus, #cpus), client,
-  server.url:match ":(%d+)/", body, out)) == 0
+local bare_server = io.popen(("echo $$; exec %s %s"):format(on(1, #cpus - 1), bare))
+local process, port = bare_server:read("*l", "*n")
+local ok = os.execute(("%s %s %s /v1/models/m:predict %s %s %d"):format(on(#cpus, #cpus), client,
+  server.url:match ":(%d+)/", body, out, port)) == 0
 server:stop()
+os.execute("kill " .. process)
+bare_server:close()
 for _, name in ipairs { path, body } do os.remove(name) end
 os.exit(ok and 0 or 1)
