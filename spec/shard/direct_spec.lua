@@ -173,10 +173,13 @@ end
 
 for _, bags in ipairs { true, false } do
   describe(bags and "large bags" or "large sequences", function()
-    for _, kind in ipairs(peri.util.keys(kinds)) do
-      for _, batch in ipairs(batches) do
-        worlds.each(kind .. ": " .. batch.name, check(bags, kind, batch),
-          { devices = { "cpu" }, local_size = worlds.LOCAL_SIZE, only = "mpi" })
+    for k, kind in ipairs(peri.util.keys(kinds)) do
+      for b, batch in ipairs(batches) do
+        -- bags and sequences in turn: all pairs of two of kind, batch and these, and the other half on 4 ranks
+        if (k + b + (worlds.mpirun or 0) + (bags and 1 or 0)) % 2 == 0 then
+          worlds.each(kind .. ": " .. batch.name, check(bags, kind, batch),
+            { devices = { "cpu" }, local_size = worlds.LOCAL_SIZE, only = "mpi" })
+        end
       end
     end
   end)

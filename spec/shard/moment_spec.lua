@@ -44,6 +44,13 @@ local function refused(world, patterns, f)
   end
 end
 
+--- Three ranks are those of mpirun or of a sim world, in turn.
+local function worlds_of(case)
+  local sizes = case % 2 == 0 and { 2, 3 } or { 1, 2 }
+  if worlds.mpirun then sizes = { case % 2 == 1 and 3 or nil } end
+  return { sizes = sizes, devices = { "cpu" } }
+end
+
 describe("maps of raw ids and rows in files", function()
   setup(function() C.peri_log_level_set(C.PERI_LOG_ERROR) end)
   teardown(function() C.peri_log_level_set(C.PERI_LOG_WARN) end)
@@ -101,7 +108,7 @@ describe("maps of raw ids and rows in files", function()
         end
       end
       once(world, tier.remove, folder)
-    end, { sizes = { 1, 2, 3 }, devices = { "cpu" } })
+    end, worlds_of(case))
   end
 
   worlds.each("are no files of tables whose ids are rows, nor the other way round", function(world)
@@ -181,7 +188,7 @@ describe("maps of raw ids and rows in files", function()
         model:train()
         assert.same(a.out, answers(model))
       end
-    end, { sizes = { 1, 2, 3 }, devices = { "cpu" } })
+    end, worlds_of(case + 1))
   end
 
   it("open together on one rank without shards, too", function()
