@@ -119,7 +119,7 @@ describe("metrics", function()
     assert.error_matches(function() metrics.auc({ 1 }, { 1 }, { 1, 1 }) end, "2 weights for 1 labels")
     assert.error_matches(function() metrics.auc({ 0 / 0 }, { 1 }) end,
       "metrics.auc: sample 0: prediction nan, not a number")
-    assert.error_matches(function() metrics.auc("x", { 1 }) end, "predictions are a string")
+    assert.error_matches(function() metrics.auc("x", { 1 }) end, "predictions are 'x', wanted a tensor or a list")
     assert.error_matches(function() metrics.NEMetric { window = 3 } end, "no argument 'window'")
     assert.error_matches(function() metrics.NEMetric { window_size = 0 } end, "window_size is 0")
     assert.error_matches(function() metrics.AUPRCMetric({}):update({ 2 }, { 1 }) end,

@@ -13,7 +13,9 @@ local function numbers(func, what, x)
   if Tensor.is(x) then
     return (x:to "f64"):read()
   end
-  if type(x) ~= "table" then P.fail(("%s: %s are a %s, wanted a tensor or a list"):format(func, what, type(x))) end
+  if type(x) ~= "table" then
+    P.fail(("%s: %s are %s, wanted a tensor or a list"):format(func, what, signature.text(x)))
+  end
   local n, fault = #x, util.list_fault(x)
   if fault then P.fail(("%s: the list of %s %s"):format(func, what, fault)) end
   local a = ffi.new("double[?]", math.max(n, 1))
