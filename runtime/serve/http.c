@@ -716,14 +716,15 @@ int32_t peri__http_port(const peri__http *http) { return http->port; }
 
 void peri__http_quiesce(peri__http *http)
 {
-    pthread_mutex_lock(&http->lock);
-    bool before = http->draining;
-    http->draining = true;
-    pthread_mutex_unlock(&http->lock);
-    if (before) return;
+    if (http->listening >= 0) return;
     http->listening = MHD_quiesce_daemon(http->daemon);
     /* closed later: a thread in peri__http_turn may still hold it */
     if (http->listening >= 0) shutdown(http->listening, SHUT_RDWR);
+    /* only now: a client that is told to close may connect again at once, and must not get into the queue of a socket
+     * that nobody will accept from */
+    pthread_mutex_lock(&http->lock);
+    http->draining = true;
+    pthread_mutex_unlock(&http->lock);
 }
 
 int64_t peri__http_busy(peri__http *http, bool idle)
