@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 const peri__manifest *peri__checkpoint_manifest(const peri_checkpoint *c) { return &c->m; }
@@ -42,9 +41,8 @@ void peri_checkpoint_release(peri_checkpoint *c)
  *  a second. On file systems without locks it may be removed, which reading tells. */
 static void lock_shared(int dir)
 {
-    const struct timespec pause = {.tv_nsec = 5 * 1000 * 1000};
-    for (int tries = 0; tries < 200 && flock(dir, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK; tries++)
-        nanosleep(&pause, NULL);
+    const int64_t deadline = peri_time_ns() + 1000 * 1000 * 1000;
+    while (flock(dir, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK && peri__look_again(deadline, 5)) {}
 }
 
 /** The manifest of a checkpoint, open. */
@@ -125,19 +123,18 @@ static peri_status check_file(const peri_checkpoint *c, const char *what, const 
  *  @until (peri_time_ns), unless the folder is removed. */
 static peri_status check_files(const peri_checkpoint *c, const char *what, int64_t until)
 {
-    const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
     bool told = false, late;
     for (int64_t f = 0; f < c->m.n_files; f++) {
         const char *name = peri__manifest_text(&c->m, c->m.files[f].name);
         peri_status status;
         while ((status = check_file(c, what, name, c->m.files[f].bytes, &late)) < 0) {
-            const int64_t now = peri_time_ns();
-            if (!late || now >= until || !peri__same_folder(c->folder, c->dir)) return status;
+            const int64_t left = until - peri_time_ns();
+            if (!late || left <= 0 || !peri__same_folder(c->folder, c->dir)) return status;
             if (!told)
                 peri__log(PERI_LOG_WARN, "%s; it may come late, and is waited for, %.1f s at most",
-                          peri_error_message(), (double)(until - now) / 1e9);
+                          peri_error_message(), (double)left / 1e9);
             told = true;
-            nanosleep(&pause, NULL);
+            peri__look_again(until, 50);
         }
     }
     return PERI_OK;

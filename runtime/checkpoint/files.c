@@ -105,15 +105,26 @@ peri_status peri__folder_sync(const char *path)
     return why ? fail_errno("syncing folder", path) : PERI_OK;
 }
 
+int64_t peri__late_deadline(void) { return peri_time_ns() + (int64_t)(PERI__LATE_SECONDS * 1e9); }
+
+bool peri__look_again(int64_t deadline, int milliseconds)
+{
+    const struct timespec pause = {.tv_nsec = milliseconds * 1000000L};
+    if (peri_time_ns() >= deadline) return false;
+    nanosleep(&pause, NULL);
+    return true;
+}
+
 peri_status peri__file_await(const char *folder, const char *name, int64_t bytes)
 {
     char path[PATH_MAX];
-    const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
-    const int64_t deadline = peri_time_ns() + (int64_t)(PERI__LATE_SECONDS * 1e9);
+    struct stat s;
+    bool there;
+    const int64_t deadline = peri__late_deadline();
     PERI_TRY(peri__path_join(folder, name, path));
-    for (;;) {
-        struct stat s, of_folder;
-        bool there = stat(path, &s) == 0;
+    do {
+        struct stat of_folder;
+        there = stat(path, &s) == 0;
         if (there && s.st_size == bytes) return PERI_OK;
         if (!there && errno == ENOENT && stat(folder, &of_folder) != 0 && errno == ENOENT)
             return peri__fail(PERI_ENOTFOUND,
@@ -121,17 +132,14 @@ peri_status peri__file_await(const char *folder, const char *name, int64_t bytes
                               "saved",
                               folder);
         if (!there && errno != ENOENT && errno != ESTALE) return fail_errno("looking for", path);
-        if (peri_time_ns() > deadline) {
-            if (!there)
-                return peri__fail(
-                    PERI_ENOTFOUND,
-                    "checkpoint: file '%.300s' is not there after %.0f s: the folder must be the same on all hosts",
-                    path, PERI__LATE_SECONDS);
-            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' has %lld bytes, wanted: %lld", path,
-                              (long long)s.st_size, (long long)bytes);
-        }
-        nanosleep(&pause, NULL);
-    }
+    } while (peri__look_again(deadline, 50));
+    if (!there)
+        return peri__fail(
+            PERI_ENOTFOUND,
+            "checkpoint: file '%.300s' is not there after %.0f s: the folder must be the same on all hosts", path,
+            PERI__LATE_SECONDS);
+    return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' has %lld bytes, wanted: %lld", path,
+                      (long long)s.st_size, (long long)bytes);
 }
 
 bool peri__same_folder(const char *path, int fd)

@@ -13,6 +13,10 @@ enum { PERI__IO_BLOCK = 4 << 20 }; /* bytes of one read or write */
 /** For how long a name that another host made is waited for: on network file systems names appear late. */
 #define PERI__LATE_SECONDS 30.0
 
+/** The time (peri_time_ns) until which such a name is waited for, from now on. */
+int64_t peri__late_deadline(void);
+/** Pause for @milliseconds, after which the caller looks again; false, without a pause, if @deadline is over. */
+bool peri__look_again(int64_t deadline, int milliseconds);
 /** The status for errno @why of a call that opens or reads. PERI_ENOMEM: this process lacks memory or file descriptors,
  *  so nothing is known of the file. */
 peri_status peri__status_of_errno(int why);

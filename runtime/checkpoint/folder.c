@@ -100,22 +100,19 @@ void peri__parent_of(const char *path, char *out)
 peri_status peri__names_lock(const char *path, int *lock)
 {
     char parent[PATH_MAX];
-    const struct timespec pause = {.tv_nsec = 5 * 1000 * 1000};
-    const int64_t deadline = peri_time_ns() + (int64_t)(PERI__LATE_SECONDS * 1e9);
+    const int64_t deadline = peri__late_deadline();
     peri__parent_of(path, parent);
     *lock = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int why = errno;
     if (*lock < 0)
         return peri__fail(peri__status_of_errno(why), "checkpoint: folder '%.300s': %s", parent, strerror(why));
     while (flock(*lock, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
-        if (peri_time_ns() > deadline) {
-            close(*lock);
-            return peri__fail(PERI_EPEER,
-                              "checkpoint: '%.200s': another process has had folder '%.200s' locked for %.0f s: it is "
-                              "saving or removing a checkpoint there, and is stopped or waits for the disk",
-                              path, parent, PERI__LATE_SECONDS);
-        }
-        nanosleep(&pause, NULL);
+        if (peri__look_again(deadline, 5)) continue;
+        close(*lock);
+        return peri__fail(PERI_EPEER,
+                          "checkpoint: '%.200s': another process has had folder '%.200s' locked for %.0f s: it is "
+                          "saving or removing a checkpoint there, and is stopped or waits for the disk",
+                          path, parent, PERI__LATE_SECONDS);
     }
     return PERI_OK;
 }
@@ -215,19 +212,17 @@ void peri_checkpoint_folder_release(peri_checkpoint_folder *f)
 
 peri_status peri_checkpoint_folder_await(const char *path)
 {
-    const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
-    const int64_t deadline = peri_time_ns() + (int64_t)(PERI__LATE_SECONDS * 1e9);
+    const int64_t deadline = peri__late_deadline();
     struct stat s;
     PERI_NEED(path);
     while (stat(path, &s) != 0 || !S_ISDIR(s.st_mode)) {
         int why = errno;
-        if ((why != ENOENT && why != ESTALE) || peri_time_ns() > deadline)
-            return peri__fail(
-                PERI_ENOTFOUND,
-                "checkpoint: folder '%.300s', which rank 0 made, is not here (%s): all hosts must share the folder "
-                "of checkpoints",
-                path, strerror(why));
-        nanosleep(&pause, NULL);
+        if ((why == ENOENT || why == ESTALE) && peri__look_again(deadline, 50)) continue;
+        return peri__fail(
+            PERI_ENOTFOUND,
+            "checkpoint: folder '%.300s', which rank 0 made, is not here (%s): all hosts must share the folder "
+            "of checkpoints",
+            path, strerror(why));
     }
     return PERI_OK;
 }
