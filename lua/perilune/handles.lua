@@ -39,7 +39,7 @@ function M.sparing(f, ...)
     local share = math.max(SHARE, math.min(100, math.ceil(100 * GARBAGE / collectgarbage "count")))
     pause = collectgarbage("setpause", 200)
     collectgarbage("setpause", math.min(pause, 100 + share))
-    stepmul = collectgarbage("setstepmul", 1000) -- a cycle ends before much garbage has come meanwhile
+    stepmul = collectgarbage("setstepmul", 1000000) -- a cycle ends within some KiB of new garbage
     if share < 100 then collectgarbage("step", 0) end -- begin a cycle, which goes on as garbage comes
   end
   return spared(xpcall(f, locate, ...))
