@@ -16,6 +16,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <type_traits>
 
 #define __global__
 #define __device__
@@ -91,9 +92,12 @@ struct call {
     size_t bytes;
     void (*run)(const void *kept); /* by each thread */
 };
+/** So many bytes, copied: a function of all kernels, since what make_shared() makes of each took half of the compiler's time. */
+std::shared_ptr<void> copied(const void *from, size_t bytes, size_t align);
 template <class F> call call_of(F f)
 {
-    return {std::make_shared<F>(f), sizeof(F), [](const void *kept) { (*(const F *)kept)(); }};
+    static_assert(std::is_trivially_copyable<F>::value, "arguments of kernels are copied as bytes");
+    return {copied(&f, sizeof f, alignof(F)), sizeof f, [](const void *kept) { (*(const F *)kept)(); }};
 }
 
 /** Queue something that the device does, its memory open. */

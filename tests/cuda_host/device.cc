@@ -340,6 +340,13 @@ cudaError_t host::allow_shared(const void *kernel, int bytes)
     return cudaSuccess;
 }
 
+std::shared_ptr<void> host::copied(const void *from, size_t bytes, size_t align)
+{
+    std::align_val_t edge = std::align_val_t(align);
+    void *to = memcpy(::operator new(bytes, edge), from, bytes);
+    return {to, [edge](void *p) { ::operator delete(p, edge); }};
+}
+
 cudaError_t host::launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, call work)
 {
     size_t threads = (size_t)block.x * block.y * block.z, blocks = (size_t)grid.x * grid.y * grid.z;
