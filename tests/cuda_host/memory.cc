@@ -75,24 +75,36 @@ char *first_page(const block &b) { return (char *)((uintptr_t)b.at / memory().pa
 #if defined(__SANITIZE_ADDRESS__)
 void check_margins(const range &) {} /* it has told already */
 #else
+/** The first byte of [@p, @end) that is not @noise; @end: there is none. */
+char *other_than(char noise, char *p, char *end)
+{
+    uint64_t same, word;
+    memset(&same, noise, sizeof same);
+    for (; end - p >= (ptrdiff_t)sizeof word; p += sizeof word) {
+        memcpy(&word, p, sizeof word);
+        if (word != same) break;
+    }
+    while (p < end && *p == noise) p++;
+    return p;
+}
+
 void check_margins(const range &r)
 {
     const block &b = memory().blocks[r.base];
     char *base = first_page(b), *end = r.base + b.pages * memory().page, text[160];
     if (!b.live) return;
-    for (char *p = b.at + b.bytes; r.to == end && p < end; p++)
-        if (*p != (char)b.noise) {
-            snprintf(text, sizeof text, "something wrote %zu bytes past the end of an allocation of %zu bytes",
-                     (size_t)(p - b.at) + 1 - b.bytes, b.bytes);
-            found_wrong(text, cudaErrorIllegalAddress);
-            *p = (char)b.noise;
-        }
-    for (char *p = base; r.from == base && p < b.at; p++)
-        if (*p != (char)b.noise) {
-            snprintf(text, sizeof text, "something wrote %zu bytes before an allocation of %zu bytes", (size_t)(b.at - p), b.bytes);
-            found_wrong(text, cudaErrorIllegalAddress);
-            *p = (char)b.noise;
-        }
+    char noise = (char)b.noise, *past = b.at + b.bytes;
+    for (char *p = r.to == end ? other_than(noise, past, end) : end; p < end; p = other_than(noise, p + 1, end)) {
+        snprintf(text, sizeof text, "something wrote %zu bytes past the end of an allocation of %zu bytes",
+                 (size_t)(p - b.at) + 1 - b.bytes, b.bytes);
+        found_wrong(text, cudaErrorIllegalAddress);
+        *p = noise;
+    }
+    for (char *p = r.from == base ? other_than(noise, base, b.at) : b.at; p < b.at; p = other_than(noise, p + 1, b.at)) {
+        snprintf(text, sizeof text, "something wrote %zu bytes before an allocation of %zu bytes", (size_t)(b.at - p), b.bytes);
+        found_wrong(text, cudaErrorIllegalAddress);
+        *p = noise;
+    }
 }
 #endif
 
