@@ -373,7 +373,8 @@ local function threads(ctx)
       complaints[#complaints + 1] = path .. ": its head has no paragraph 'Threads: ...'"
     end
     for at, name in text:gmatch "()\ntypedef struct (peri_[%w_]+) peri_[%w_]+;" do
-      local comment = text:sub(1, at - 1):match ".*(/%*%*.-%*/)%s*$" or ""
+      local before = text:sub(1, at - 1)
+      local comment = before:match "%*/%s*$" and before:match ".*(/%*%*.*)$" or ""
       n = n + 1
       if not (said or ""):find("%f[%w_]" .. name .. "%f[^%w_]") and not comment:find "thread" then
         complaints[#complaints + 1] = ("%s: nothing says which threads may use a %s how; say it in the head, at "

@@ -48,12 +48,14 @@ local function lines(ctx)
     local function complain(n, why) complaints[#complaints + 1] = ("%s:%d: %s"):format(path, n, why) end
     local quoted = path:match "%.lua$" and quoted_lines(text) or {}
     local count = each_line(text, function(n, line)
-      local width = #line:gsub("[\128-\191]", "") -- characters, not bytes
-      local said = line:match "^%-%-%-@" or line:match "^function [%w_.:]+%b() end$" -- to LuaLS, which reads lines
-      local own = not quoted[n] and not said
-      if width > COLUMNS and own then complain(n, ("%d columns, at most %d"):format(width, COLUMNS)) end
-      if line:match "\t" then complain(n, "a tab") end
-      if line:match "%s$" then complain(n, "white space at the end") end
+      local width = #line > COLUMNS and #line:gsub("[\128-\191]", "") or 0 -- characters, not bytes
+      -- to LuaLS, which reads lines
+      local said = width > COLUMNS and (line:match "^%-%-%-@" or line:match "^function [%w_.:]+%b() end$")
+      if width > COLUMNS and not quoted[n] and not said then
+        complain(n, ("%d columns, at most %d"):format(width, COLUMNS))
+      end
+      if line:find("\t", 1, true) then complain(n, "a tab") end
+      if line:sub(-1):match "%s" then complain(n, "white space at the end") end
     end)
     if text ~= "" and text:sub(-1) ~= "\n" then complain(count + 1, "no newline at the end") end
     if count > most then complain(count, ("%d lines, at most %d"):format(count, most)) end
