@@ -56,45 +56,61 @@ local HEAD = [[
 
 -- -- words ------------------------------------------------------------------------------------------------------------
 
---- The tokens of C text: { kind =, text =, line start }: "word", "space" (comments too), "text" (strings, characters,
---- numbers), "mark", and "line" (a directive, with its continuations).
-local function tokens(text)
-  local list, at, line_start = {}, 1, true
-  local function add(kind, s)
-    list[#list + 1] = { kind = kind, text = s }
-    at = at + #s
+-- by byte: what a word may have, what a number may, and space within a line
+local in_word, in_number, in_space = {}, {}, {}
+for c = 0, 255 do
+  local s = string.char(c)
+  in_word[c], in_number[c], in_space[c] = s:match "[%w_]" ~= nil, s:match "[%w_%.]" ~= nil, s:match "[ \t\r\f]" ~= nil
+end
+
+--- The last place from `at` on up to which all bytes are of a kind.
+local function last_of(kind, text, at)
+  while kind[text:byte(at + 1) or 0] do at = at + 1 end
+  return at
+end
+
+--- The end of the directive that begins at `at`, with its continuations.
+local function end_of_directive(text, at)
+  while true do
+    local e = text:find("\n", at, true) or #text + 1
+    if text:byte(e - 1) ~= 92 then return e - 1 end -- a backslash
+    at = e + 1
   end
+end
+
+--- Calls f(kind, text) for each token of C text: "word", "space" (comments too), "text" (strings, characters, numbers),
+--- "mark", and "line" (a directive, with its continuations). By bytes, which LuaJIT compiles: there are millions.
+local function each_token(text, f)
+  local at, line_start = 1, true
   while at <= #text do
-    local c = text:sub(at, at)
-    local two = text:sub(at, at + 1)
-    if two == "/*" then add("space", text:sub(at, assert(select(2, text:find("*/", at + 2, true)))))
-    elseif two == "//" then add("space", text:match("^[^\n]*", at))
-    elseif c == "\n" then
-      add("space", c)
-      line_start = true
-    elseif c:match "%s" then add("space", text:match("^[ \t\r\f]+", at))
-    elseif c == "#" and line_start then
-      local stop = at
-      while true do
-        local e = text:find("\n", stop, true) or #text + 1
-        if text:sub(e - 1, e - 1) ~= "\\" then
-          add("line", text:sub(at, e - 1))
-          break
-        end
-        stop = e + 1
-      end
+    local c, after = text:byte(at, at + 1)
+    local kind, stop = "mark", at
+    if c == 47 and after == 42 then kind, stop = "space", assert(text:find("*/", at + 2, true)) + 1
+    elseif c == 47 and after == 47 then kind, stop = "space", (text:find("\n", at, true) or #text + 1) - 1
+    elseif c == 10 then kind, line_start = "space", true
+    elseif in_space[c] then kind, stop = "space", last_of(in_space, text, at)
+    elseif c == 35 and line_start then kind, stop = "line", end_of_directive(text, at)
     else
       line_start = false
-      if c == '"' or c == "'" then
-        local e = at + 1
-        while text:sub(e, e) ~= c do e = e + (text:sub(e, e) == "\\" and 2 or 1) end
-        add("text", text:sub(at, e))
-      elseif c:match "[%a_]" then add("word", text:match("^[%w_]+", at))
-      elseif c:match "%d" then add("text", text:match("^[%w_%.]+", at))
-      elseif two == "->" then add("mark", two)
-      else add("mark", c) end
+      if c == 34 or c == 39 then -- quotes
+        kind, stop = "text", at + 1
+        while text:byte(stop) ~= c do stop = stop + (text:byte(stop) == 92 and 2 or 1) end
+      elseif c >= 48 and c <= 57 then kind, stop = "text", last_of(in_number, text, at)
+      elseif in_word[c] then kind, stop = "word", last_of(in_word, text, at)
+      elseif c == 45 and after == 62 then stop = at + 1 end -- ->
     end
+    f(kind, text:sub(at, stop))
+    at = stop + 1
   end
+end
+
+--- All tokens, as a list of { kind =, text = }.
+local function tokens(text)
+  local list, n = {}, 0
+  each_token(text, function(kind, s)
+    n = n + 1
+    list[n] = { kind = kind, text = s }
+  end)
   return list
 end
 
@@ -336,11 +352,11 @@ end
 --- Without comments and blank lines, which headers and sources of the repository have.
 local function plain(text)
   local out = {}
-  for _, t in ipairs(tokens(text)) do
-    if t.kind == "space" and t.text:match "^/" then out[#out + 1] = " "
-    elseif t.kind == "line" then out[#out + 1] = (t.text:gsub("/%*.-%*/", " "))
-    else out[#out + 1] = t.text end
-  end
+  each_token(text, function(kind, s)
+    if kind == "space" and s:byte() == 47 then s = " " -- a comment
+    elseif kind == "line" then s = s:gsub("/%*.-%*/", " ") end
+    out[#out + 1] = s
+  end)
   return (table.concat(out):gsub("[ \t]+\n", "\n"):gsub("\n\n+", "\n"))
 end
 
