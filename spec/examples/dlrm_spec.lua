@@ -25,7 +25,8 @@ local function run(ranks, options, env, fails)
   return points, assert(json.decode(shell.read(out .. "/summary.json"))), text, out
 end
 
-local quick = "--data synthetic:12000 --rows 300 --dim 16 --steps 25 --batch-size 250 --log-every 1 --eval-every 0 "
+-- 25 steps are one pass: in a second one the losses jump further (assert_same_curve)
+local quick = "--data synthetic:8000 --rows 300 --dim 16 --steps 25 --batch-size 250 --log-every 1 --eval-every 0 "
   .. "--no-baseline "
 
 --- Equal to the rounding of f32 at first; later a hidden unit whose input is 0 but for rounding may be on in one run
@@ -38,6 +39,10 @@ local function assert_same_curve(want, got, what)
       ("%s: step %d"):format(what, point.step))
   end
 end
+
+--- For what a few steps show.
+local few = "--data synthetic:1000 --rows 100 --dim 8 --steps 4 --batch-size 32 --log-every 1 --eval-every 0 "
+  .. "--no-baseline "
 
 local function describe_script(name, f)
   describe(name, function()
@@ -57,9 +62,9 @@ describe_script("examples/dlrm.lua", function()
     assert.is_true(late < early)
   end)
 
-  -- 250 is not a multiple of 4: shares of 62 and 63 rows
+  -- 250 is not a multiple of 3: shares of 83 and 84 rows
   -- (other plans: tests/fuzz/plans.lua)
-  for _, case in ipairs { { 1, "table_wise" }, { 4, "row_wise" }, { 2, "mixed", "opaque" } } do
+  for _, case in ipairs { { 1, "table_wise" }, { 3, "row_wise" }, { 2, "mixed", "opaque" } } do
     local ranks, plan, device = case[1], case[2], case[3] or "cpu"
     it(("has the same loss curve on %d ranks with plan %s on %s"):format(ranks, plan, device), function()
       if ranks > 1 and not many then return pending "Open MPI was not found" end
@@ -75,19 +80,16 @@ describe_script("examples/dlrm.lua", function()
       assert.equal(#want, #got)
       for i, point in ipairs(want) do assert.equal(point.loss, got[i].loss) end
     end
-    local few = quick:gsub("%-%-steps 25", "--steps 8")
     same(1, quick, 3, reference)
     same(1, few .. "--device opaque", 2)
     if many then same(2, few .. "--plan examples/plans/mixed.lua", 2) end
     local path = folder .. "/workers.txt"
-    peri.data.synthetic.write { path = path, num_rows = 3000, rows = 50 }
-    same(1, ("--data %s --rows 50 --dim 8 --steps 20 --batch-size 100 --log-every 1 --eval-every 7 "
+    peri.data.synthetic.write { path = path, num_rows = 1500, rows = 50 }
+    same(1, ("--data %s --rows 50 --dim 8 --steps 14 --batch-size 100 --log-every 1 --eval-every 7 "
       .. "--no-baseline"):format(path), 2)
   end)
 
   it("trains on the device that PERI_DEVICE names, unless --device does", function()
-    local few = "--data synthetic:1000 --rows 100 --dim 8 --steps 4 --batch-size 32 --log-every 1 --eval-every 0 "
-      .. "--no-baseline --no-recommend "
     local want, summary = run(1, few)
     assert.equal("cpu", summary.device)
     local here = io.popen("pwd"):read "*l" .. "/" .. shell.build
@@ -111,19 +113,25 @@ describe_script("examples/dlrm.lua", function()
   it("learns the same under every schedule, also where it looks at samples in between and trains on them at the end",
     function()
     if not many then return pending "Open MPI was not found" end
-    local options = "--data synthetic:3000 --rows 300 --dim 8 --steps 12 --batch-size 250 --log-every 1 --eval-every "
+    local options = "--data synthetic:1500 --rows 300 --dim 8 --steps 12 --batch-size 125 --log-every 1 --eval-every "
       .. "5 --no-baseline "
     local want, summary = run(2, options)
     assert.equal("sparse_dist", summary.schedule)
-    for _, name in ipairs { "base", "prefetch_sparse_dist" } do
-      local got, other, text = run(2, options .. "--schedule " .. name)
-      assert.equal(name, other.schedule)
-      for i, point in ipairs(want) do
-        assert.equal(point.loss, got[i].loss)
-        assert.equal(point.validation_loss, got[i].validation_loss)
-      end
-      assert.equal(summary.logloss, other.logloss, text)
+    local got, other, out = run(2, options .. "--schedule prefetch_sparse_dist")
+    assert.equal("prefetch_sparse_dist", other.schedule)
+    for i, point in ipairs(want) do
+      assert.equal(point.loss, got[i].loss)
+      assert.equal(point.validation_loss, got[i].validation_loss)
     end
+    assert.equal(summary.logloss, other.logloss, out)
+    -- on one rank, whose sums are rounded otherwise: a start of mpirun takes as long as the training
+    got, other, out = run(1, options .. "--schedule base")
+    assert.equal("base", other.schedule)
+    assert_same_curve(want, got, "base")
+    for i, point in ipairs(want) do
+      if point.validation_loss then assert.near(point.validation_loss, got[i].validation_loss, 1e-3) end
+    end
+    assert.near(summary.logloss, other.logloss, 1e-3, out)
     local text, status = shell.run(("%s run examples/dlrm.lua --out %s --schedule eval_sparse_dist"):format(
       shell.perilune, folder))
     assert.equal(2, status)
@@ -137,52 +145,52 @@ describe_script("examples/dlrm.lua", function()
 
   it("leaves a log, a picture and a summary, and beats the baselines on a signal of pairs", function()
     local points, summary, text, out = run(many and 2 or 1,
-      "--data synthetic:60000 --rows 20 --dim 8 --steps 400 --batch-size 500 --log-every 10 --eval-every 50 "
+      "--data synthetic:30000 --rows 5 --dim 8 --steps 200 --batch-size 300 --log-every 10 --eval-every 50 "
         .. "--eval-samples 2000")
     local looks = 0
     for _, point in ipairs(points) do
       assert.equal("number", type(point.samples_per_s))
-      -- a pass has 54,000 - 5,400 training samples, that is 97 steps: looks every 50 steps of it, at its end, and at
+      -- a pass has 27,000 - 2,700 training samples, that is 81 steps: looks every 50 steps of it, at its end, and at
       -- the end of all
-      local place = (point.step - 1) % 97 + 1
-      assert.equal(place == 50 or place == 97 or point.step == 400, point.validation_auc ~= nil)
+      local place = (point.step - 1) % 81 + 1
+      assert.equal(place == 50 or place == 81 or point.step == 200, point.validation_auc ~= nil)
       if point.validation_auc then looks = looks + 1 end
     end
-    assert.equal(9, looks)
+    assert.equal(5, looks)
     assert.matches("placed by the planner:\n", text)
-    assert.matches("t_c26 +20  table_wise, fused [^\n]*640 B", text)
-    assert.matches("26 tables +520 ", text)
+    assert.matches("t_c26 +5  table_wise, fused [^\n]*160 B", text)
+    assert.matches("26 tables +130 ", text)
     local regression = summary.baseline.logistic_regression
     assert.is_true(summary.auc > regression.auc + 0.01, text)
     assert.is_true(regression.auc > 0.6, text)
     assert.equal(0.5, summary.baseline.base_rate.auc)
     assert.near(1, summary.baseline.base_rate.ne, 0.01)
     assert.is_true(summary.ne < regression.ne and summary.logloss < regression.logloss)
-    assert.equal(400, summary.steps)
+    assert.equal(200, summary.steps)
     assert.equal(many and 2 or 1, summary.ranks)
-    assert.equal(6000, summary.test_samples)
-    assert.matches("step 400/400  100 %%  loss [%d.]+  validation [%d.]+  [%d,]+ samples/s  0 s left", text)
+    assert.equal(3000, summary.test_samples)
+    assert.matches("step 200/200  100 %%  loss [%d.]+  validation [%d.]+  [%d,]+ samples/s  0 s left", text)
     assert.matches("DLRM +0%.%d+", text)
     assert.matches("the DLRM's log%-loss is [%d.]+ %% below that of the logistic regression", text)
     if shell.has "gnuplot" then
       assert.equal("\137PNG", shell.read(out .. "/curve.png"):sub(1, 4))
       local script = shell.read(out .. "/curve.gnuplot")
-      for _, part in ipairs { "validation loss", "validation AUC", "training loss", "end of pass 4",
+      for _, part in ipairs { "validation loss", "validation AUC", "training loss", "end of pass 2",
         "weights kept: step " .. summary.kept_step } do
         assert.truthy(script:find(part, 1, true), part)
       end
     end
   end)
 
-  -- Interactions of columns with 12 values are there to be learnt; 6 columns of 20,000 invite to learn samples by heart
+  -- Interactions of columns with 4 values are there to be learnt; 6 columns of 20,000 invite to learn samples by heart
   -- in a second pass.
   it("stops early and keeps the best weights where two passes overfit, and beats the logistic regression", function()
     local path, rows = folder .. "/overfit.txt", {}
-    for i = 1, 26 do rows[i] = i <= 20 and 12 or 20000 end
-    peri.data.synthetic.write { path = path, num_rows = 20000, rows = rows, signal = 0.3, interaction = 4, bias = 0,
+    for i = 1, 26 do rows[i] = i <= 20 and 4 or 20000 end
+    peri.data.synthetic.write { path = path, num_rows = 10000, rows = rows, signal = 0.3, interaction = 5, bias = 0,
       alpha = 0.5 }
-    local options = ("--data %s --rows 20000 --dim 8 "):format(path)
-    local _, without, text = run(many and 2 or 1, options .. "--epochs 2 --patience 0")
+    local options = ("--data %s --rows 20000 --dim 8 --batch-size 80 "):format(path)
+    local _, without, text = run(1, options .. "--epochs 2 --patience 0")
     assert.is_true(without.logloss > 1.2 * without.baseline.logistic_regression.logloss, text)
     assert.is_true(without.validation.last_loss > 1.2 * without.baseline.base_rate.logloss, text)
     assert.matches("the DLRM is no better than the logistic regression", text)
@@ -191,7 +199,9 @@ describe_script("examples/dlrm.lua", function()
       return function(env)
         local entries = {}
         for i, t in ipairs(env.tables) do
-          entries[t.name] = (i % 2 == 0 and plan.row_wise or plan.column_wise) { compute_kernel = "fused_uvm_caching" }
+          local cut = i % 2 == 0 and plan.row_wise or plan.column_wise
+          entries[t.name] = i % 5 == 0 and cut { compute_kernel = "fused_uvm_caching" }
+            or plan.table_wise(i % env.world_size)
         end
         return plan.ShardingPlan { [env.module] = entries }
       end]])
@@ -203,7 +213,7 @@ describe_script("examples/dlrm.lua", function()
     assert.is_true(summary.steps < summary.steps_per_pass * 3, said)
     assert.equal(lowest, summary.validation.loss)
     assert.is_true(summary.validation.last_loss > 1.2 * lowest, said)
-    assert.is_true(summary.kept_step <= summary.steps_per_pass, said)
+    assert.is_true(summary.kept_step <= 1.2 * summary.steps_per_pass, said)
     assert.is_true(summary.logloss < 0.97 * regression.logloss and summary.auc > regression.auc + 0.03, said)
     assert.matches("stopped early, after step %d+ of at most %d+: the validation loss was lowest at step %d+ %(pass "
       .. "[%d.]+%)", said)
@@ -234,8 +244,8 @@ describe_script("examples/dlrm.lua", function()
       local out = ("%s/full-%s"):format(folder, name)
       os.execute(("mkdir -p %s && ln -s /dev/full %s/%s"):format(out, out, name))
       local ranks = many and name == "log.jsonl" and 2 or 1 -- all files are rank 0's
-      local text, status = shell.run(("%s run -n %d examples/dlrm.lua %s --steps 3 --out %s"):format(shell.perilune,
-        ranks, quick:gsub("%-%-steps 25", ""), out))
+      local text, status = shell.run(("%s run -n %d examples/dlrm.lua %s --out %s"):format(shell.perilune, ranks, few,
+        out))
       if name ~= "curve.gnuplot" or shell.has "gnuplot" then
         assert.is_true(status ~= 0, text)
         assert.matches(("cannot write %s/%s: No space left on device"):format(out, name):gsub("%-", "%%-"), text)

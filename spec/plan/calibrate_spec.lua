@@ -1,6 +1,6 @@
 -- perilune calibrate: what it measures of the machine, and the file that plans read.
 -- deadline: 200 s
--- takes: 30 s
+-- takes: 20 s
 local shell = require "spec.support.shell"
 local peri = require "perilune"
 local fit = require "perilune.calibration.fit"
@@ -61,6 +61,20 @@ describe("perilune calibrate --only machine", function()
     local env, hosts = { XDG_CACHE_HOME = folder .. "/made", PERI_BUILD = shell.build }, 2
     -- small tables: clearing gigabytes of pages would be most of the work, and what is asked below is not of memory
     env.PERI_CACHE_BYTES = tostring(2 * 2 ^ 20)
+    -- Every third step that prices are found by: to make the tables of all 75 takes 8 s of a processor.
+    os.execute(("mkdir -p %s/perilune/calibration"):format(folder))
+    shell.write(folder .. "/perilune/calibration/machine.lua", [[
+      local machine = dofile "lua/perilune/calibration/machine.lua"
+      local function within(f, wanted)
+        for i = 1, 60 do
+          local name, value = debug.getupvalue(f, i)
+          if name == wanted then return value end
+        end
+      end
+      local probes = within(within(machine.counted, "probes_of"), "probes")
+      for i = #probes, 1, -1 do if i % 3 ~= 1 then table.remove(probes, i) end end
+      return machine]])
+    env.PERI_LUA_PATH = folder
     local words = shell.perilune .. " calibrate --only machine --seconds 1 "
     local out, status = shell.run(("tests/net/nodes -r 1gbit 1,1 %s -n 2 -t 1"):format(words), env, 150)
     if status == 125 then -- no pretended machines, or no Open MPI
