@@ -176,8 +176,9 @@ describe("an installation", function()
         assert.is_true(losses[4] < 0.05 and losses[4] < losses[1]) -- a coin has log 2 = 0.693
         first = first or out
         assert.equal(first, out)
-        for _, ranks in ipairs(shell.has "mpirun" and io.open(prefix .. "/lib/perilune/libperilune_mpi.so")
-          and { 2, 3 } or {}) do
+        -- how the host was compiled is of no matter to the transport: the first one's ranks
+        local many = train:match "-c$" and shell.has "mpirun" and io.open(prefix .. "/lib/perilune/libperilune_mpi.so")
+        for _, ranks in ipairs(many and { 2, 3 } or {}) do
           -- Without TCP, of which Open MPI 5 complains where a machine's own address leads through its loopback.
           out, status = shell.run(("mpirun --oversubscribe --allow-run-as-root --mca btl ^tcp -n %d %s"):format(ranks,
             train), library())

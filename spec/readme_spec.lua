@@ -1,7 +1,7 @@
 -- The README's example runs as it stands there, and does what the README says of it: what is learned is the same on any
 -- number of ranks.
 -- deadline: 360 s
--- takes: 15 s
+-- takes: 10 s
 local json = require "dkjson"
 local shell = require "spec.support.shell"
 
@@ -117,7 +117,8 @@ describe("the README's example", function()
 
   it("learns", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
-    local script = replaced(shell.read(folder .. "/experiment.lua"), "num_rows = %d+", "num_rows = 40960")
+    local script = replaced(shell.read(folder .. "/experiment.lua"), "num_rows = %d+, batch_size = %d+",
+      "num_rows = 20480, batch_size = 1024")
     shell.write(folder .. "/short.lua", (replaced(script, "step %% 10 == 0", "step %% 1 == 0")))
     local printed, losses = run(1, "short.lua"), {}
     for step, loss in printed:gmatch "step (%d+): loss (%d%.%d+)\n" do losses[tonumber(step)] = tonumber(loss) end
@@ -126,14 +127,12 @@ describe("the README's example", function()
   end)
 
   local one
-  for _, ranks in ipairs { 2, 4 } do -- others: tests/fuzz/plans.lua
-    it(("learns on %d ranks what it learns on one, also where their shares differ"):format(ranks), function()
-      if shell.no_launcher() then return pending(shell.no_launcher()) end
-      if not shell.has "mpirun" then return pending "mpirun was not found" end
-      one = one or learned(1, "small.lua")
-      compare(one, learned(ranks, "small.lua"))
-    end)
-  end
+  it("learns on 4 ranks what it learns on one, also where their shares differ", function() -- on others: below
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    if not shell.has "mpirun" then return pending "mpirun was not found" end
+    one = one or learned(1, "small.lua")
+    compare(one, learned(4, "small.lua"))
+  end)
 
   it("learns the same by the library's own plan", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
