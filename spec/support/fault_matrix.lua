@@ -1,7 +1,7 @@
 -- fault_matrix.lua: what rank 1 can do wrong, and where, in two scripts of a training step's exchanges.
 -- spec/dist/fault_matrix_spec.lua runs each cell on each transport; as a script this file runs cells under mpirun:
---   luajit spec/support/fault_matrix.lua SCRIPT FAULT PLACE[,PLACE...] DEADLINE    prints "PLACE|rank|seconds|error
---                                                                                  name|message" lines
+--   luajit spec/support/fault_matrix.lua SCRIPT,FAULT,PLACE,DEADLINE...
+--                                                prints "SCRIPT,FAULT,PLACE|rank|seconds|error name|message" lines
 local peri = require "perilune"
 local P = require "perilune.ffi"
 local C = P.C
@@ -136,14 +136,15 @@ end
 
 -- -- under mpirun -----------------------------------------------------------------------------------------------------
 
-local function main(script, fault, places, deadline)
+--- One rank's part of all cells ("SCRIPT,FAULT,PLACE,DEADLINE"), one after the other, each in a group of its own.
+local function main(cells)
   C.peri_log_level_set(C.PERI_LOG_ERROR)
   local transport = os.getenv "PERI_TEST_DEVICE_TRANSPORT"
   local device = transport and "opaque" or "cpu"
   local world = peri.init { timeout = 20, device_transport = transport, device = transport and device }
   local ranks = {}
   for r = 1, world.world_size do ranks[r] = r - 1 end
-  local function act()
+  local function act(fault, deadline)
     if fault == "dies" then os.execute "kill -9 $PPID" end
     -- its parent, mpirun, is stopped for longer than the deadline: what has ended stays a zombie
     if fault == "dies uncollected" then
@@ -153,24 +154,24 @@ local function main(script, fault, places, deadline)
     -- a rank that waits may lose some time to other work, which does not count
     os.execute(("sleep %g"):format(deadline * M.late))
   end
-  for text in places:gmatch "[^,]+" do
-    local group = world:new_group(ranks, "cell " .. text)
+  for _, cell in ipairs(cells) do
+    local name, script, fault, place, deadline = cell:match "^(([%w ]+),([%w ]+),([%d.]+)),([%d.]+)$"
+    local group = world:new_group(ranks, "cell " .. name)
     local start = tonumber(C.peri_time_ns())
     local ok, err = pcall(function()
       -- until rank 1, too, is done with the cell before; a rank may still be in it when another has found the fault
       group:barrier():wait()
-      group:timeout(deadline)
+      group:timeout(tonumber(deadline))
       start = tonumber(C.peri_time_ns())
-      M.run(script, group, fault, tonumber(text), device, act)
+      M.run(script, group, fault, tonumber(place), device, function() act(fault, deadline) end)
     end)
-    io.stdout:write(("%s|%d|%.2f|%s|%s\n"):format(text, world.rank_number, (tonumber(C.peri_time_ns()) - start) * 1e-9,
-      ok and "ok" or
-      err.name or "Lua", ok and "" or tostring(err):gsub("\n.*", "")))
+    io.stdout:write(("%s|%d|%.2f|%s|%s\n"):format(name, world.rank_number, (tonumber(C.peri_time_ns()) - start) * 1e-9,
+      ok and "ok" or err.name or "Lua", ok and "" or tostring(err):gsub("\n.*", "")))
     io.stdout:flush()
   end
   os.exit(0, true)
 end
 
-if arg and arg[0] and arg[0]:match "fault_matrix%.lua$" then main(arg[1], arg[2], arg[3], tonumber(arg[4])) end
+if arg and arg[0] and arg[0]:match "fault_matrix%.lua$" then main(arg) end
 
 return M

@@ -21,7 +21,8 @@ local function sum(count)
   return peri.tensor(total)
 end
 
-for _, count in ipairs { 0, 1, 24, 25, 26, 1000, 20001, 100000 } do
+local whole = (tonumber(os.getenv "PERI_TEST_COUNT_LIMIT") or 2 ^ 30) >= 2 ^ 30 -- pieces: 20001 numbers are many
+for _, count in ipairs { 0, 1, 24, 25, 26, 1000, 20001, whole and 100000 or nil } do
   local t = world:all_reduce(numbers(count, rank)):wait()
   same(t, sum(count), "all_reduce " .. count)
   same(world:broadcast(numbers(count, rank), n - 1):wait(), numbers(count, n - 1), "broadcast " .. count)
