@@ -115,6 +115,25 @@ function Checkpoint:tensor(name)
   return { name = name, dtype = dtype, shape = shape, pieces = pieces }
 end
 
+--- Whether it has a tensor of this name, dtype and shape, with a piece of the same columns: an increment of it may have
+--- some rows of such a piece. No tables are made, since a save asks this of 100,000 tensors.
+function Checkpoint:_has_alike(name, dtype, shape, columns)
+  local c = pointer(self)
+  local index = C.peri_checkpoint_find(c, name)
+  if index < 0 then return false end
+  check(C.peri_checkpoint_tensor_at(c, index, info))
+  if P.dtype_names[info.dtype] ~= dtype or info.ndim ~= #shape then return false end
+  for d = 1, #shape do
+    if info.shape[d - 1] ~= shape[d] then return false end
+  end
+  for k = 0, tonumber(info.pieces) - 1 do
+    check(C.peri_checkpoint_piece(c, index, k, region_out, place))
+    local first, number = tonumber(region_out.column), tonumber(region_out.columns)
+    if number == (columns and columns[2] or 0) and (number == 0 or first == columns[1]) then return true end
+  end
+  return false
+end
+
 --- A region for C; nil: all of `shape`.
 local function region_of(shape, region)
   local r = P.struct "peri_checkpoint_region"

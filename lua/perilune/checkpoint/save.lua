@@ -169,19 +169,6 @@ local function open_parent(func, path, a, alone)
   return parent
 end
 
---- Whether the parent has a tensor of which the piece may have some rows only: of the same form, with pieces of the
---- same columns.
-local function fits_parent(parent, p)
-  if not parent:has(p.name) then return false end
-  local t = parent:tensor(p.name)
-  if t.dtype ~= p.dtype or pieces_of.numbers_text(t.shape) ~= pieces_of.numbers_text(p.shape) then return false end
-  for _, own in ipairs(t.pieces) do
-    local columns = p.columns and { p.columns[1], p.columns[2] } or {}
-    if pieces_of.numbers_text(own.columns or {}) == pieces_of.numbers_text(columns) then return true end
-  end
-  return false
-end
-
 --- The digest by which a tracker knows the checkpoint at `path`: its own, or that of the increment for which it stands;
 --- nil: it does not.
 local function known_as(tracker, path)
@@ -212,7 +199,7 @@ local function leave_out(parent, tracker, pieces)
   end
   for i, p in ipairs(pieces) do
     local x = (p.marked or maps.is_state(p)) and pieces_of.whole(p)
-    if x and fits_parent(parent, x) then
+    if x and parent:_has_alike(x.name, x.dtype, x.shape, x.columns) then
       if p.marked then
         p.list = list_of(p, x)
         if p.list then p.bytes = p.bytes / x.size[1] * pieces_of.listed(p) end
