@@ -104,13 +104,21 @@ describe("docs/parity.md", function()
 
   it("says of none that is here that it is not", function()
     local wrong = {}
-    local function face(path) return select(2, pcall(function() return path == "" and peri or peri[path] end)) end
+    -- Asked of what is there and of what would be loaded: the error for a name that is not there looks for like ones.
+    local function has(face, name)
+      if rawget(face, name) ~= nil then return true end
+      for _, names in ipairs(getmetatable(face).__names()) do
+        if rawget(names, name) ~= nil then return true end
+      end
+      return false
+    end
+    local function face(path) return path == "" and peri or peri[path] end
+    assert.is_true(has(peri, "KeyedJaggedTensor") and has(peri.nn, "DeepFM") and has(peri.plan, "Topology"))
     for _, r in ipairs(rows) do
       -- functions of other modules may have a short name too
       if page.kind(r.row) ~= "here" and r.row[1]:match "^%u" then
         for _, path in ipairs { "", "nn", "embed", "plan", "shard", "model", "pipeline", "dist", "jagged", "sparse" } do
-          local ok, value = pcall(function() return face(path)[r.row[1]] end)
-          if ok and value ~= nil then
+          if has(face(path), r.row[1]) then
             wrong[#wrong + 1] = ("%s.%s: peri.%s has it"):format(r.section, r.row[1], path)
           end
         end

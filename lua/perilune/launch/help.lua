@@ -88,13 +88,23 @@ local function near(name)
   return util.map({ unpack(list, 1, 5) }, function(x) return x[1] end), #list > 0 and list[1][2] < 2
 end
 
+local by_prefix -- the full names by each of their prefixes that ends before a mark, sorted
+
 --- The names within a table that has no text of its own, such as nn.init.
 local function within(name)
-  local list = {}
-  for _, full in ipairs(util.keys(manual().texts)) do
-    for _, prefix in ipairs { name, "peri." .. name } do
-      if full:sub(1, #prefix) == prefix and full:find("^[.:]", #prefix + 1) then list[#list + 1] = full end
+  if not by_prefix then
+    by_prefix = {}
+    for _, full in ipairs(util.keys(manual().texts)) do
+      for at in full:gmatch "()[.:]" do
+        local prefix = full:sub(1, at - 1)
+        by_prefix[prefix] = by_prefix[prefix] or {}
+        table.insert(by_prefix[prefix], full)
+      end
     end
+  end
+  local list = {}
+  for _, prefix in ipairs { name, "peri." .. name } do
+    for _, full in ipairs(by_prefix[prefix] or {}) do list[#list + 1] = full end
   end
   return list
 end
