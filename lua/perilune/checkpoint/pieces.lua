@@ -49,11 +49,18 @@ end
 --- The shard that a piece of a ShardedTensor is.
 local function shard_of(p) return p.of:_local_shard(p.k) end
 
+--- The tensor that a piece is; nil: it is none. Its shard is not made for that: a save asks this several times of each
+--- of 100,000 tables.
+local function own_tensor(p)
+  if p.tensor then return p.tensor end
+  if p.shard then return p.shard.tensor end
+  return p.of and p.of:_local_tensor(p.k)
+end
+
 --- The tensor with the elements of a piece; nil: they are read block by block, see M.whole.
 function M.tensor_of(p)
-  if p.tensor then return p.tensor end
   if p.rows then return p.rows(p.from, M.whole(p.from).offset[1]) end
-  return (p.shard or p.of and shard_of(p) or {}).tensor
+  return own_tensor(p)
 end
 
 --- All of a piece, in a table of its own: what M.piece says, and dtype, shape, offset, size, columns, and of a shard
@@ -74,7 +81,10 @@ end
 
 --- Where the marks of a piece's changed rows are (embed/changes.lua); nil: its rows are not marked. It is asked for
 --- when it is needed, not kept.
-function M.source_of(p) return changes.source(p.tensor, p.shard or p.of and shard_of(p) or nil) end
+function M.source_of(p)
+  local tensor = own_tensor(p)
+  return changes.source(tensor, not tensor and (p.shard or shard_of(p)) or nil)
+end
 
 --- The place of a shard as a text.
 local function key_of(m)

@@ -82,8 +82,7 @@ local function shards_of(module, t)
   local pieces, entry, known = local_pieces(module, t), module.plan.tables[t.name], rawget(module, "_shards")
   local only = pieces[1]
   if only and not only.replica and only.rows == t.num_embeddings and only.cols == t.embedding_dim then
-    local list = { only }
-    return list, first, list
+    return pieces, first, pieces
   end
   if not known then
     known = setmetatable({ env = ShardingEnv.from_process_group(module.group) }, {})
@@ -130,6 +129,13 @@ end
 function TableState:_local_shard(k)
   local shards, numbers, pieces = shards_of(self[1], self[2])
   return shard_with(self, pieces[k], metadata_of(self[2], shards[numbers[k]], self[3].geometry))
+end
+
+--- The tensor of that shard alone; nil: its rows are in a file.
+function TableState:_local_tensor(k)
+  local _, _, pieces = shards_of(self[1], self[2])
+  local make = self[3].shard.tensor
+  return make and make(pieces[k], self[3], self[1])
 end
 
 local fields = {

@@ -82,6 +82,7 @@ function ShardedTensor:local_shards() return self._local_shards end
 --- The metadata of all shards, and the shards of this rank, whose metadata are among them.
 function ShardedTensor:_layout() return self._shards_metadata, self._local_shards end
 function ShardedTensor:_local_shard(k) return self._local_shards[k] end
+function ShardedTensor:_local_tensor(k) return self._local_shards[k].tensor end
 function ShardedTensor:metadata()
   return { size = self:size(), dtype = self._dtype, shards_metadata = self._shards_metadata }
 end
