@@ -308,6 +308,8 @@ static peri_status open_parents(peri_checkpoint *c, const char *given, int64_t u
         status = peri__checkpoint_open_alone(found->path, what, until, &parent);
         if (status < 0) break;
         adopt(last, parent);
+        peri__free(parent->m.values); /* those of 30,000 tables are 4 MB, and nobody asks for a parent's */
+        parent->m.values = NULL;
         status = check_parent(last, parent);
         if (status >= 0 && last->inner) status = peri__manifest_fold(&last->m);
         if (status >= 0 && !*parent->m.parent) status = peri__manifest_fold(&parent->m);
