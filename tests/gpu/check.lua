@@ -135,7 +135,7 @@ part("demonstration", 300, function()
   local losses = {}
   for _, d in ipairs { "cpu", device } do
     local argv = perilune("examples/dlrm.lua", "--eval-every", "0", "--no-baseline", "--no-recommend", "--device", d)
-    for word in (pretended and "--data synthetic:300 --steps 2 --batch-size 16 --dim 8" or
+    for word in (pretended and "--data synthetic:300 --rows 100 --steps 2 --batch-size 16 --dim 8" or
       "--data synthetic:40000 --steps 60 --batch-size 256"):gmatch "%S+" do argv[#argv + 1] = word end
     local went, text = run(argv, true)
     losses[d] = went and tonumber(table.concat(text, "\n"):match ".*loss +([%d.]+)")

@@ -227,7 +227,7 @@ end
 --- returns.
 local function parameters_of(func, saved, rename, all)
   local names = {}
-  local function note(part, name, as, stated)
+  local function remember(part, name, as, stated)
     if as:sub(1, #part + 7) ~= part .. "/state/" then return end
     local own, was, is = names[part] or {}, parts_of.keys_of(name)[2], parts_of.keys_of(as)[2]
     names[part] = own
@@ -242,11 +242,11 @@ local function parameters_of(func, saved, rename, all)
     for _, entry in ipairs(list) do
       local part = entry.name:match "^([^/]*)/state/[^/]*/[^/]*$"
       local tree = part and saved.parts and saved.parts[part]
-      if type(tree) == "table" and tree.param_groups then note(part, entry.name, entry.as, true) end
+      if type(tree) == "table" and tree.param_groups then remember(part, entry.name, entry.as, true) end
     end
   end
   each_parameter(rename and saved or {}, function(name, part)
-    if not (names[part] or {})[parts_of.keys_of(name)[2]] then note(part, name, renamed(rename, name), false) end
+    if not (names[part] or {})[parts_of.keys_of(name)[2]] then remember(part, name, renamed(rename, name), false) end
   end)
   return names
 end
