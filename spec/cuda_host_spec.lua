@@ -1,6 +1,6 @@
 -- kernels/cuda and the device backend of CUDA, on a pretended GPU (tests/cuda_host): how devices are found, named and
 -- shared among ranks. What they compute: make check-cuda, and the programs of tests/kernels.
--- takes: 20 s
+-- takes: 20 s, mostly waits
 
 local shell = require "spec.support.shell"
 local build = os.getenv "PERI_BUILD" or "build"

@@ -1,5 +1,5 @@
 -- What `make gpu-check` does, on the pretended GPU: deadline: 240 s
--- takes: 20 s
+-- takes: 14 s
 local shell = require "spec.support.shell"
 local build = os.getenv "PERI_BUILD" or "build"
 

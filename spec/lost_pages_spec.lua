@@ -1,7 +1,7 @@
 -- Pages of a mapped model file that cannot be read for a while (EIO of a disk, a network that went away), by
 -- spec/support/lost_pages.c: nobody is answered with zeros in their place, and what follows a run, or serves, goes on
 -- by itself when they can be read again.
--- takes: 2 s
+-- takes: 5 s, mostly waits
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 local serving = require "spec.support.serving"

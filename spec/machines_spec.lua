@@ -1,7 +1,7 @@
 -- Several machines, pretended by network namespaces (tests/net/nodes): the tool itself, and what goes wrong between
 -- machines.
 -- deadline: 120 s
--- takes: 16 s
+-- takes: 16 s, mostly waits
 local json = require "dkjson"
 local shell = require "spec.support.shell"
 

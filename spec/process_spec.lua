@@ -1,6 +1,7 @@
 -- What a process is given may change or be short: clocks that are set, addresses that are limited, signals that are
 -- blocked. (mpirun: none: it starts its own)
 -- deadline: 120 s
+-- takes: 8 s, mostly waits
 local shell = require "spec.support.shell"
 
 local folder, clean = shell.temporary()

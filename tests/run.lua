@@ -127,7 +127,7 @@ local function programs(folder)
 end
 
 if wanted.lint and options.san == "" then
-  job { name = "lint", part = "lint", deadline = 120, note = "takes: 35 s",
+  job { name = "lint", part = "lint", deadline = 120, note = "takes: 20 s",
     argv = { "luajit", "tests/lint/run.lua", "--build=" .. B, "--luacheck=" .. options.luacheck } }
 end
 

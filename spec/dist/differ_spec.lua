@@ -2,6 +2,7 @@
 -- operations; and a group of some ranks that failed, whose error the script has caught. (mpirun: none: it starts its
 -- own)
 -- deadline: 120 s
+-- takes: 10 s, mostly waits
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"

@@ -1,6 +1,6 @@
 -- The demonstration script: the loss curve does not depend on ranks or plan; what it leaves behind; its arguments.
 -- deadline: 600 s
--- takes: 40 s
+-- takes: 25 s
 local json = require "dkjson"
 local shell = require "spec.support.shell"
 local peri = require "perilune"

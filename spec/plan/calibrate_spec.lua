@@ -1,6 +1,6 @@
 -- perilune calibrate: what it measures of the machine, and the file that plans read.
 -- deadline: 200 s
--- takes: 20 s
+-- takes: 14 s
 local shell = require "spec.support.shell"
 local peri = require "perilune"
 local fit = require "perilune.calibration.fit"
