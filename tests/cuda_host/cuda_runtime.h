@@ -92,7 +92,8 @@ struct call {
     size_t bytes;
     void (*run)(const void *kept); /* by each thread */
 };
-/** So many bytes, copied: a function of all kernels, since what make_shared() makes of each took half of the compiler's time. */
+/** So many bytes, copied: a function of all kernels, since what make_shared() makes of each took half of the compiler's
+ *  time. */
 std::shared_ptr<void> copied(const void *from, size_t bytes, size_t align);
 template <class F> call call_of(F f)
 {
