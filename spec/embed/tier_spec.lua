@@ -2,7 +2,7 @@
 -- files, and everything that can be wrong with a file.
 -- deadline: 300 s
 -- cuda: always
--- takes: 10 s
+-- takes: 7 s
 local ffi = require "ffi"
 local peri = require "perilune"
 local support = require "spec.support.tbe"

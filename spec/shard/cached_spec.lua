@@ -2,7 +2,7 @@
 -- prefetches; plans say it per table.
 -- deadline: 300 s
 -- cuda: always
--- takes: 10 s
+-- takes: 5 s
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local sharded = require "spec.support.sharded"

@@ -5,7 +5,7 @@
 -- reference is the table cut into blocks.
 -- mpirun: 4
 -- machines: 3,1
--- takes: 16 s
+-- takes: 5 s
 local peri = require "perilune"
 local reference = require "spec.support.tbe_reference"
 local golden = require "spec.support.golden"

@@ -1,7 +1,6 @@
 -- Sequences in jagged tensors: attention against padded dense attention by PyTorch (spec/golden/sequences.py) and
 -- central differences, places and times, joining and cutting; on both devices.
 -- cuda: always
--- takes: 3 s
 local peri = require "perilune"
 local sparse = peri.sparse
 local devices = require "spec.support.devices"
