@@ -459,7 +459,7 @@ for _, device in ipairs(require "spec.support.devices") do
       fails("ways is %-1, allowed: whole numbers 0%.%.256", make, { ways = -1 })
       fails("ways is 257, allowed: whole numbers 0%.%.256", make, { ways = 257 })
       fails("ways is 1%.5, allowed: whole numbers 0%.%.256", make, { ways = 1.5 })
-      fails("ways is a table, allowed: whole numbers 0%.%.256", make, { ways = {} })
+      fails("ways is a table, wanted a number", make, { ways = {} })
       fails("cache precision FP16 for a table of FP32; allowed: FP32", make, { precision = "FP16" })
       fails("no argument 'size'", make, { size = 3 })
       fails("cache_params is a number, wanted CacheParams", make, 3)
