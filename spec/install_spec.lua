@@ -177,7 +177,8 @@ describe("an installation", function()
         first = first or out
         assert.equal(first, out)
         -- how the host was compiled is of no matter to the transport: the first one's ranks
-        local many = train:match "-c$" and shell.has "mpirun" and io.open(prefix .. "/lib/perilune/libperilune_mpi.so")
+        local many = train:match "-c$" and shell.has "mpirun"
+          and shell.exists(prefix .. "/lib/perilune/libperilune_mpi.so")
         for _, ranks in ipairs(many and { 2, 3 } or {}) do
           -- Without TCP, of which Open MPI 5 complains where a machine's own address leads through its loopback.
           out, status = shell.run(("mpirun --oversubscribe --allow-run-as-root --mca btl ^tcp -n %d %s"):format(ranks,
@@ -208,7 +209,7 @@ describe("an installation", function()
       end
       peri.checkpoint.save(arg[2], { model = model })
       print(model.ebc:fused_optimizer().param_groups[1].lr, model.over.weight:item(0))]])
-    local ranks = shell.has "mpirun" and io.open(prefix .. "/lib/perilune/libperilune_mpi.so") and 2 or nil
+    local ranks = shell.has "mpirun" and shell.exists(prefix .. "/lib/perilune/libperilune_mpi.so") and 2 or nil
     local function run(n, words)
       local before = n and ("mpirun --oversubscribe --allow-run-as-root -n %d "):format(n) or ""
       local out, status = shell.run(before .. path .. " " .. words, library())
@@ -242,7 +243,7 @@ describe("an installation", function()
 
   it("has documents and examples, which run from there", function()
     if need() then return pending(need()) end
-    local function there(path) assert.is_truthy(io.open(prefix .. "/share/" .. path), path) end
+    local function there(path) assert.is_true(shell.exists(prefix .. "/share/" .. path), path) end
     there "doc/perilune/README.md"
     there "doc/perilune/LICENSE"
     for path in shell.run("find docs -type f; ls kernels/*.h"):gmatch "[^\n]+" do there("doc/perilune/" .. path) end
@@ -253,7 +254,7 @@ describe("an installation", function()
       for target in text:gmatch "%]%(([^)#%s]+)" do
         local path = ("%s/share/doc/perilune/%s/%s"):format(prefix, page:match "^(.*)/", target)
         links = links + 1
-        if not (target:match "^https?:" or io.open(path)) then dead[#dead + 1] = page .. ": " .. target end
+        if not (target:match "^https?:" or shell.exists(path)) then dead[#dead + 1] = page .. ": " .. target end
       end
     end
     assert.same({}, dead)
@@ -283,7 +284,7 @@ describe("an installation", function()
   it("finds its plugins", function()
     if need() then return pending(need()) end
     if shell.no_launcher() then return pending(shell.no_launcher()) end
-    if not io.open(prefix .. "/lib/perilune/libperilune_mpi.so") then return pending "Open MPI was not found" end
+    if not shell.exists(prefix .. "/lib/perilune/libperilune_mpi.so") then return pending "Open MPI was not found" end
     local text = "local peri = require 'perilune' peri.init() print(peri.world_size())"
     shell.write(root .. "/world.lua", text)
     assert.equal("2\n2\n", (shell.run(("cd / && %s/bin/perilune run -n 2 %s/world.lua"):format(prefix, root))))
