@@ -272,7 +272,8 @@ end
 function DistributedModelParallel:reshard(plan, options)
   local func = "DistributedModelParallel:reshard"
   if plan == nil then P.fail(func .. ": plan is nil, wanted what plan.load takes, or a planner") end
-  reshard.reshard(self, collections.plan(plan, self._collections, self.env, self.device or nil), options)
+  plan = collections.plan(plan, self._collections, self.env, self.device or nil)
+  P.sparing(reshard.reshard, self, plan, options)
 end
 
 --- An error where a plan is none of this model's, or changes who trains a table.
