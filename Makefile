@@ -675,7 +675,7 @@ demo-run: all $(DEMO_PLUGINS)
 
 # tests/bench/<name>.lua prints its lines and appends one JSON object each to --out; bench-comm and bench-step run at several sizes.
 BENCH = @mkdir -p build/bench && rm -f build/bench/$(1).jsonl && for ranks in $(2); do \
-	$(LAUNCHER) run -n $$ranks $(3) tests/bench/$(1).lua --out build/bench/$(1).jsonl $(4) $(ARGS) || exit 1; done
+	$(or $(TIMED),$(LAUNCHER)) run -n $$ranks $(3) tests/bench/$(1).lua --out build/bench/$(1).jsonl $(4) $(ARGS) || exit 1; done
 
 # PYTHON= a Python with torch, torchrec and fbgemm_gpu: runs the same step under them too (bench-step, bench-pipeline), their kernels on the same ids
 # (bench-embed), their exchange of KeyedJaggedTensors (bench-comm), unsharded collections of sequences (bench-shard),
@@ -736,10 +736,11 @@ bench-data: all
 bench-dense: all
 	$(call BENCH,dense,1,-t 1)
 # By a launcher that counts the time of the kernels: tests/bench/kernel_time.c.
+bench-calls: TIMED := $B/tests/bench/perilune
 bench-calls: all $B/tests/bench/perilune
-	@mkdir -p build/bench && rm -f build/bench/calls.jsonl
-	@$B/tests/bench/perilune run -n 1 -t 1 tests/bench/calls.lua --out build/bench/calls.jsonl $(ARGS)
+	$(call BENCH,calls,1,-t 1)
 $B/tests/bench/perilune: $(HOST_OBJ) $B/obj/pack.o $B/obj/tests/bench/kernel_time.o $(LIB_A)
+	@mkdir -p $(@D)
 	$(Q)$(LINK_LAUNCHER) -Wl,--wrap=peri__cpu_entry
 bench-shard: all $(PEER)
 	$(call BENCH,shard,$(if $(HAVE_MPI),2 4,1))

@@ -323,7 +323,7 @@ describe("linking", function()
     local contract = shell.read "runtime/include/perilune/base.h":match "PERI_ABI_VERSION = (%d+)"
     local machine = shell.run "uname -m":match "%S+"
     local function kept(name) return ("tests/kept/%s-%s-%s"):format(name, contract, machine) end
-    if not io.open(kept "lookup") then
+    if not shell.exists(kept "lookup") then
       return pending("no programs are kept for " .. machine .. " and contract " .. contract)
     end
     local env = { LD_LIBRARY_PATH = shell.build }

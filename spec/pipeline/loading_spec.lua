@@ -3,6 +3,7 @@
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local P = require "perilune.ffi"
+local shell = require "spec.support.shell"
 local worlds = require "spec.support.worlds"
 local support = require "spec.support.pipeline"
 local DataLoadingThread = peri.pipeline.DataLoadingThread
@@ -173,13 +174,9 @@ describe("a DataLoadingThread", function()
     local ok, err = pcall(t.get_next_batch, t)
     assert.is_false(ok)
     assert.matches("batch 0 is not there after 0.05 s", err.message, 1, true)
-    local function is_there(name) -- whether the file is still there
-      local file = io.open(name)
-      return file and file:close()
-    end
     local deadline = now() + 60 -- a busy machine may not have begun the thread yet, and one that has not ends at once
-    while is_there(begun) and now() < deadline do sleep(0.001) end
-    assert.is_nil(is_there(begun))
+    while shell.exists(begun) and now() < deadline do sleep(0.001) end
+    assert.is_false(shell.exists(begun))
     ok, err = pcall(t.stop, t, 0.01)
     assert.is_false(ok)
     assert.matches("peri_feed_stop: the thread has not ended after 0%.0[01]%d* s", err.message) -- what was left of it

@@ -14,8 +14,7 @@ M.rank = ("env LD_PRELOAD='%s' luajit"):format(os.getenv "LD_PRELOAD" or "")
 
 --- Why there is no launcher, or nil: for `pending`.
 function M.no_launcher()
-  local file = io.open(M.perilune)
-  if file then return file:close() and nil end
+  if M.exists(M.perilune) then return nil end
   return "the launcher was not built (libluajit or argparse was not found)"
 end
 

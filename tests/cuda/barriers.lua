@@ -175,11 +175,6 @@ local function check_kernel(name, lines, first, last, found)
   end
   if not has then return 0 end
   local blocks = blocks_of(lines, first, last)
-  has = false
-  for _, b in ipairs(blocks) do
-    for _, c in ipairs(b.code) do has = has or is_barrier(c) end
-  end
-  if not has then return 0 end
   local post, varies, under, deciders, changed = post_dominators(blocks), {}, {}, {}, true
   -- how many instructions set a register; registers of several that vary where a block begins
   local times, before = {}, {}
