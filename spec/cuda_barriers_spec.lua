@@ -68,6 +68,56 @@ $L__BB0_2:
 $L__BB0_3:
   ret;]])
   end)
+  it("are found in functions that are called, and where their parameters and results differ", function()
+    --- A kernel whose threads call a function with @value, @unless a condition sends them past it; the function waits
+    --- @before or @behind a branch that its parameter decides.
+    local function calls(value, before, behind, unless)
+      local text = ([[
+.func (.param .b32 func_retval0) waits(
+  .param .b32 waits_param_0
+)
+{
+  ld.param.u32   %%r1, [waits_param_0];
+  setp.eq.s32   %%p1, %%r1, 0;
+  %s
+  @%%p1 bra   $L__BB1_2;
+  %s
+$L__BB1_2:
+  st.param.b32   [func_retval0+0], %%r1;
+  ret;
+}
+]]):format(before, behind) .. kernel(([[
+  mov.u32   %%r1, %s;
+  setp.eq.s32   %%p2, %%tid.x, 0;
+  %s
+  { // callseq 0, 0
+  .param .b32 param0;
+  st.param.b32   [param0+0], %%r1;
+  .param .b32 retval0;
+  call.uni (retval0),
+  waits,
+  (
+  param0
+  );
+  ld.param.b32   %%r2, [retval0+0];
+  } // callseq 0
+$L__BB0_9:
+  ret;]]):format(value, unless or ""))
+      local list = barriers.of(text)
+      return #list, list[1] and list[1].kernel
+    end
+    local wait = "bar.sync   0;"
+    assert.same({ 1, "waits" }, { calls("%tid.x", "", wait) })
+    assert.equal(0, (calls("%tid.x", wait, "")))
+    assert.equal(0, (calls("%ctaid.x", "", wait)))
+    assert.same({ 1, "kernel" }, { calls("%ctaid.x", wait, "", "@%p2 bra   $L__BB0_9;") })
+    assert.equal(1, found [[
+  call.uni (retval0), __clz, (param0);
+  ld.param.b32   %r2, [retval0+0];
+  setp.eq.s32   %p1, %r2, 0;
+  @%p1 bar.sync   0;
+  ret;]])
+  end)
   it("are none where all threads take the same way", function()
     assert.equal(0, found [[
   mov.u32   %r1, %tid.x;
@@ -101,7 +151,7 @@ $L__BB0_9:
     local count, wrong = 0, {}
     for path in pipe:lines() do
       local file = assert(io.open(path))
-      local list, _, here = barriers.of(file:read "*a")
+      local list, here = barriers.of(file:read "*a")
       file:close()
       count = count + here
       for _, f in ipairs(list) do

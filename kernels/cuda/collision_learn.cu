@@ -217,13 +217,14 @@ struct evict {
     __device__ void rank_news(int64_t bucket, peri_k_collision_record *rank) const
     {
         const peri_k_collision_record *r = a.records + a.starts[bucket];
-        for (int64_t i = threadIdx.x; i < a.news[bucket]; i += PERI_BLOCK) {
+        const int64_t n = a.news[bucket];
+        for (int64_t i = threadIdx.x; i < n; i += PERI_BLOCK) {
             const uint64_t score = a.map.policy == PERI_K_EVICT_USER
                                        ? float_key(a.new_scores[a.starts[bucket] + i])
                                        : score_of(a, (int64_t)r[i].word[1], (int64_t)r[i].word[2]);
             rank[i] = {{~score, ~r[i].word[1], r[i].word[0], (uint64_t)i}};
         }
-        peri_sort_records(rank, a.news[bucket]);
+        peri_sort_records(rank, n);
     }
     /** A row's rank: (score, turned id, turned row, row). */
     __device__ peri_k_collision_record rank_of(int64_t row) const

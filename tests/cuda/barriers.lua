@@ -23,8 +23,14 @@ local function blocks_of(lines, first, last)
     blocks[#blocks + 1] = block
   end
   open(first)
+  local call -- the lines of one that has not ended yet
   for number = first, last do
     local line = lines[number]:gsub("//.*", "")
+    if call or line:find "^%s*call" or line:find "^%s*@!?%%p%d+%s+call" then
+      call = (call or "") .. line
+      line = call:find ";" and call or ""
+      if line ~= "" then call = nil end
+    end
     local label = line:match "^%s*([%w_$]+):"
     if label then
       if #block.code > 0 or block.label then
@@ -140,16 +146,19 @@ local function decided(b, post)
   return out
 end
 
-local function is_barrier(c) return c.op:find "^bar%." and not c.op:find "warp" or c.op:find "^barrier" end
+--- Whether a barrier of the block is reached here: one of its own, or one of a function that is called.
+local function is_barrier(c)
+  return c.op:find "^bar%." and not c.op:find "warp" or c.op:find "^barrier" or c.callee ~= nil
+end
 
 local function special(r)
   return r:find "^%%tid" or r:find "^%%laneid" or r:find "^%%warpid" or r:find "^%%lanemask" or r:find "^%%clock"
     or r:find "^%%smid"
 end
 
---- What is looked at again and again of an instruction: the registers that it sets and reads, whether what it gives
---- differs by itself.
-local function prepare(c)
+--- What is looked at again and again of an instruction of @routine: the registers that it sets and reads, whether what
+--- it gives differs by itself, and which function that comes to a barrier it calls.
+local function prepare(c, routine, functions)
   c.sets, c.reads = written(c), {}
   local result = c.args:match "^%b{}" or c.args:match "^[^,]*"
   for r in (#c.sets > 0 and c.args:sub(#result + 1) or c.args):gmatch "%%[%w_.]+" do
@@ -160,33 +169,50 @@ local function prepare(c)
   for _, op in ipairs { "^atom", "^shfl", "^vote", "^match", "^activemask", "^redux" } do
     c.differs = c.differs or c.op:find(op) and true
   end
+  if c.op:find "^ld%.param" then
+    c.differs = c.args:find("[retval", 1, true) ~= nil or routine.differing[c.args:match "_param_(%d+)"] or false
+  elseif c.op:find "^st%.param" then
+    c.hands = c.args:match "%[param(%d+)"
+  elseif c.op:find "^call" then
+    for word in c.args:gmatch "[%w_$]+" do
+      if functions[word] and functions[word].waits then c.callee = functions[word] end
+    end
+  end
   c.shared = c.op:find "^bar.*red" ~= nil -- one result for all that are there
 end
 
---- A register that one instruction sets varies or not; of one that several set it is known for the beginning of each
---- block. There are few of those: what a loop changes, what two ways have made.
-local function check_kernel(name, lines, first, last, found)
-  local has = false
-  for number = first, last do
-    if lines[number]:find("bar", 1, true) then
-      has = true
-      break
-    end
-  end
-  if not has then return 0 end
-  local blocks = blocks_of(lines, first, last)
-  local post, varies, under, deciders, changed = post_dominators(blocks), {}, {}, {}, true
-  -- how many instructions set a register; registers of several that vary where a block begins
-  local times, before = {}, {}
+--- The registers of @blocks: how many instructions set each.
+local function count_sets(blocks)
+  local times = {}
   for _, b in ipairs(blocks) do
-    before[b] = {}
     for _, c in ipairs(b.code) do
-      prepare(c)
       for _, r in ipairs(c.sets) do times[r] = (times[r] or 0) + 1 end
     end
   end
+  return times
+end
+
+--- Note that the call @c hands over parameters that differ between threads: its function has to be looked at again.
+local function hand_over(c, handed)
+  for n in pairs(handed) do -- any order: a set
+    if not c.callee.differing[n] then c.callee.differing[n], c.callee.stale = true, true end
+  end
+end
+
+--- Look at a kernel or a function. A register that one instruction sets varies or not; of one that several set it is
+--- known for the beginning of each block. There are few of those: what a loop changes, what two ways have made.
+--- Afterwards routine.wrong are the lines of its barriers that only some threads come to, with those of the branches.
+local function check(routine, lines, functions)
+  local blocks = blocks_of(lines, routine.first, routine.last)
+  local post, varies, under, deciders, changed = post_dominators(blocks), {}, {}, {}, true
+  local before = {} -- registers of several instructions that vary where a block begins
+  for _, b in ipairs(blocks) do
+    before[b] = {}
+    for _, c in ipairs(b.code) do prepare(c, routine, functions) end
+  end
+  local times = count_sets(blocks)
   local function look(b)
-    local here = {}
+    local here, handed = {}, {}
     for r in pairs(before[b]) do here[r] = true end -- any order: a set
     for _, c in ipairs(b.code) do
       local is = under[b] and true or not c.shared and c.differs or false
@@ -195,6 +221,10 @@ local function check_kernel(name, lines, first, last, found)
         if times[r] > 1 then here[r] = is or c.guard and here[r] or nil
         elseif is and not varies[r] then varies[r], changed = true, true end
       end
+      if c.hands and is then handed[c.hands] = true end
+      if c.callee then hand_over(c, handed) end
+      if c.op:find "^call" then handed = {} end
+      if c.guard and (varies[c.guard] or here[c.guard]) then c.alone = true end
     end
     local jump = b.last
     if jump and jump.guard and not deciders[b] and (varies[jump.guard] or here[jump.guard] or under[b]) then
@@ -211,34 +241,74 @@ local function check_kernel(name, lines, first, last, found)
     changed = false
     for _, b in ipairs(blocks) do look(b) end
   end
-  local barriers = 0
+  routine.barriers, routine.wrong, routine.stale = 0, {}, false
   for _, b in ipairs(blocks) do
     for _, c in ipairs(b.code) do
-      if is_barrier(c) then
-        barriers = barriers + 1
-        if under[b] then found[#found + 1] = { kernel = name, line = c.line, branch = under[b].line } end
+      local branch = under[b] or c.alone and c
+      if is_barrier(c) then routine.barriers = routine.barriers + 1 end
+      if is_barrier(c) and branch then
+        routine.wrong[#routine.wrong + 1] = { kernel = routine.name, line = c.line, branch = branch.line }
       end
     end
   end
-  return barriers
 end
 
---- The barriers in the text of a .ptx that only some threads may come to; and how many kernels and barriers there are.
-function M.of(text)
-  local lines, found, kernels, barriers = {}, {}, 0, 0
-  for line in (text .. "\n"):gmatch "([^\n]*)\n" do lines[#lines + 1] = line end
-  local name, first
+--- The kernels and functions of a text, in its order: a list of
+---   { name =, first =, last =    lines between its braces
+---     waits =                    a barrier is in it, or in what it calls
+---     calls =                    names of what it calls
+---     differing =                numbers of the parameters that differ between threads, as keys
+---     stale = }                  it is to be looked at (again)
+--- and the functions among them by name.
+local function routines_of(lines)
+  local list, functions, open = {}, {}, nil
   for number, line in ipairs(lines) do
-    local entry = line:match "%.entry%s+([%w_$]+)" or line:match "%.func.-%s([%w_$]+)%s*%("
-    if entry then name, first = entry, nil end
-    if name and not first and line:match "^{" then first = number + 1 end
-    if name and first and line:match "^}" then
-      kernels = kernels + 1
-      barriers = barriers + check_kernel(name, lines, first, number - 1, found)
-      name, first = nil, nil
+    local entry, called = line:match "%.entry%s+([%w_$]+)", line:match "%.func.-%s([%w_$]+)%s*%(?$"
+    if entry or called then
+      open = { name = entry or called, differing = {}, calls = {}, stale = true }
+      if called then functions[called] = open end
+    end
+    if open and not open.first and line:match ";%s*$" then open = nil end -- declared, not defined
+    if open and not open.first and line:match "^{" then open.first = number + 1 end
+    if open and open.first and line:match "^}" then
+      open.last = number - 1
+      list[#list + 1], open = open, nil
+    elseif open and open.first then
+      open.waits = open.waits or line:find "^%s*bar" ~= nil or line:find "^%s*@!?%%p%d+%s+bar" ~= nil
+      open.calls[#open.calls + 1] = line:match "^%s*([%a_$][%w_$]*),%s*$" or line:match "call.*[%s,]([%w_$]+)%s*[,;]"
     end
   end
-  return found, kernels, barriers
+  return list, functions
+end
+
+--- The barriers in the text of a .ptx that only some threads may come to; and how many barriers, and calls that come to
+--- one, there are.
+function M.of(text)
+  local lines, found, barriers, changed = {}, {}, 0, true
+  for line in (text .. "\n"):gmatch "([^\n]*)\n" do lines[#lines + 1] = line end
+  local routines, functions = routines_of(lines)
+  while changed do
+    changed = false
+    for _, r in ipairs(routines) do
+      for _, name in ipairs(r.waits and {} or r.calls) do
+        if functions[name] and functions[name].waits then r.waits, changed = true, true end
+      end
+    end
+  end
+  repeat
+    changed = false
+    for _, r in ipairs(routines) do
+      if r.waits and r.stale then
+        check(r, lines, functions)
+        changed = true
+      end
+    end
+  until not changed
+  for _, r in ipairs(routines) do
+    barriers = barriers + (r.barriers or 0)
+    for _, w in ipairs(r.wrong or {}) do found[#found + 1] = w end
+  end
+  return found, barriers
 end
 
 return M
