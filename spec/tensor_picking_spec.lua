@@ -84,6 +84,9 @@ for _, device in ipairs(devices) do
         { function(x, y) return x:scatter_add(1, places, y:prod()):square() end, { { 2, 3 }, { 2 } } }, -- one for all
         { function(x, y) return x:scatter_reduce(1, places, y, "mean"):square() end, { { 2, 3 }, { 2, 3 } } },
         { function(x, y) return x:scatter_reduce(1, places, y, "amin", false) end, { { 2, 3 }, { 2, 3 } } },
+        { function(x, y) -- without dimensions
+          return x:sum():scatter_reduce(1, peri.tensor(0, "i64", device), y:sum(), "amax", false)
+        end, { { 2 }, { 3 } } },
         { function(x, y) return F.gaussian_nll_loss(x, y, x * y + 2) + F.poisson_nll_loss(x * y, places) end,
           { { 2, 3 }, { 2, 3 } } },
       } do

@@ -403,6 +403,125 @@ add("hinge_embedding_loss", hinged,
     lambda a, c, m, r: TF.hinge_embedding_loss(a, c, margin=with_default(m, 1), reduction=r or "mean"))
 
 
+def maybe(*choices):
+    return R.choice([None, *choices])
+
+
+for n in "log2 log10 exp2".split():
+    add(n, lambda: [t()], getattr(torch, n))
+for n in "selu mish".split():
+    add(n, lambda: [t("f")], getattr(TF, n))
+add("glu", lambda: (lambda x: [x, maybe(dim_of(x))])(t("f", lo=1)), lambda x, d: TF.glu(x, with_default(d, -1)))
+
+
+def three():
+    x = t(empty=0.1)
+    return [x, other(x, "same"), other(x, "same"), maybe(2, -0.5)]
+
+
+add("addcmul", three, lambda x, a, b, v: torch.addcmul(x, a, b, value=with_default(v, 1)))
+add("logaddexp", pair("f"), torch.logaddexp)
+add("aminmax", red(), lambda x, d, k: (rd(torch.amin)(x, d, k), rd(torch.amax)(x, d, k)))
+for n in ("std_mean", "var_mean"):
+    add(n, vs, lambda x, d, k, c, f=getattr(torch, n): f(x, d, correction=with_default(c, 1), keepdim=bool(k)))
+for n in ("nansum", "nanmean"):
+    add(n, lambda: (lambda x: [x, dims_of(x), keep()])(t("f", special=True)), rd(getattr(torch, n)))
+add("unflatten", lambda: (lambda x: [x, dim_of(x), R.choice([[-1, 1], [1, -1], [2, -1], [-1], [1, 1, -1]])])(t(lo=1)),
+    torch.unflatten)
+add("movedim", lambda: (lambda x: [x, dim_of(x), dim_of(x)])(t(lo=1)), torch.movedim)
+for n in ("hstack", "vstack"):
+    add(n, lambda: (lambda x: [[x, T(x.shape, R.choice([x.dtype, dt()]))]])(t()), lambda x, f=getattr(torch, n): f(x))
+add("meshgrid", lambda: [[t(lo=1, hi=1) for _ in range(R.randint(1, 3))]],
+    lambda x: torch.meshgrid(*x, indexing="ij"))
+add("unique_all", lambda: [t(special=False, nograd=True), True, True],
+    lambda x, i, c: torch.unique(x, return_inverse=True, return_counts=True), lua="unique")
+add("bucketize", lambda: (lambda d: [T(shape(), d), Sorted(d), keep()])(R.choice(["f32", "f64", "i64", "i32"])),
+    lambda x, s, r: torch.bucketize(x, s, right=bool(r)))
+
+
+def placed():
+    x, d, ids, src, _ = iadd()
+    return [x, d, ids, src]
+
+
+add("index_copy", placed, torch.index_copy)
+add("index_fill", lambda: placed()[:3] + [R.choice([0, 1, -2, 0.5])], torch.index_fill)
+add("scatter_of", scat("add"), torch.scatter, lua="scatter")
+add("scatter_reduce", lambda: scat("add")() + [R.choice(["sum", "mean", "amax", "amin"]), maybe(True, False)],
+    lambda x, d, i, s, r, own: torch.scatter_reduce(x, d, i, s, r, include_self=own is not False))
+add("scatter_add0", lambda: (lambda a: a + [T([], a[0].dtype)])(gat0()), torch.scatter_add, lua="scatter_add")
+add("scatter_reduce0", lambda: (lambda a: a + [T([], a[0].dtype), R.choice(["sum", "mean", "amax", "amin"])])(gat0()),
+    torch.scatter_reduce, lua="scatter_reduce")
+add("poisson_nll_loss", lambda: lossd() + [keep(), keep(), None, reduction()],
+    lambda a, b, l, f, e, r: TF.poisson_nll_loss(a, b, log_input=l is not False, full=bool(f), reduction=r or "mean"))
+
+
+def gaussian():
+    x = t("f", lo=1)
+    return [x, T(x.shape, x.dtype, nograd=True), T(x.shape, x.dtype, values=[0.5, 1, 2.5]), keep(), None, reduction()]
+
+
+add("gaussian_nll_loss", gaussian,
+    lambda a, b, v, f, e, r: TF.gaussian_nll_loss(a, b, v, full=bool(f), reduction=r or "mean"))
+
+
+def classes():
+    n, c, dtype = R.randint(0, 4), R.randint(1, 4), dt("f")
+    return [T([n, c], dtype), T([n], "i64", ids=c), reduction(), maybe(0, 1, -100), maybe(0, 0.25, 1),
+            maybe(T([c], dtype, values=[0, 0.5, 2], nograd=True))]
+
+
+add("cross_entropy_all", classes,
+    lambda a, b, r, i, s, w: TF.cross_entropy(a, b, w, reduction=r or "mean", ignore_index=with_default(i, -100),
+                                              label_smoothing=with_default(s, 0)), lua="cross_entropy")
+
+
+def logits():
+    x = t("f", lo=1)
+    return [x, T(x.shape, x.dtype, values=[0, 1, 0.5], nograd=True),
+            maybe(T(bcast(x), x.dtype, values=[0, 1, 2.5], nograd=True)),
+            maybe(T(x.shape[-1:], x.dtype, values=[0, 0.5, 3], nograd=True)), reduction()]
+
+
+add("binary_cross_entropy_with_logits_all", logits,
+    lambda a, b, w, p, r: TF.binary_cross_entropy_with_logits(a, b, w, pos_weight=p, reduction=r or "mean"),
+    lua="binary_cross_entropy_with_logits")
+
+
+def probabilities():
+    x = t("f", lo=1)
+    return [T(x.shape, x.dtype, values=[0, 1, 0.5, 0.125, 0.75]), T(x.shape, x.dtype, values=[0, 1, 0.5], nograd=True),
+            maybe(T(bcast(x), x.dtype, values=[0, 1, 2.5], nograd=True)), reduction()]
+
+
+add("binary_cross_entropy", probabilities,
+    lambda a, b, w, r: TF.binary_cross_entropy(a, b, w, reduction=r or "mean"))
+
+
+def attended():
+    d, lead = R.choice(["f32", "f64"]), R.choice([[], [2], [1, 2]])
+    n, m, k, v = R.randint(0, 3), R.randint(1, 3), R.randint(1, 3), R.randint(1, 3)
+    mask, causal = maybe(T([n, m], "bool"), T([n, m], d, nograd=True)), keep()
+    return [T(lead + [n, k], d), T(lead + [m, k], d), T(lead + [m, v], d), mask, causal and mask is None,
+            maybe(0.5)]
+
+
+add("scaled_dot_product_attention", attended,
+    lambda q, k, v, m, c, s: TF.scaled_dot_product_attention(q, k, v, m, is_causal=bool(c), scale=s))
+add("baddbmm", lambda: (lambda d, n, a, b, c: [T(R.choice([[n, a, c], [a, c], [c], [1, 1, 1]]), d), T([n, a, b], d),
+                                               T([n, b, c], d), maybe(0, 2), maybe(1, 0.5)])(
+    R.choice(["f32", "f64"]), *[R.randint(0, 3) for _ in range(4)]),
+    lambda x, a, b, be, al: torch.baddbmm(x, a, b, beta=with_default(be, 1), alpha=with_default(al, 1)))
+add("bmm", lambda: (lambda d, n, a, b, c: [T([n, a, b], d), T([n, b, c], d)])(dt("f"), *[R.randint(0, 3) for _ in "1234"]),
+    torch.bmm)
+add("repeat_interleave_each", lambda: (lambda x: (lambda d: [x, T([x.shape[at(d) % len(x.shape)]], "i64", ids=4), d])(
+    dim_of(x, 0)))(t(lo=1)), torch.repeat_interleave, lua="repeat_interleave")
+add("linear", lambda: (lambda d, lead, a, b: [T(lead + [a], d), T([b, a], d), maybe(T([b], d))])(
+    dt("f"), R.choice([[], [2], [0], [2, 3]]), R.randint(0, 3), R.randint(0, 3)), TF.linear)
+add("reshape", lambda: (lambda x: [x, R.choice([[-1], [math.prod(x.shape)], [1, -1], [-1, 1]])])(t()), torch.reshape)
+
+
+
 def of_torch(a):
     """An argument for PyTorch."""
     if isinstance(a, T):

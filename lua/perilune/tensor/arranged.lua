@@ -302,6 +302,7 @@ local function scatter_mean(t, dim, index, src, own)
 end
 --- values, whose gradients go through those only that scatter leaves at their places: the last one of each.
 local function last_ones(t, dim, index, values)
+  if t:dim() == 0 then return values end -- a single place, and a single value for it
   local d = counted(t, dim)
   local each, device = Tensor._ones_shape(index), t:describe().device
   each[d] = index:size(d)
