@@ -1,8 +1,10 @@
 -- join.lua: everything that keeps a model, in one run: at random, steps, full saves and increments (at once, or behind
 -- the next steps), `model:reshard`, loads into new models, ways back to older checkpoints, from where the chain forks,
 -- compactions, removals, loads of the model alone, under its names or others, a reader, and a follower; over tables in
--- memory and in files, of several dtypes, and maps of raw ids of both kinds. A run has up to three phases, each on
--- another number of ranks, which begins with a load. In half of the runs a Saver saves, which removes old checkpoints.
+-- memory and in files, of several dtypes, and maps of raw ids of both kinds, with a feature of two tables, a layer that
+-- came into the wrapped model, a frozen parameter, autocast, a batch of its own for each rank (at times of no samples)
+-- or not. A run has up to three phases, each on another number of ranks, which begins with a load. In half of the runs
+-- a Saver saves, which removes old checkpoints.
 -- The law: after each of them the state is that of a run that only trained, bit for bit; what is loaded, read or
 -- followed is that of the step that was saved; a checkpoint can be removed unless another one stands on it, or somebody
 -- reads it; and a Saver removes all that it does not have to keep (spec/support/saver_law.lua), and nothing else.
@@ -64,7 +66,8 @@ local function draw(seed)
   local below = generator(seed)
   local case = { optimizer = pick(below, { "rowwise_adagrad", "adam", "sgd" }), files = below(2) == 0, phases = {},
     map = pick(below, { "lfu", "lru", "ttl", "ttl", false }),
-    dtype = pick(below, { "FP32", "FP32", "FP16", "BF16" }) }
+    dtype = pick(below, { "FP32", "FP32", "FP16", "BF16" }), shared = below(3) == 0, late = below(3) == 0,
+    cast = pick(below, { false, false, "bf16", "f16" }), own = below(2) == 0, frozen = below(3) == 0 }
   case.keep = below(2) == 0 and { newest = 1 + below(3), every = pick(below, { 2, 3, 5, false }),
     full_every = 1 + below(4), async = below(2) == 0 } or false
   case.by_row = case.optimizer == "rowwise_adagrad" -- a number for each row: columns that are cut anew take the mean
@@ -86,9 +89,11 @@ local function text_of(case)
     return ("a %s, b %s%s"):format(tostring(p.ebc.a), tostring(p.ebc.b), p.mc and ", raw " .. tostring(p.mc.raw) or "")
   end
   local keep = case.keep
-  local lines = { ("%s, %s, map %s%s"):format(case.optimizer, case.dtype, tostring(case.map), keep
-    and (", keep %d, every %s, full every %d%s"):format(keep.newest, tostring(keep.every), keep.full_every,
-      keep.async and ", async" or "") or "") }
+  local lines = { ("%s, %s, map %s%s%s%s%s%s%s"):format(case.optimizer, case.dtype, tostring(case.map),
+    case.shared and ", shared features" or "", case.late and ", a late layer" or "",
+    case.cast and ", autocast " .. case.cast or "", case.own and ", a batch for each rank" or "",
+    case.frozen and ", a frozen bias" or "", keep and (", keep %d, every %s, full every %d%s"):format(
+      keep.newest, tostring(keep.every), keep.full_every, keep.async and ", async" or "") or "") }
   for _, phase in ipairs(case.phases) do
     lines[#lines + 1] = ("%d ranks, %s"):format(phase.ranks, words(phase.plan))
     for _, x in ipairs(phase.list) do
@@ -100,14 +105,14 @@ end
 
 -- -- the program ------------------------------------------------------------------------------------------------------
 
-local own_names = { ebc = "ebc", over = "over" }
-local other_names = { ebc = "bags", over = "head" }
+local own_names = { ebc = "ebc", over = "over", late = "late" }
+local other_names = { ebc = "bags", over = "head", late = "head2" }
 
 local Net = nn.Module:extend "Net"
 function Net:init(case, names)
   local function config(name, rows, dim, dtype)
     return peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = dim, data_type = dtype,
-      feature_names = { "f" .. name } }
+      feature_names = { "f" .. name, case.shared and name == "b" and "fa" or nil } }
   end
   local function params() return { optimizer = case.optimizer, learning_rate = 0.1, exact = true } end
   self[names.ebc] = peri.EmbeddingBagCollection { seed = 5, fused_params = params(),
@@ -119,12 +124,20 @@ function Net:init(case, names)
       managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
         managed_collision_modules = { raw = maps[case.map]() } } }
   end
-  self[names.over] = nn.Linear { in_features = case.map and 32 or 24, out_features = 1 }
+  self.case = case
+  self.width = (case.map and 32 or 24) + (case.shared and 16 or 0)
+  self[names.over] = nn.Linear { in_features = self.width, out_features = 1 }
+  if case.frozen then self[names.over].bias:requires_grad(false) end
 end
-function Net:forward(kjt, raw)
+function Net:compute(kjt, raw)
   local rows = self.ebc(kjt):values()
   if self.mc then rows = nn.functional.cat({ rows, self.mc(raw):values() }, 2) end
-  return self.over(rows):mean()
+  local sum = self.over(rows):sum()
+  return self.late and sum + self.late(rows):square():sum() * 0.1 or sum
+end
+function Net:forward(kjt, raw)
+  if not self.case.cast then return self:compute(kjt, raw) end
+  return peri.autocast({ device = "cpu", dtype = self.case.cast }, self.compute, self, kjt, raw)
 end
 
 local function build(case, world, entries, names)
@@ -132,15 +145,44 @@ local function build(case, world, entries, names)
   names = names or own_names
   local model = peri.DistributedModelParallel { module = Net(case, names), group = world,
     plan = { [names.ebc] = entries.ebc, mc = entries.mc } }
-  return { model = model, optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.05 } }
+  if case.late then -- a layer that comes into a wrapped model, on each rank with numbers of its own
+    nn.manual_seed(10 + world:rank())
+    model.module[names.late] = nn.Linear { in_features = model.module.width, out_features = 2 }
+    model:init_data_parallel()
+  end
+  return { model = model, optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.05 }, case = case,
+    world = world }
 end
 
+--- A batch of some lists of ids.
+local function batch_of(keys, bags)
+  local values, lengths = {}, {}
+  for k, bag in ipairs(bags) do
+    lengths[k] = #bag
+    for _, id in ipairs(bag) do values[#values + 1] = id end
+  end
+  return peri.KeyedJaggedTensor { keys = keys, lengths = peri.tensor(lengths, "i32", "cpu", { #lengths }),
+    values = peri.tensor(values, "i64", "cpu", { #values }), stride = #bags / #keys }
+end
+
+--- Step i: all ranks have the same batch, or each has its own, at times one of no samples.
 local function step(p, i)
+  local case, world = p.case, p.world
+  local ids, raw = { { i * 7 % 50 % 37 }, { i * 3 % 37 }, { i * 5 % 37, i % 37 }, {} },
+    { { i * 37 % 997, i * 13 % 97 }, { i % 5 } }
+  if case.own then
+    local below = generator(i * 64 + world:rank())
+    local n = below(4)
+    ids, raw = {}, {}
+    for k = 1, 3 * n do
+      local list, limit = k > 2 * n and raw or ids, k > 2 * n and 997 or 37
+      list[#list + 1] = {}
+      for j = 1, below(3) do list[#list][j] = below(limit) end
+    end
+  end
   peri.scope(function()
     p.optimizer:zero_grad()
-    p.model(peri.KeyedJaggedTensor { keys = { "fa", "fb" }, lengths = { 1, 1, 2, 0 },
-      values = { i * 7 % 50, i * 3 % 50, i * 5 % 37, i % 37 } }, peri.KeyedJaggedTensor { keys = { "fraw" },
-      values = { i * 37 % 997, i * 13 % 97, i % 5 }, lengths = { 2, 1 } }):backward()
+    p.model(batch_of({ "fa", "fb" }, ids), batch_of({ "fraw" }, raw)):backward()
     p.optimizer:step()
   end)
 end
@@ -313,7 +355,9 @@ does["model renamed"] = function(s, x)
   if not saved then return end
   local loaded, rename, before = build(s.case, s.world, x.plan, other_names), {}, {}
   for own, other in pairs(other_names) do -- luacheck: ignore 512
-    rename["model/" .. own .. "."], before[other] = "model/" .. other .. ".", own
+    if own ~= "late" or s.case.late then
+      rename["model/" .. own .. "."], before[other] = "model/" .. other .. ".", own
+    end
   end
   peri.checkpoint.load(saved.path, { model = loaded.model }, { group = s.world, only = { "model/bags", "model/head" },
     rename = rename })
