@@ -97,6 +97,16 @@ describe("make", function()
     assert.equal("", says(1, "DEVICE=cuda"))
   end)
 
+  it("compiles kernels for GPUs optimized, and only the PTX that tests read quickly", function()
+    for _, file in ipairs { "codec", "mask" } do -- one without barriers, one with
+      local source = ("kernels/cuda/%s"):format(file)
+      local out = shell.run(("make -n -W %s.cu build/cuda/%s.o"):format(source, source))
+      assert.matches("%-O3[^\n]* %-gencode arch=compute_80,code=sm_80 %-gencode arch=compute_90,code=sm_90 [^\n]*"
+        .. source, out)
+      assert.not_matches("fast%-compile", out)
+    end
+  end)
+
   it("prints what was not found and goes on", function()
     local out, status = make("config", "MPI", "GNUPLOT")
     assert.equal(0, status)
