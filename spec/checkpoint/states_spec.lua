@@ -165,4 +165,41 @@ describe("a load in part", function()
         "part 'part' is loaded in part only: " .. case[2], 1, true)
     end
   end)
+
+  it("objects of the user get the tensors that they gave, of any size", function()
+    for ranks = 1, 2 do
+      local path = ("%s/own-%d"):format(folder, ranks)
+      sim.run(ranks, function(rank, world)
+        local given = { few = peri.arange(2), many = peri.arange(5):to "f32" + rank, { deep = peri.zeros { 0, 3 } } }
+        local function object(of_ranks, dict)
+          return { of_ranks = of_ranks, state_dict = function() return dict end,
+            load_state_dict = function(self, x) self.got = x end }
+        end
+        peri.checkpoint.save(path, { own = object(true, given), all = object(nil, { x = peri.arange(7) }) },
+          { group = world })
+        local own, all = object(true), object()
+        peri.checkpoint.load(path, { own = own, all = all }, { group = world })
+        assert.same({ { 0, 1 }, { rank, rank + 1, rank + 2, rank + 3, rank + 4 }, { 0, 3 }, 7 }, { own.got.few:to_list(),
+          own.got.many:to_list(), own.got[1].deep:shape(), all.got.x:numel() })
+        own.got.many:fill(3) -- it is the object's
+      end)
+    end
+  end)
+
+  it("refuses what a state_dict cannot have, and names that are no part's", function()
+    local dict = { x = peri.zeros { 3 } }
+    local part = { state_dict = function() return dict end, load_state_dict = function() end }
+    peri.checkpoint.save(folder .. "/odd", { part = part })
+    for _, name in ipairs { "", "x", "/x" } do
+      assert.error_matches(function()
+        peri.checkpoint.load(folder .. "/odd", { part = part }, { rename = { ["part/x"] = name } })
+      end, ("rename makes '%s' of 'part/x', wanted a part's name and '/' in front"):format(name), 1, true)
+    end
+    dict.itself = dict
+    assert.error_matches(function() peri.checkpoint.save(folder .. "/deep", { part = part }) end,
+      "is nested deeper than 60 tables, or contains itself", 1, true)
+    dict.itself = { peri.nn.Linear { in_features = 1, out_features = 1 } }
+    assert.error_matches(function() peri.checkpoint.save(folder .. "/object", { part = part }) end,
+      "'part/itself/#1' of a state_dict is", 1, true)
+  end)
 end)

@@ -192,6 +192,9 @@ local function choose(func, c, saved, parts, a)
   for _, name in ipairs(c:names()) do
     local as, begin = renamed(a.rename, name)
     if begin then from[begin] = true end
+    if not as:find "^[%w_.]+/" then
+      P.fail(("%s: rename makes '%s' of '%s', wanted a part's name and '/' in front"):format(func, as, name))
+    end
     if taken[as] then P.fail(("%s: rename makes '%s' of both '%s' and '%s'"):format(func, as, taken[as], name)) end
     taken[as] = name
     table.insert(is_chosen(a, as, used) and list or left, { name = name, as = as })
@@ -251,12 +254,12 @@ local function parameters_of(func, saved, rename, all)
   return names
 end
 
---- What is loaded of tensor `name` of the checkpoint, `as` its name here: counters as tensors, all others as sources.
---- known: counters of optimizers of tables by their bytes; each table has one, and most are equal, so these are one
+--- What is loaded of tensor `name` of the checkpoint, `as` its name here: counters, and what parts of the user's own
+--- have (whole), as tensors, all others as sources. known: counters of optimizers of tables by their bytes; each table has one, and most are equal, so these are one
 --- tensor, which such optimizers only read.
-local function value_of(c, name, as, patch, known)
+local function value_of(c, name, as, patch, known, whole)
   local stored = c:stored(name, patch)
-  if stored:numel() > SMALL then return stored end
+  if stored:numel() > SMALL and not whole then return stored end
   local t = P.lasting(stored.tensor, stored, "cpu")
   if not as:find "^[^/]*%.tables/state/" then return t end
   local dtype, shape = t:dtype(), t:shape()
@@ -270,8 +273,9 @@ end
 
 --- The dict of each part that is to be loaded: part's name -> { dict, extra }. Parts that were left out are not there.
 --- left: the tensors that are not loaded. patch (or nil): a function of a tensor's name, see StoredTensor.
-local function dicts_of(func, c, saved, list, left, a, patch)
-  local dicts, known, parameters = {}, {}, parameters_of(func, saved, a.rename, { list, left })
+local function dicts_of(func, c, saved, parts, list, left, a, patch)
+  local dicts, known, parameters, whole = {}, {}, parameters_of(func, saved, a.rename, { list, left }), {}
+  for _, part in ipairs(parts) do whole[part.name] = not (part.module or part.object.reads_stored) end
   local function have(part)
     if not dicts[part] then
       local tree = util.copy(saved.parts and saved.parts[part] or {})
@@ -285,7 +289,7 @@ local function dicts_of(func, c, saved, list, left, a, patch)
   end
   for _, entry in ipairs(list) do
     local part = entry.as:match "^([^/]*)/" or ""
-    entry.value = value_of(c, entry.name, entry.as, patch and patch(entry.name), known)
+    entry.value = value_of(c, entry.name, entry.as, patch and patch(entry.name), known, whole[part])
     parts_of.place(have(part), entry.as, entry.value)
   end
   local beside = {}
@@ -440,7 +444,7 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
     parts, saved = parts_of.list(func, given), c:values()
     saved.models = nil -- the plans that it was saved under, of which nothing is loaded
     list, partial, left = choose(func, c, saved, parts, a)
-    dicts = dicts_of(func, c, saved, list, left, a, patch)
+    dicts = dicts_of(func, c, saved, parts, list, left, a, patch)
     not_taken = left
     partial = partial or a.only ~= nil or a.except ~= nil
     if partial then fit_states(parts, dicts, list, left, a) end

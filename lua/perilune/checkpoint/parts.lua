@@ -253,12 +253,23 @@ end
 
 local function is_tensor(x) return Tensor.is(x) or ShardedTensor.is(x) end
 
+local DEEPEST = 60 -- tables within tables of a state_dict
+
 --- Take a state_dict apart: append { name =, tensor = } to `tensors`, and return a copy without tensors.
-function M.flatten(dict, name, tensors)
-  local rest = {}
+function M.flatten(dict, name, tensors, depth)
+  local rest, class = {}, getmetatable(dict)
+  depth = (depth or 0) + 1
+  if depth > DEEPEST then
+    P.fail(("checkpoint.save: '%s...' of a state_dict is nested deeper than %d tables, or contains itself"):format(
+      name:sub(1, 60), DEEPEST))
+  end
+  if depth > 1 and type(class) == "table" and rawget(class, "class_name") then
+    P.fail(("checkpoint.save: '%s' of a state_dict is %s, wanted tensors, booleans, numbers, strings and plain tables "
+      .. "of them"):format(name, errors.kind(dict)))
+  end
   for key, value in util.ordered(dict) do
     if is_tensor(value) then tensors[#tensors + 1] = { name = M.name_of(name, key), tensor = value }
-    elseif type(value) == "table" then rest[key] = M.flatten(value, M.name_of(name, key), tensors)
+    elseif type(value) == "table" then rest[key] = M.flatten(value, M.name_of(name, key), tensors, depth)
     else rest[key] = value end
   end
   return rest

@@ -6,6 +6,7 @@ local Tensor = require "perilune.tensor"
 local ops = require "perilune.tensor.ops"
 
 local Windows = util.class "Windows"
+Windows.reads_stored = true -- load_state_dict takes StoredTensors, too (load.lua)
 Windows.of_ranks = true     -- each rank has the ids of its buckets
 Windows.always_merge = true -- and takes those of its buckets from all
 Windows.optional = true     -- a checkpoint without them is fine: windows begin anew

@@ -25,6 +25,7 @@ local M = { group = groups.group, ParamGroup = groups.ParamGroup }
 --- name being "parameter.key" unless it says otherwise. optional (true): a state_dict may lack it, one from before it
 --- was saved. alike: the group whose ranks have it alike.
 local KeyedOptimizer = util.seal(util.class "KeyedOptimizer")
+KeyedOptimizer.reads_stored = true -- load_state_dict takes StoredTensors, too (checkpoint/load.lua)
 M.KeyedOptimizer = KeyedOptimizer
 
 --- What to do instead of assigning to a field that there is not (util.seal).

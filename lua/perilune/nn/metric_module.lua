@@ -249,7 +249,7 @@ function Module:merge_state_dicts(list, rank, size)
   if why then return nil, why end
   return merged
 end
-Module.of_ranks = true
+Module.of_ranks, Module.reads_stored = true, true
 
 --- Give the face of metrics its module: `metrics` are the metrics by name.
 return function(metrics)

@@ -203,7 +203,7 @@ end
 
 --- Give the base of metrics of sums its state. Window: as in metrics.lua; place: this rank's size of the window.
 function M.of_sums(class, Window, place)
-  class.of_ranks, class.merge_state_dicts = true, merging(merge_sums)
+  class.of_ranks, class.reads_stored, class.merge_state_dicts = true, true, merging(merge_sums)
 
   --- What this rank has seen: copies. Fields lifetime [width], window [entries, width], counts [entries]; none before
   --- the first sample.
@@ -276,7 +276,7 @@ end
 
 --- Give the base of metrics that keep samples its state.
 function M.of_samples(class, Samples, place)
-  class.of_ranks, class.merge_state_dicts, class.sums = true, merging(merge_samples), {}
+  class.of_ranks, class.reads_stored, class.merge_state_dicts, class.sums = true, true, merging(merge_samples), {}
 
   --- What this rank has seen: copies. The samples of the window, oldest first, and sums of all samples (`sums` of the
   --- class names them).

@@ -19,6 +19,7 @@ local signature = require "perilune.signature"
 --- has its own part (nn/spread.lua), or nil.
 --- unnamed: those that were given without a name, a list of { tensor =, name = }.
 local Averages = util.class "Averages"
+Averages.reads_stored = true -- load_state_dict takes StoredTensors, too (checkpoint/load.lua)
 Averages.by_parameter = true -- its state dict is name of a parameter -> state
 function Averages:init(names, tensors, params, spread, unnamed)
   self.params = { unnamed = unnamed } -- as optimizers have it
