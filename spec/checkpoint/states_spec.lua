@@ -179,8 +179,8 @@ describe("a load in part", function()
           { group = world })
         local own, all = object(true), object()
         peri.checkpoint.load(path, { own = own, all = all }, { group = world })
-        assert.same({ { 0, 1 }, { rank, rank + 1, rank + 2, rank + 3, rank + 4 }, { 0, 3 }, 7 }, { own.got.few:to_list(),
-          own.got.many:to_list(), own.got[1].deep:shape(), all.got.x:numel() })
+        assert.same({ { 0, 1 }, { rank, rank + 1, rank + 2, rank + 3, rank + 4 }, { 0, 3 }, 7 },
+          { own.got.few:to_list(), own.got.many:to_list(), own.got[1].deep:shape(), all.got.x:numel() })
         own.got.many:fill(3) -- it is the object's
       end)
     end

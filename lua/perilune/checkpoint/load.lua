@@ -255,8 +255,8 @@ local function parameters_of(func, saved, rename, all)
 end
 
 --- What is loaded of tensor `name` of the checkpoint, `as` its name here: counters, and what parts of the user's own
---- have (whole), as tensors, all others as sources. known: counters of optimizers of tables by their bytes; each table has one, and most are equal, so these are one
---- tensor, which such optimizers only read.
+--- have (whole), as tensors, all others as sources. known: counters of optimizers of tables by their bytes; each table
+--- has one, and most are equal, so these are one tensor, which such optimizers only read.
 local function value_of(c, name, as, patch, known, whole)
   local stored = c:stored(name, patch)
   if stored:numel() > SMALL and not whole then return stored end
