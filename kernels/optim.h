@@ -30,7 +30,7 @@ typedef struct peri_optim_list {
     peri_optim_part part[PERI_OPTIM_PARTS];
 } peri_optim_list;
 
-/** g' = (maximize ? -g : g) + weight_decay * w
+/** g' = (maximize ? -g : g) + weight_decay * w, where 0 times w is 0 for any w: a weight may be infinite
  *  with momentum:  m = first ? g' : momentum * m + (1 - dampening) * g';  g' = nesterov ? g' + momentum * m : m
  *  w -= lr * g'.  state[0]: m, NULL in all parts: no momentum. range: elements. */
 typedef struct peri_k_optim_sgd_args {

@@ -7,7 +7,8 @@
 /** The gradient with its sign and weight decay. */
 static inline k_vec cpu_decayed(k_vec w, k_vec g, bool maximize, float weight_decay)
 {
-    return k_fma(k_set(weight_decay), w, maximize ? -g : g);
+    g = maximize ? -g : g;
+    return weight_decay == 0 ? g : k_fma(k_set(weight_decay), w, g);
 }
 
 static inline void cpu_sgd_vector(const peri_k_optim_sgd_args *a, const peri_optim_part *p, int64_t i, int64_t n)

@@ -37,7 +37,8 @@ __device__ __forceinline__ int64_t first_element(const peri_optim_list &list, in
 /** The gradient with its sign and weight decay. */
 template <class T, class A> __device__ __forceinline__ T decayed(const A &a, T w, T g, double weight_decay)
 {
-    return (a.maximize ? -g : g) + (T)weight_decay * w;
+    g = a.maximize ? -g : g;
+    return weight_decay == 0 ? g : g + (T)weight_decay * w;
 }
 
 /* -- updates of one element: of its weight w, gradient g and states s, which become the new ones ------------------- */

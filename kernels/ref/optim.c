@@ -32,8 +32,8 @@ static ref_slice ref_slice_of(const peri_optim_list *list, int32_t q, int64_t be
 /** The gradient with its sign and weight decay. */
 static double ref_decayed(const void *w, const void *g, int64_t i, int32_t dtype, bool maximize, double weight_decay)
 {
-    double x = ref_get(g, i, dtype);
-    return (maximize ? -x : x) + weight_decay * ref_get(w, i, dtype);
+    double x = maximize ? -ref_get(g, i, dtype) : ref_get(g, i, dtype);
+    return weight_decay == 0 ? x : x + weight_decay * ref_get(w, i, dtype);
 }
 
 static void ref_optim_sgd_one(const peri_k_optim_sgd_args *a, const peri_optim_part *p, int64_t i)

@@ -333,6 +333,27 @@ describe("optimizers", function()
     end
   end)
 
+  it("leave infinite numbers infinite, and their states without NaN", function()
+    for _, class in ipairs { "SGD", "Adam", "AdamW", "Adagrad", "RMSprop" } do
+      for _, device in ipairs { "cpu", "opaque" } do
+        for _, dtype in ipairs { "f32", "f64" } do
+          local p = peri.tensor({ { -math.huge, 2, math.huge } }, dtype, device):requires_grad()
+          local o = optim[class] { params = { p }, lr = 0.1, momentum = (class == "SGD" or class == "RMSprop") and 0.5
+            or nil }
+          for _ = 1, 2 do
+            p:set_grad(peri.tensor({ { 1, 1, -1 } }, dtype, device))
+            o:step()
+          end
+          local got = p:to_list()
+          assert.same({ class, -math.huge, true, math.huge }, { class, got[1], got[2] < 2, got[3] })
+          for _, state in ipairs(o:named_state()) do
+            assert.is_true(peri.nn.functional.all(peri.nn.functional.isfinite(state.tensor)):item() == 1)
+          end
+        end
+      end
+    end
+  end)
+
   it("change their numbers from step to step", function()
     local optimizer = optim.SGD { params = { some_parameter() }, lr = 0.5, momentum = 0.9 }
     assert.equal(0.5, optimizer:lr())
