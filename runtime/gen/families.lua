@@ -6,7 +6,7 @@ return {
     "tensor_places", "tensor_counts", "tensor_reductions", "dense_functions", "runtime" },
   { "Ids and tables", "jagged", "jagged_parts", "jagged_exchange", "tables", "tables_more", "feature_processors",
     "managed_collision", "managed_collections", "quantized" },
-  { "Training", "training", "optimizers", "optimizer_parts", "plateau", "checkpoints_more", "metrics",
+  { "Training", "training", "optimizers", "optimizer_parts", "plateau", "checkpoints_more", "metrics", "metrics_more",
     "session_metrics", "metric_module", "data", "data_more", "data_files" },
   { "Many ranks", "model_parallel", "pipelines", "pipeline_tools", "plans", "planner_parts", "proposers", "plan_tools",
     "groups" },

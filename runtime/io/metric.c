@@ -146,8 +146,19 @@ static double calibration(const peri_metric_sums *s) { return s->label <= 0 ? 0 
 static double label_average(const peri_metric_sums *s) { return ratio_or_zero(s->label, s->weight); }
 static double prediction_average(const peri_metric_sums *s) { return ratio_or_zero(s->prediction, s->weight); }
 static double weighted_avg(const peri_metric_sums *s) { return s->prediction / s->weight; }
+static double num_positive_samples(const peri_metric_sums *s) { return s->label; }
+static double sum_weights(const peri_metric_sums *s) { return s->weight; }
+static double weighted_sum_predictions(const peri_metric_sums *s) { return s->prediction; }
 static double mse(const peri_metric_sums *s) { return ratio_or_zero(s->square_error, s->weight); }
 static double rmse(const peri_metric_sums *s) { return sqrt(mse(s)); }
+/** 1 less the square error over that of the labels' mean. Labels less 1 have the same distances from their mean. 1 if
+ *  all labels are equal, as TorchRec has it. */
+static double r_squared(const peri_metric_sums *s)
+{
+    const double below_one = s->weight - s->label;
+    const double labels_error = s->ones_square_error - ratio_or_zero(below_one * below_one, s->weight);
+    return labels_error == 0 ? 1 : 1 - s->square_error / labels_error;
+}
 static double nmse(const peri_metric_sums *s) { return ratio_or_zero(s->square_error, s->ones_square_error); }
 static double nrmse(const peri_metric_sums *s) { return sqrt(nmse(s)); }
 static double mae(const peri_metric_sums *s) { return ratio_or_zero(s->absolute_error, s->weight); }
@@ -179,8 +190,12 @@ static const struct metric {
                {"label_average", label_average, FINITE},
                {"prediction_average", prediction_average, FINITE},
                {"weighted_avg", weighted_avg, FINITE},
+               {"num_positive_samples", num_positive_samples, FINITE},
+               {"sum_weights", sum_weights, FINITE},
+               {"weighted_sum_predictions", weighted_sum_predictions, FINITE},
                {"mse", mse, FINITE},
                {"rmse", rmse, FINITE},
+               {"r_squared", r_squared, FINITE},
                {"nmse", nmse, FINITE},
                {"nrmse", nrmse, FINITE},
                {"mae", mae, FINITE},

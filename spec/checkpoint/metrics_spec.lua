@@ -13,6 +13,7 @@ local names = {
   "AUCMetric", "AUPRCMetric", "AccuracyMetric", "AverageMetric", "CTRMetric", "CaliFreeNEMetric", "CalibrationMetric",
   "MAEMetric", "MSEMetric", "MulticlassRecallMetric", "NDCGMetric", "NEMetric", "NEPositiveMetric", "NMSEMetric",
   "PrecisionMetric", "RAUCMetric", "RecallMetric", "UnweightedNEMetric", "WeightedAvgMetric", "XAUCMetric",
+  "HindsightTargetPRMetric", "NumMissingLabelsMetric", "RecalibratedNEMetric", "ServingNEMetric",
 }
 
 local WINDOW = 40

@@ -27,7 +27,9 @@ local function part(all, name, from, to)
   local p, y, w, session = {}, {}, {}, {}
   for i = from + 1, to do
     if name == "MulticlassRecallMetric" then p[#p + 1] = 1 - all.p[i] end
-    p[#p + 1], y[#y + 1], w[#w + 1], session[#session + 1] = all.p[i], all.y[i], all.w[i], all.session[i]
+    local prediction = name == "MultiLabelPrecisionMetric" and i % 4 or all.p[i]
+    p[#p + 1], y[#y + 1], w[#w + 1], session[#session + 1] = prediction, all.y[i], all.w[i], all.session[i]
+    if name == "NumMissingLabelsMetric" and i % 3 == 0 then y[#y] = 0 / 0 end
   end
   return p, y, w, session
 end
@@ -36,8 +38,10 @@ local names = {
   "AUCMetric", "AUPRCMetric", "AccuracyMetric", "AverageMetric", "CTRMetric", "CaliFreeNEMetric", "CalibrationMetric",
   "MAEMetric", "MSEMetric", "MulticlassRecallMetric", "NDCGMetric", "NEMetric", "NEPositiveMetric", "NMSEMetric",
   "PrecisionMetric", "RAUCMetric", "GAUCMetric", "RecallMetric", "RecallSessionMetric", "PrecisionSessionMetric",
-  "SegmentedNEMetric", "UnweightedNEMetric",
-    "WeightedAvgMetric", "XAUCMetric",
+  "SegmentedNEMetric", "UnweightedNEMetric", "WeightedAvgMetric", "XAUCMetric", "HindsightTargetPRMetric",
+  "MultiLabelPrecisionMetric", "NumMissingLabelsMetric", "NumPositiveSamplesMetric", "RecalibratedCalibrationMetric",
+  "RecalibratedNEMetric", "ServingCalibrationMetric", "ServingNEMetric", "SumWeightsMetric",
+  "WeightedSumPredictionsMetric",
 }
 
 local function make(name, options)
@@ -45,6 +49,8 @@ local function make(name, options)
   if name:match "SessionMetric$" then options.top_threshold = 2 end
   if name == "SegmentedNEMetric" then options.num_groups = 8 end
   if name == "NEMetric" then options.include_logloss = true end
+  if name == "MultiLabelPrecisionMetric" then options.num_labels = 2 end
+  if name:match "^Recalibrated" then options.recalibration_coefficient = 0.2 end
   return metrics[name](options)
 end
 

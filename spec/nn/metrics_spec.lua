@@ -36,6 +36,39 @@ describe("metrics", function()
     end)
   end
 
+  it("reproduce TorchRec's own values of the others (spec/golden/metrics.py)", function()
+    for _, case in ipairs(golden.document("metrics").cases) do
+      local metric = metrics[case.metric](case.args)
+      for k, u in ipairs(case.updates) do
+        local y = {}
+        for i = 1, #u.predictions do y[i] = u.labels[i] or 0 / 0 end
+        metric:update(u.predictions, y, u.weights)
+        local got = metric:compute()
+        assert.same(peri.util.keys(case.values[k]), peri.util.keys(got), case.metric)
+        for name, value in pairs(got) do -- any order
+          assert.near(case.values[k][name], value, 1e-9, case.metric .. " " .. name)
+        end
+      end
+    end
+  end)
+
+  it("of recalibrated predictions are those of the predictions that the formula gives", function()
+    local p, q, y, w = {}, {}, {}, {}
+    for i = 1, 40 do
+      p[i], y[i], w[i] = (i * 7 % 41) / 41, i * 11 % 3 == 0 and 1 or 0, i % 4
+      q[i] = p[i] / (p[i] + (1 - p[i]) / 0.05)
+    end
+    for name, class in pairs { -- any order
+      RecalibratedNEMetric = "NEMetric", RecalibratedCalibrationMetric = "CalibrationMetric",
+    } do
+      local options = { recalibration_coefficient = 0.05, include_logloss = class == "NEMetric" or nil }
+      local metric, plain = metrics[name](options), metrics[class] { include_logloss = options.include_logloss }
+      metric:update(peri.tensor(p, "f64"), y, w)
+      plain:update(q, y, w)
+      assert.same(plain:compute(), metric:compute())
+    end
+  end)
+
   it("count a tie one half", function()
     assert.equal(0.5, (metrics.auc({ 0.3, 0.3 }, { 0, 1 })))
     assert.equal(0.75, (metrics.auc({ 0.3, 0.3, 0.5 }, { 0, 1, 1 })))

@@ -15,11 +15,11 @@ local python = "a helper for Python's types and modules"
 local offloading = "metrics computed by threads of the host while a GPU trains"
 
 --- Of one metric: its class is here under its name; what TorchRec's class is made of is one function of metrics.lua or
---- of C. `lacking`: names that are not built, and what they are.
-local function metric(module, class, spec, lacking, what)
+--- of C. `lacking`: names that are not built.
+local function metric(module, class, spec, lacking)
   local section = { "torchrec.metrics." .. module, here("peri.nn.metrics", spec or ranks, class) }
   if lacking then
-    what = what or "means over groups of AUC (those of one class count 0.5), AUPRC, RAUC; GAUC is here"
+    local what = "means over groups of AUC (those of one class count 0.5), AUPRC, RAUC; GAUC is here"
     table.insert(section, missing("a metric: " .. what, lacking))
   end
   table.insert(section, elsewhere("peri.nn.metrics." .. class, (spec or ranks) .. ": " .. class, "*"))
@@ -177,13 +177,12 @@ return {
   "AverageMetric"),
   { "torchrec.metrics.benchmark_cpu_offloaded_metric_module", never("a benchmark", "*") },
   metric("cali_free_ne", "CaliFreeNEMetric"), metric("calibration", "CalibrationMetric"),
-  none("calibration_with_recalibration", "calibration corrected for negative samples that were left out"),
+  metric("calibration_with_recalibration", "RecalibratedCalibrationMetric"),
   { "torchrec.metrics.cpu_comms_metric_module", missing(offloading, "*") },
   { "torchrec.metrics.cpu_offloaded_metric_module", missing(offloading, "*") },
   metric("ctr", "CTRMetric"),
   { "torchrec.metrics.deferrable_metrics", missing(offloading, "*") },
-  metric("gauc", "GAUCMetric", sessions), none("hindsight_target_pr",
-  "precision and recall at the threshold that would have met a target"),
+  metric("gauc", "GAUCMetric", sessions), metric("hindsight_target_pr", "HindsightTargetPRMetric"),
   metric("mae", "MAEMetric"),
   { "torchrec.metrics.metric_job_types", missing(offloading, "*") },
   { "torchrec.metrics.metric_module", here("peri.nn.metrics", tasks, "RecMetricModule"),
@@ -202,13 +201,12 @@ return {
       "`window_ne`, `lifetime_ne`; with a task, as `RecMetricModule` gives them: `ne-ctr|window_ne`") },
   { "torchrec.metrics.model_utils",
     elsewhere("peri.nn.metrics.RecMetricModule", of_tasks, "*", "`update` takes the columns that its tasks name") },
-  metric("mse", "MSEMetric", ranks, "compute_r_squared", "R squared, beside MSE"), none("multi_label_precision",
-  "precision of several labels a sample"),
+  metric("mse", "MSEMetric"), metric("multi_label_precision", "MultiLabelPrecisionMetric"),
   metric("multiclass_recall", "MulticlassRecallMetric"), metric("ndcg", "NDCGMetric"), metric("ne", "NEMetric"),
   metric("ne_positive", "NEPositiveMetric"),
-  none("ne_with_recalibration", "NE corrected for negative samples that were left out"), metric("nmse", "NMSEMetric"),
+  metric("ne_with_recalibration", "RecalibratedNEMetric"), metric("nmse", "NMSEMetric"),
   { "torchrec.metrics.noop_metric_module", never("a module of metrics that does nothing", "*") },
-  none("num_missing_labels", "a count"), none("num_positive_samples", "a count"),
+  metric("num_missing_labels", "NumMissingLabelsMetric"), metric("num_positive_samples", "NumPositiveSamplesMetric"),
   none("output", "numbers of the model, passed on"), metric("precision", "PrecisionMetric"),
   metric("precision_session", "PrecisionSessionMetric", sessions),
   metric("rauc", "RAUCMetric", ranks, "compute_rauc_per_group"), { "torchrec.metrics.rec_metric",
@@ -216,10 +214,11 @@ return {
     elsewhere("lua/perilune/nn/metrics.lua", metrics .. ": window", "*", "sums of all samples, and of a window") },
   metric("recall", "RecallMetric"), metric("recall_session", "RecallSessionMetric", sessions),
   none("scalar", "a number, passed on"), metric("segmented_ne", "SegmentedNEMetric", sessions),
-  none("serving_calibration", "calibration over served samples only"),
-  none("serving_ne", "NE over served samples only"), none("sum_weights", "a sum"),
+  metric("serving_calibration", "ServingCalibrationMetric"), metric("serving_ne", "ServingNEMetric"),
+  metric("sum_weights", "SumWeightsMetric"),
   none("tensor_weighted_avg", "a weighted mean of a tensor of the model's"),
   { "torchrec.metrics.throughput", here("peri.nn.metrics", tasks, "ThroughputMetric") },
   none("tower_qps", "samples a second of a part of the model"), metric("unweighted_ne", "UnweightedNEMetric"),
-  metric("weighted_avg", "WeightedAvgMetric"), none("weighted_sum_predictions", "a sum"), metric("xauc", "XAUCMetric"),
+  metric("weighted_avg", "WeightedAvgMetric"),
+  metric("weighted_sum_predictions", "WeightedSumPredictionsMetric"), metric("xauc", "XAUCMetric"),
 }

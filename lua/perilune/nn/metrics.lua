@@ -44,7 +44,11 @@ local by_sums = {
   NEMetric = { "ne", "logloss" }, NEPositiveMetric = { "ne_positive" }, UnweightedNEMetric = { "unweighted_ne" },
   CaliFreeNEMetric = { "cali_free_ne" }, CalibrationMetric = { "calibration" }, CTRMetric = { "ctr" },
   AverageMetric = { "label_average", "prediction_average" }, WeightedAvgMetric = { "weighted_avg" },
-  MSEMetric = { "mse", "rmse" }, NMSEMetric = { "nmse", "nrmse" }, MAEMetric = { "mae" },
+  NumPositiveSamplesMetric = { "num_positive_samples" }, SumWeightsMetric = { "sum_weights" },
+  WeightedSumPredictionsMetric = { "weighted_sum_predictions" }, RecalibratedNEMetric = { "ne", "logloss" },
+  RecalibratedCalibrationMetric = { "calibration" }, ServingNEMetric = { "ne" },
+  ServingCalibrationMetric = { "calibration" },
+  MSEMetric = { "mse", "rmse", "r_squared" }, NMSEMetric = { "nmse", "nrmse" }, MAEMetric = { "mae" },
   AccuracyMetric = { "accuracy" }, PrecisionMetric = { "precision" }, RecallMetric = { "recall" },
 }
 
@@ -187,37 +191,72 @@ end
 
 states.of_sums(SumMetric, Window, place)
 
--- Who compares predictions with `threshold` compares with 0.5 of probabilities, unless another one is given, of
--- whatever they are.
 local ENTROPY = PROBABILITIES + OF_CLASSES
+
+-- Values that are given when an option of that name is true.
+local asked_for = { logloss = "include_logloss", r_squared = "include_r_squared" }
+
+--- What the samples of a simple metric have to be. Who compares predictions with `threshold` compares with 0.5 of
+--- probabilities, unless another one is given, of whatever they are; only probabilities can be recalibrated.
+local function needs_of(definition, options)
+  if options.threshold then return OF_CLASSES + FINITE end
+  if options.recalibration_coefficient and definition[1] == "calibration" then return PROBABILITIES + NOT_NEGATIVE end
+  return C.peri_metric_needs(definition[1])
+end
+
+--- Put in place of the predictions p of s what they were before negative samples were left out, p / (p + (1 - p) / c).
+--- Returns their memory.
+local function recalibrate(s, c)
+  local n = tonumber(s.n)
+  local p = ffi.new("double[?]", math.max(n, 1))
+  for i = 0, n - 1 do p[i] = s.predictions[i] / (s.predictions[i] + (1 - s.predictions[i]) / c) end
+  s.predictions = p
+  return p
+end
+
+--- Number of samples whose weight is not 0.
+local function served(s)
+  local count = 0
+  for i = 0, tonumber(s.n) - 1 do
+    if s.weights == nil or s.weights[i] ~= 0 then count = count + 1 end
+  end
+  return count
+end
 
 local function simple(name, definition, spec)
   local class = util.class(name, SumMetric)
-  class.width, class.weights_at = #fields, 2
+  local counts_served = name:find "^Serving" ~= nil
+  class.width, class.weights_at = #fields + (counts_served and 1 or 0), 2
   function class:init(args) SumMetric.init(self, args, spec) end
   function class:_part(predictions, labels, weights)
-    local threshold = self.options.threshold
-    local needs = threshold and OF_CLASSES + FINITE or C.peri_metric_needs(definition[1])
-    local s, memory = samples.metric_samples(name, needs, predictions, labels, weights)
+    local threshold, c = self.options.threshold, self.options.recalibration_coefficient
+    local s, memory = samples.metric_samples(name, needs_of(definition, self.options), predictions, labels, weights)
+    if c then memory[#memory + 1] = recalibrate(s, c) end
     local sums = ffi.new "peri_metric_sums"
     check(C.peri_metric_add(s, threshold or 0.5, sums))
     local part = {}
     for i, field in ipairs(fields) do part[i] = sums[field] end
+    if counts_served then part[#fields + 1] = served(s) end
     return part, memory and tonumber(s.n)
   end
   function class:_report(sums, prefix, out)
     local named = ffi.new "peri_metric_sums"
     for i, field in ipairs(fields) do named[field] = sums[i] end
     for _, value in ipairs(definition) do
-      if value ~= "logloss" or self.options.include_logloss then out[prefix .. value] = value_of(named, value) end
+      local option = asked_for[value]
+      if not option or self.options[option] then out[prefix .. value] = value_of(named, value) end
     end
+    if counts_served and prefix == "lifetime_" then out.total_examples = sums[#fields + 1] end
   end
   M[name] = class
 end
 
 local threshold = { threshold = util.finite(nil) }
+local coefficient = util.over(1, 0)
 local specs = { NEMetric = { include_logloss = false }, AccuracyMetric = threshold, PrecisionMetric = threshold,
-  RecallMetric = threshold }
+  RecallMetric = threshold, MSEMetric = { include_r_squared = false },
+  RecalibratedNEMetric = { include_logloss = false, recalibration_coefficient = coefficient },
+  RecalibratedCalibrationMetric = { recalibration_coefficient = coefficient } }
 for name, definition in util.ordered(by_sums) do simple(name, definition, specs[name]) end
 
 -- -- metrics with sums of their own -----------------------------------------------------------------------------------
@@ -277,6 +316,58 @@ function M.MulticlassRecallMetric:_report(sums, prefix, out)
   local list = {}
   for k = 1, self.options.number_of_classes do list[k] = sums[k] / sums[self.options.number_of_classes + 1] end
   out[prefix .. "multiclass_recall"] = list
+end
+
+--- Weights of the samples whose label is missing (NaN).
+M.NumMissingLabelsMetric = util.class("NumMissingLabelsMetric", SumMetric)
+M.NumMissingLabelsMetric.width, M.NumMissingLabelsMetric.weights_at = 2, 2
+function M.NumMissingLabelsMetric:_part(predictions, labels, weights)
+  local known, missing = samples.missing_labels("NumMissingLabelsMetric", labels)
+  local s, memory = samples.metric_samples("NumMissingLabelsMetric", 0, predictions, known, weights)
+  local count, total = 0, 0
+  for i = 0, tonumber(s.n) - 1 do
+    local w = s.weights ~= nil and s.weights[i] or 1
+    count, total = count + (missing[i + 1] and w or 0), total + w
+  end
+  return { count, total }, memory and tonumber(s.n)
+end
+function M.NumMissingLabelsMetric:_report(sums, prefix, out) out[prefix .. "num_missing_labels"] = sums[1] end
+
+--- Precision of each of `num_labels` yes-or-no labels. Predictions and labels are whole numbers, whose bit i, from the
+--- lowest, is label i.
+M.MultiLabelPrecisionMetric = util.class("MultiLabelPrecisionMetric", SumMetric)
+function M.MultiLabelPrecisionMetric:init(args)
+  SumMetric.init(self, args, { num_labels = util.whole(1, 1, 53), label_names = util.optional.table })
+  local n, names = self.options.num_labels, self.options.label_names
+  self.width, self.names = 2 * n, {}
+  if names then samples.check_names("MultiLabelPrecisionMetric", "label_names", names, n) end
+  for i = 1, n do self.names[i] = names and names[i] or "label_" .. i - 1 end
+  -- a state says of which labels it is by text
+  self.options.label_names = names and table.concat(names, ",") or nil
+end
+function M.MultiLabelPrecisionMetric:_part(predictions, labels, weights)
+  local func, n = "MultiLabelPrecisionMetric", self.options.num_labels
+  local s, memory = samples.metric_samples(func, NOT_NEGATIVE, predictions, labels, weights)
+  local part = {}
+  for k = 1, 2 * n do part[k] = 0 end
+  for i = 0, tonumber(s.n) - 1 do
+    local p, y, w = s.predictions[i], s.labels[i], s.weights ~= nil and s.weights[i] or 1
+    for what, x in pairs { prediction = p, label = y } do -- any order: at most one message
+      if x ~= math.floor(x) or x < 0 or x >= 2 ^ 53 then
+        P.fail(("%s: sample %d: %s %s, allowed: whole numbers 0..2^53 - 1"):format(func, i, what, P.numeral(x)))
+      end
+    end
+    for k = 1, n do
+      if p % 2 == 1 then part[2 * k - y % 2] = part[2 * k - y % 2] + w end -- odd: right; even: wrong
+      p, y = math.floor(p / 2), math.floor(y / 2)
+    end
+  end
+  return part, memory and tonumber(s.n)
+end
+function M.MultiLabelPrecisionMetric:_report(sums, prefix, out)
+  for k, label in ipairs(self.names) do
+    out[prefix .. "multi_label_precision" .. label] = ratio(sums[2 * k - 1], sums[2 * k - 1] + sums[2 * k])
+  end
 end
 
 --- Discounted cumulative gain of labels in this order, of the first k.

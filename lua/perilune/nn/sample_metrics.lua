@@ -77,8 +77,8 @@ local single = ffi.new "float[1]"
 local function base(RecMetric, options_of, place)
   --- Keeps the last window_size samples.
   local SampleMetric = util.class("SampleMetric", RecMetric)
-  function SampleMetric:init(args)
-    options_of(self, args)
+  function SampleMetric:init(args, spec)
+    options_of(self, args, spec)
     self.samples = false
   end
 
@@ -104,16 +104,22 @@ local function base(RecMetric, options_of, place)
 
   states.of_samples(SampleMetric, Samples, place)
 
-  --- What `compute`, a function of C, makes of the window's samples of all ranks.
-  function SampleMetric:_area(compute)
+  --- The window's samples of all ranks; the second value keeps their memory alive.
+  function SampleMetric:_gather()
     self.samples = self.samples or Samples(place(self))
     local s, parts = ffi.new "peri_metric_samples", {}
     for k = 1, 3 do parts[k] = self.samples:in_order(k) end
     local n
     parts, n = ranks.gather(self.group, parts, self.samples.used)
     s.predictions, s.labels, s.weights, s.n = parts[1], parts[2], parts[3], n
+    return s, parts
+  end
+
+  --- What `compute`, a function of C, makes of them.
+  function SampleMetric:_area(compute)
+    local s, memory = self:_gather()
     check(compute(s, number))
-    return number[0]
+    return memory and number[0]
   end
   return SampleMetric
 end
@@ -165,11 +171,82 @@ local function define_auprc(SampleMetric, place)
   end
 end
 
+local THRESHOLDS = 1000
+local steps = ffi.new("float[?]", THRESHOLDS) -- THRESHOLDS numbers from 0 to 1, in f32, as torch.linspace has them
+single[0] = 1 / (THRESHOLDS - 1)
+for i = 0, THRESHOLDS - 1 do
+  steps[i] = i < THRESHOLDS / 2 and single[0] * i or 1 - single[0] * (THRESHOLDS - 1 - i)
+end
+
+--- Which of the thresholds is the highest that a prediction in [0, 1] reaches.
+local function reached(p)
+  local at = math.min(math.floor(p * (THRESHOLDS - 1)) + 1, THRESHOLDS - 1)
+  while steps[at] > p do at = at - 1 end
+  return at
+end
+
+--- Add samples to weights of positives and negatives by the highest threshold that each reaches.
+local function count_reached(s, positive, negative)
+  for i = 0, tonumber(s.n) - 1 do
+    local at, y, w = reached(s.predictions[i]), s.labels[i], s.weights ~= nil and s.weights[i] or 1
+    positive[at], negative[at] = positive[at] + w * y, negative[at] + w * (1 - y)
+  end
+end
+
+--- The lowest threshold with at least the precision `target` (the highest threshold: none has it), and the precision
+--- and recall there. positive and negative: from 0 on, by the highest threshold that a sample reaches.
+local function at_target(positive, negative, target)
+  local right, wrong = {}, {}
+  local positives, negatives = 0, 0
+  for i = THRESHOLDS - 1, 0, -1 do
+    positives, negatives = positives + positive[i], negatives + negative[i]
+    right[i], wrong[i] = positives, negatives
+  end
+  local function precision(i) return right[i] + wrong[i] == 0 and 0 or right[i] / (right[i] + wrong[i]) end
+  local found = 0
+  while found < THRESHOLDS - 1 and precision(found) < target do found = found + 1 end
+  return found, precision(found), positives == 0 and 0 or right[found] / positives
+end
+
+local function define_target(SampleMetric, place)
+  --- Precision and recall at the lowest of 1,000 thresholds that would have had the precision `target_precision`.
+  M.HindsightTargetPRMetric = util.class("HindsightTargetPRMetric", SampleMetric)
+  local Metric = M.HindsightTargetPRMetric
+  Metric.needs, Metric.sums, Metric.bins = ENTROPY, { "positive", "negative" }, THRESHOLDS
+  function Metric:init(args)
+    SampleMetric.init(self, args, { target_precision = util.from(0.5, 0, 1) })
+    self.positive, self.negative = ffi.new("double[?]", THRESHOLDS), ffi.new("double[?]", THRESHOLDS)
+  end
+  function Metric:_taken(s) count_reached(s, self.positive, self.negative) end
+  function Metric:compute()
+    place(self)
+    local counts, out = {}, {}
+    for i = 1, THRESHOLDS do
+      counts[i], counts[THRESHOLDS + i] = self.positive[i - 1], self.negative[i - 1]
+    end
+    counts = ranks.sum(self.group, counts)
+    local positive, negative = ffi.new("double[?]", THRESHOLDS), ffi.new("double[?]", THRESHOLDS)
+    for i = 1, THRESHOLDS do positive[i - 1], negative[i - 1] = counts[i], counts[THRESHOLDS + i] end
+    local function report(prefix)
+      out[prefix .. "hindsight_target_pr"], out[prefix .. "hindsight_target_precision"],
+        out[prefix .. "hindsight_target_recall"] = at_target(positive, negative, self.options.target_precision)
+    end
+    report "lifetime_"
+    local s, memory = self:_gather()
+    ffi.fill(positive, THRESHOLDS * 8)
+    ffi.fill(negative, THRESHOLDS * 8)
+    count_reached(s, positive, negative)
+    report "window_"
+    return memory and out
+  end
+end
+
 --- The metrics by name. RecMetric: the base of all metrics; options_of, place: what all of them do with their arguments
 --- and their group (metrics.lua).
 return function(RecMetric, options_of, place)
   local SampleMetric = base(RecMetric, options_of, place)
   define_areas(SampleMetric)
   define_auprc(SampleMetric, place)
+  define_target(SampleMetric, place)
   return M
 end

@@ -69,6 +69,31 @@ function M.metric_samples(func, needs, predictions, labels, weights, per_sample)
   return s, { p, y, w }
 end
 
+--- Labels of which some may be NaN, which are missing: a list that has 0 in their place, and a list that says of each
+--- whether it is missing.
+function M.missing_labels(func, labels)
+  local array, n = numbers(func, "labels", labels)
+  local known, missing = {}, {}
+  for i = 1, n do
+    local y = array[i - 1]
+    missing[i] = y ~= y
+    known[i] = missing[i] and 0 or y
+  end
+  return known, missing
+end
+
+--- An error unless `names` is a list of n names, no two of them alike.
+function M.check_names(func, what, names, n)
+  signature.value(func, what, names, "list")
+  local seen = {}
+  for i, name in ipairs(names) do
+    signature.value(func, ("%s[%d]"):format(what, i), name, "string")
+    if seen[name] then P.fail(("%s: %s has '%s' twice"):format(func, what, name)) end
+    seen[name] = true
+  end
+  if #names ~= n then P.fail(("%s: %s has %d names, wanted %d"):format(func, what, #names, n)) end
+end
+
 --- A list or tensor of n numbers, as an array; what: its name in messages.
 function M.numbers(func, what, x, n)
   local array, found = numbers(func, what, x)

@@ -200,8 +200,9 @@ metrics.AverageMetric = {}
 ---@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.WeightedAvgMetric
 metrics.WeightedAvgMetric = {}
 
----Mean square error and its root.
----`compute` gives `lifetime_mse`, `window_mse` and `lifetime_rmse`, `window_rmse`.
+---Mean square error and its root; with `include_r_squared` also R squared, 1 less the error over that of the labels'
+---mean. `compute` gives `lifetime_mse`, `window_mse`, `lifetime_rmse`, `window_rmse` (and `lifetime_r_squared`,
+---`window_r_squared`).
 ---
 ---Errors: an unknown argument; a window_size below 1; an update with numbers that are not of the metric's kind.
 ---
@@ -211,8 +212,13 @@ metrics.WeightedAvgMetric = {}
 ---print(("%.4f"):format(metric:compute().lifetime_mse)) --> 0.1367
 ---```
 ---@class peri.nn.metrics.MSEMetric: peri.nn.metrics.RecMetric
----@overload fun(args?: peri.nn.metrics.args): peri.nn.metrics.MSEMetric
+---@overload fun(args?: peri.nn.metrics.MSEMetric.args): peri.nn.metrics.MSEMetric
 metrics.MSEMetric = {}
+
+---@class peri.nn.metrics.MSEMetric.args
+---@field window_size? integer Samples of all ranks together that the window holds (default: 10000000).
+---@field group? peri.dist.Group|boolean The ranks (default: the world when the first samples come); `false`: this rank alone.
+---@field include_r_squared? boolean Whether `compute` tells R squared too (default: false).
 
 ---Mean square error, divided by that of a model that always says 1, and its root.
 ---`compute` gives `lifetime_nmse`, `window_nmse` and `lifetime_nrmse`, `window_nrmse`.
