@@ -513,7 +513,7 @@ function M.attempt(path, given, options, verified)
   local a = options_of(func, options)
   parts_of.check_path(func, path)
   local group = parts_of.group(func, a.group)
-  local opened, c = xpcall(open_together, P.locate, group, func, met, path, parts_of.LATE_SECONDS)
+  local opened, c = xpcall(open_together, P.locate, group, func, met, path, parts_of.patience(group))
   local ok, result = opened, c
   if opened then
     ok, result = xpcall(function()

@@ -52,6 +52,12 @@ function M.group(func, group)
   return group
 end
 
+--- For so many seconds a rank of `group` (nil: this one alone) waits for such a name: at most half the group's deadline,
+--- within which the other ranks wait for this one, so that all of them hear what is missing.
+function M.patience(group)
+  return group and math.min(M.LATE_SECONDS, group:timeout() / 2) or M.LATE_SECONDS
+end
+
 --- Run f; then all ranks of `group` (nil: this one alone) raise what one of them met. met (or nil): a function of this
 --- rank's error, before that. Returns what f returned.
 function M.together(group, func, f, met)

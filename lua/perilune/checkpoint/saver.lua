@@ -154,9 +154,9 @@ function Saver:_lock()
   end)
   if not self.group then return end
   parts_of.together(self.group, "Saver", function()
-    local began = tonumber(C.peri_time_ns())
+    local began, seconds = tonumber(C.peri_time_ns()), parts_of.patience(self.group)
     while util.read_file(file) ~= who do
-      if tonumber(C.peri_time_ns()) - began > parts_of.LATE_SECONDS * 1e9 then
+      if tonumber(C.peri_time_ns()) - began > seconds * 1e9 then
         P.fail(("Saver: folder '%s' is another one here than on rank 0 (%s): all hosts must share the folder of "
           .. "checkpoints"):format(
           self.folder, who))
