@@ -96,7 +96,7 @@ M.refusals = {
     "the nodes offer fewer slots than there are ranks: say how many (--host a:4,b:4), or allow more ranks "
       .. "than slots with --mpi --oversubscribe" },
   { "unable to reliably start one or more daemons",
-    "mpirun could not start on every node: each must be reachable by ssh without a "
+    "mpirun could not start on every node, or has lost one: each must be reachable by ssh without a "
       .. "password, and have perilune and Open MPI where this one has them" },
   { "lost communication with a remote daemon.-Remote daemon: %S+ on node (%S+)",
     "mpirun does not reach node %s, or has lost it: each must "
@@ -122,6 +122,7 @@ M.codes = { [213] = "mpirun: its command line is refused, and its standard outpu
 --- Lines that tell what the launcher tells, or nothing on which a user could act. blank: an empty line belongs to it.
 M.noise = { { "^mpirun: Forwarding signal" }, { "^mpirun: abort is already in progress" }, { "^mpirun: killing job" },
   { "^Type 'mpirun %-%-help' for usage" }, { "^%[[^%]]+%] plm:ssh: Warning: setpgid" },
+  { "^%[warn%] Epoll " }, -- of libevent, when a node is lost
   { "^Abort is in progress%.%.%.hit ctrl%-c again", blank = true } }
 
 --- Boxes and lines that follow from the end of another rank; they may come before anybody has said that it ended.
