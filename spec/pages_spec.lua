@@ -5,7 +5,7 @@ local shell = require "spec.support.shell"
 --- Variables that are no user's: between processes of one run, and of tests. PERI_CUDA_TF32 is refused with words that
 --- say what to set.
 local ours = { PERI_LAUNCHER = true, PERI_CUDA_TF32 = true, PERI_OPAQUE_DEVICE = true, PERI_OPAQUE_SEED = true,
-  PERI_TEST_COUNT_LIMIT = true }
+  PERI_TEST_COUNT_LIMIT = true, PERI_TEST_PATCH = true }
 
 describe("docs/running.md", function()
   it("has every environment variable that is read, and no other", function()

@@ -65,6 +65,15 @@ describe("joining the world waits no longer than it may for a rank that", functi
   case("is killed before it, when mpirun lets the others live", "--mpi --enable-recovery", "act() peri.init()", kill,
     "mpi: joining the world")
 
+  it("has another version of Perilune", function()
+    if missing then return pending(missing) end
+    local out, status = run("", "act() peri.init()", "ffi.cdef 'int setenv(const char *, const char *, int);' "
+      .. "ffi.C.setenv('PERI_TEST_PATCH', '77', 1)", "20")
+    assert.equal(1, status)
+    assert.matches("%[ranks 0%-2%] mpi: rank 0 on %S+ has Perilune %d+%.%d+%.%d+, and rank 1 on %S+ has %d+%.%d+%.77: "
+      .. "all hosts must have the same version", out)
+  end)
+
   it("was refused for its arguments before", function()
     if missing then return pending(missing) end
     local out, status = run("", [[

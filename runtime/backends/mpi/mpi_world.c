@@ -67,12 +67,20 @@ static void at_exit(void)
     else if (clean && peri__mpi.ours) MPI_Finalize();
 }
 
+/** What ranks tell each other first: it keeps this layout, as a rank of another version reads it too. */
+typedef struct version_card {
+    int32_t numbers[3]; /* of its Perilune: major, minor, patch */
+    char host[52];
+} version_card;
+
 /** What the thread of a join came to; it may outlive the call. */
 static struct {
     int code;         /* of MPI */
     const char *what; /* the call that failed */
     mpi_group *g;     /* that is made */
     int tag;
+    int32_t unlike;                       /* the first rank with another version than rank 0; 0: all have the same */
+    version_card first_card, unlike_card; /* if unlike: of rank 0 and of that rank */
 } joined;
 
 /** The attribute of a communicator that holds its duplicate: of the base the world, of the world the control. Of
@@ -250,6 +258,24 @@ static void forget_peers(void)
     peri__mpi.n_peers = 0;
 }
 
+/** Exchange the versions of Perilune, and note in `joined` which rank has another one than rank 0, if one has. Returns
+ *  MPI's code. */
+static int compare_versions(void)
+{
+    const char *patch = secure_getenv("PERI_TEST_PATCH");
+    version_card own = {.numbers = {PERI_VERSION_MAJOR, PERI_VERSION_MINOR, PERI_VERSION_PATCH}},
+                 *all = peri__mpi_host->alloc(sizeof own * (size_t)peri__mpi.size);
+    if (!all) return MPI_ERR_NO_MEM;
+    if (patch) own.numbers[2] = atoi(patch);
+    gethostname(own.host, sizeof own.host - 1);
+    int code = MPI_Allgather(&own, (int)sizeof own, MPI_BYTE, all, (int)sizeof own, MPI_BYTE, peri__mpi.world);
+    for (int32_t i = 1; i < peri__mpi.size && code == MPI_SUCCESS && !joined.unlike; i++)
+        if (memcmp(all[i].numbers, all[0].numbers, sizeof own.numbers) != 0) joined.unlike = i;
+    if (joined.unlike) joined.first_card = all[0], joined.unlike_card = all[joined.unlike];
+    peri__mpi_host->free(all);
+    return code;
+}
+
 /** Exchange who is where. Returns MPI's code. */
 static int meet(void)
 {
@@ -298,12 +324,28 @@ static int meet(void)
     return code;
 }
 
-/** In a thread: exchange who is where, and what ranks of one machine share. */
+/** In a thread: exchange versions, who is where, and what ranks of one machine share. */
 static void meet_ranks(void)
 {
     joined.what = "peri_comm_open";
+    joined.unlike = 0;
+    joined.code = compare_versions();
+    if (joined.code != MPI_SUCCESS || joined.unlike) return;
     joined.code = meet();
     if (joined.code == MPI_SUCCESS) peri__mpi_near_join(joined.g);
+}
+
+/** What came of meet_ranks. */
+static peri_status met(void)
+{
+    if (joined.code != MPI_SUCCESS) return peri__mpi_fail(joined.what, joined.code);
+    if (!joined.unlike) return PERI_OK;
+    const version_card *first = &joined.first_card, *other = &joined.unlike_card;
+    return FAIL(PERI_EUNSUPPORTED,
+                "mpi: rank 0 on %s has Perilune %d.%d.%d, and rank %d on %s has %d.%d.%d: all hosts must have the same "
+                "version",
+                first->host, first->numbers[0], first->numbers[1], first->numbers[2], joined.unlike, other->host,
+                other->numbers[0], other->numbers[1], other->numbers[2]);
 }
 
 static mpi_group *group_make(mpi_group *parent, const int32_t *ranks, int32_t n, uint64_t tag)
@@ -361,7 +403,7 @@ peri_status peri__mpi_open(peri_coll_open *boot, void **group)
     joined.g = g;
     int64_t left = until - peri__mpi_host->time_ns();
     TRY(peri__mpi_within(NULL, "joining the world", left > 0 ? left : 0, meet_ranks));
-    if (joined.code != MPI_SUCCESS) return peri__mpi_fail(joined.what, joined.code);
+    TRY(met());
     if (peri__mpi.size > 1) TRY(peri__mpi_guard_start(boot->timeout_ns));
     peri__mpi.epoch++; /* the same on all ranks, as meet has seen to */
     if (!peri__mpi.guest) peri__mpi.worlds++;
@@ -404,7 +446,9 @@ static peri_status gather_members(const mpi_group *g)
             if (why || now > until) {
                 MPI_Cancel(&requests[0]);
                 peri__mpi.loose = true;
-                return FAIL(bad ? bad->failed : lost ? PERI_EPEER : PERI_ETIMEOUT,
+                return FAIL(bad    ? bad->failed
+                            : lost ? PERI_EPEER
+                                   : PERI_ETIMEOUT,
                             "mpi: making a group, waiting for rank %d of the world (process %lld on %s): %s", from,
                             (long long)peri__mpi.peers[from].pid, peri__mpi.peers[from].host,
                             why ? why : "it did not come");
