@@ -52,8 +52,8 @@ function M.group(func, group)
   return group
 end
 
---- For so many seconds a rank of `group` (nil: this one alone) waits for such a name: at most half the group's deadline,
---- within which the other ranks wait for this one, so that all of them hear what is missing.
+--- For so many seconds a rank of `group` (nil: this one alone) waits for such a name: at most for half of the group's
+--- deadline, within which the other ranks wait for this one, so that all of them hear what is missing.
 function M.patience(group)
   return group and math.min(M.LATE_SECONDS, group:timeout() / 2) or M.LATE_SECONDS
 end
