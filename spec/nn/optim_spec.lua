@@ -333,6 +333,23 @@ describe("optimizers", function()
     end
   end)
 
+  it("go down to the rate 0, and not below by rounding", function()
+    for steps = 1, 12 do
+      for _, start in ipairs { 0.1, 1 / 3, 1 } do
+        local o = optim.SGD { params = { peri.zeros { 1 } }, lr = 0.7 }
+        local linear = optim.LinearLR { optimizer = o, start_factor = start, end_factor = 0, total_iters = steps }
+        for _ = 1, steps + 1 do linear:step() end
+        assert.is_true(o:lr() >= 0 and o:lr() < 1e-15)
+      end
+      local o = optim.SGD { params = { peri.zeros { 1 } }, lr = 0 }
+      local cosine = optim.CosineAnnealingLR { optimizer = o, T_max = steps, eta_min = 0.01 }
+      for step = 1, 3 * steps do
+        cosine:step()
+        assert.near(0.005 - 0.005 * math.cos(math.pi * step / steps), o:lr(), 1e-12)
+      end
+    end
+  end)
+
   it("leave infinite numbers infinite, and their states without NaN", function()
     for _, class in ipairs { "SGD", "Adam", "AdamW", "Adagrad", "RMSprop" } do
       for _, device in ipairs { "cpu", "opaque" } do

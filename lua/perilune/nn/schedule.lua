@@ -21,7 +21,7 @@ local M = {}
 
 signature.object("scheduled", "an optimizer with a learning rate", { lr = "callable", set_lr = "callable" })
 
-local cos, pi, floor, min = math.cos, math.pi, math.floor, math.min
+local cos, pi, floor, max, min = math.cos, math.pi, math.floor, math.max, math.min
 
 local LRScheduler = util.seal(util.class "LRScheduler")
 M.LRScheduler = LRScheduler
@@ -274,7 +274,8 @@ end, function(_, a)
 end, function(a, t, lr)
   local rise = a.end_factor - a.start_factor
   if t == 0 then return lr * a.start_factor end
-  return t > a.total_iters and lr or lr * (1 + rise / (a.total_iters * a.start_factor + (t - 1) * rise))
+  if t > a.total_iters then return lr end
+  return max(lr * (1 + rise / (a.total_iters * a.start_factor + (t - 1) * rise)), 0) -- rounded, 0 may be below
 end)
 
 define("PolynomialLR", { total_iters = 5, power = 1 }, function(a, t, base)
@@ -293,7 +294,8 @@ end, nil, function(a, t, lr, base)
   if t == 0 then return lr end
   -- up from eta_min
   if (t - 1 - a.T_max) % (2 * a.T_max) == 0 then return lr + (base - a.eta_min) * (1 - cos(pi / a.T_max)) / 2 end
-  return (1 + cos(pi * t / a.T_max)) / (1 + cos(pi * (t - 1) / a.T_max)) * (lr - a.eta_min) + a.eta_min
+  local next_lr = (1 + cos(pi * t / a.T_max)) / (1 + cos(pi * (t - 1) / a.T_max)) * (lr - a.eta_min) + a.eta_min
+  return max(next_lr, min(base, a.eta_min)) -- rounded, it may be below
 end)
 
 define("CosineAnnealingWarmRestarts", { T_0 = util.required.number, T_mult = 1, eta_min = 0 }, function(a, t, base)
