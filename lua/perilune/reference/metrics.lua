@@ -7,9 +7,10 @@
 --
 -- An update is refused as a whole if a prediction or a label is NaN, a label or weight infinite, a weight negative, or
 -- if predictions or labels are not of the kind that the metric wants: entropies want probabilities in 0..1 (not logits)
--- and labels in 0..1. Where a metric means nothing its value says so: NE of samples of one class alone is very large
--- (what it divides by is nearly 0), AUC of them is 0.5, and a mean over no samples is NaN. Metrics have `state_dict`
--- and `load_state_dict`, which checkpoints take, and which hold on another number of ranks.
+-- and labels in 0..1. Where a metric means nothing its value is TorchRec's: NE of samples of one class alone is very
+-- large (what it divides by is nearly 0), AUC of them is 0.5. Where all weights are 0, entropies, RAUC and
+-- `weighted_avg` are NaN, other means, shares and errors 0. Metrics have `state_dict` and `load_state_dict`, which
+-- checkpoints take, and which hold on another number of ranks.
 ---@meta
 
 ---@class peri.nn.metrics
