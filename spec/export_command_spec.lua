@@ -81,7 +81,7 @@ describe("perilune export", function()
     local before = peri.export.open(path):describe().digest
     for words, message in peri.util.ordered {
       [("%s/run --model %s -o %s --tables int2"):format(folder, strict, path)] =
-        "loses more than allowed_ne = 0 allows: its NE is larger",
+        "loses more than allowed_ne = 0 allows: the NE of its output 'logits' is larger",
       [("%s/run --model %s -o %s --tables user=int8"):format(folder, same, path)] = "tables names 'user'",
       [("%s/none --model %s -o %s"):format(folder, same, path)] = "No such file",
       [("--verify %s --dense int8"):format(path)] = "stands alone, without --dense",

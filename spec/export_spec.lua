@@ -155,14 +155,29 @@ describe("a model file", function()
     assert.not_matches("follow", tostring(report))
   end)
 
-  it("names the output whose AUC it tells, where there are several", function()
+  it("judges each output by labels of its own, where there are several", function()
     local Model = nn.Module:extend "Model"
     function Model:init() self.l = nn.Linear { in_features = 13, out_features = 2 } end
     function Model:forward(b)
       local y = self.l(b.dense_features)
       return { click = y:select(2, 0), buy = y:select(2, 1) }
     end
-    assert.matches("output 'buy' beside batch%.labels: AUC %d", tostring((export(Model()))))
+    local model, rows = Model(), 190
+    local function saved(labels)
+      local x = peri.Tensor.uniform({ rows, 13 }, -1, 1, 5)
+      return peri.export.save(model, path, { batches = { { dense_features = x, labels = labels(x) } } })
+    end
+    -- labels of `buy` that its own logits decide: AUC 1; those of `click` are all 1, which no AUC is made of
+    local function right(x) return model(x and { dense_features = x }).buy:gt(0):to "f32" end
+    local report = saved(function(x) return { click = peri.ones { rows }, buy = right(x) } end)
+    assert.same({ 1, "buy", 1 }, { #report.judged, report.judged[1].name, report.model.auc })
+    report = saved(function(x) return { click = 1 - right(x), buy = right(x) } end)
+    assert.same({ "buy", "click" }, { report.judged[1].name, report.judged[2].name })
+    assert.matches("output 'buy' beside its labels: AUC 1%.0+, NE", tostring(report))
+    assert.is_true(report.judged[2].model.auc < 1)
+    assert.error_matches(function() saved(function(x) return F.cat({ right(x), right(x) }, 1) end) end,
+      "380 labels beside 190 numbers of output 'buy'")
+    assert.error_matches(function() saved(function(x) return { clik = right(x) } end) end, "clik")
   end)
 
   -- as docs/tutorial_first_model.md writes them: forward gives the loss first, sizes come from batch.rows, batches from

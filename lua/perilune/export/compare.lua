@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local Tensor = require "perilune.tensor.core"
 local metrics = require "perilune.nn.metrics"
 local opened = require "perilune.export.open"
 local C, check = P.C, P.check
@@ -41,25 +42,49 @@ end
 
 local function sigmoid(x) return 1 / (1 + math.exp(-x)) end
 
---- AUC and NE of predictions (probabilities) and labels, where both classes are there.
+--- AUC and NE of predictions (probabilities) and labels; false unless both classes are there.
 local function quality(predictions, labels)
+  local least, most = math.huge, -math.huge
+  for _, y in ipairs(labels) do least, most = math.min(least, y), math.max(most, y) end
   local ok, report = pcall(metrics.evaluate, predictions, labels)
-  return ok and { auc = report.auc, ne = report.ne } or false
+  return ok and least < most and { auc = report.auc, ne = report.ne } or false
+end
+
+--- What a batch says of an output: a list of one label a sample, or nil. labels: a tensor, which belongs to the first
+--- output, or a table of tensors by the names of outputs.
+local function labels_of(batch, output, first, n)
+  local labels, found = batch.labels, nil
+  if Tensor.is(labels) then found = first and labels elseif labels then found = labels[output.name] end
+  if not found or output.columns ~= 1 then return nil end
+  if found:numel() ~= n then
+    P.fail(("export: %d labels beside %d numbers of output '%s', wanted as many; of several outputs: labels = { %s = a "
+      .. "tensor, ... }"):format(found:numel(), n, output.name, output.name))
+  end
+  return found:to("f32", "cpu"):to_list()
+end
+
+--- An error where the labels of a batch name what is no output.
+local function check_labels(batch, outputs)
+  if Tensor.is(batch.labels) then return end
+  local known = {}
+  for i, o in ipairs(outputs) do known[i] = o.name end
+  for name in util.ordered(batch.labels or {}) do util.one_of("export", "a name in batch.labels", name, known) end
 end
 
 local Report = util.class "ExportReport"
 function Report:init()
   self.samples, self.difference, self.differ, self.numbers, self.model, self.file = 0, 0, 0, 0, false, false
-  self.outputs, self.first = 0, false -- how many there are, and the name of the first
+  self.outputs = 0 -- how many there are
+  self.judged = {} -- { name =, model =, file = } of each output that batches have labels for
   self.chosen = false -- dtypes of tables, in words, where the exporter chose them
 end
 function Report:__tostring()
   local lines = { ("%d of %d numbers for %d samples differ, by up to %.3g"):format(self.differ, self.numbers,
     self.samples, self.difference) }
-  if self.model and self.file then
-    lines[2] = ("AUC %.6f, NE %.6f of the model; AUC %.6f, NE %.6f of the file"):format(self.model.auc, self.model.ne,
-      self.file.auc, self.file.ne)
-    if self.outputs > 1 then lines[2] = ("output '%s' beside batch.labels: %s"):format(self.first, lines[2]) end
+  for _, j in ipairs(self.judged) do
+    local line = ("AUC %.6f, NE %.6f of the model; AUC %.6f, NE %.6f of the file"):format(j.model.auc, j.model.ne,
+      j.file.auc, j.file.ne)
+    lines[#lines + 1] = self.outputs > 1 and ("output '%s' beside its labels: %s"):format(j.name, line) or line
   end
   if self.chosen then table.insert(lines, 1, self.chosen) end
   for _, used in ipairs(self.loose or {}) do
@@ -72,15 +97,16 @@ end
 
 --- Compare on a list of batches. answers(batch): the model's table of tensors by name; file: an opened model file;
 --- given(batch): what it is asked about.
---- Returns a report: samples, difference (the largest), differ (numbers that differ), numbers (all), model and file: {
---- auc =, ne = }, of the first output where it is one number a sample and batches have labels, else false; as logits,
---- or as probabilities where `probabilities`.
+--- Returns a report: samples, difference (the largest), differ (numbers that differ), numbers (all); judged: name,
+--- model and file, each { auc =, ne = }, of every output that is one number a sample and has labels of both classes;
+--- model and file: those of the first of them, else false. Outputs are logits; where `probabilities`, the first is a
+--- probability.
 function M.run(answers, file, batches, probabilities, given)
-  local report = Report()
-  local predictions, labels = { {}, {} }, {}
-  local outputs = file:outputs()
-  report.outputs, report.first = #outputs, outputs[1].name
+  local report, outputs, found = Report(), file:outputs(), {}
+  report.outputs = #outputs
+  for i = 1, #outputs do found[i] = { model = {}, file = {}, labels = {} } end
   for _, batch in ipairs(batches) do
+    check_labels(batch, outputs)
     P.scope(function()
       local own, theirs = ordered(answers, batch), opened.answers(file, given(batch), true)
       for i, o in ipairs(outputs) do
@@ -94,18 +120,20 @@ function M.run(answers, file, batches, probabilities, given)
         report.difference, report.differ, report.numbers = math.max(report.difference, most), report.differ + differ,
           report.numbers + n
         if i == 1 then report.samples = report.samples + n / o.columns end
-        if i == 1 and o.columns == 1 and batch.labels then
-          local y = batch.labels:to("f32", "cpu"):to_list()
-          for k = 0, n - 1 do
-            predictions[1][#predictions[1] + 1] = probabilities and a[k] or sigmoid(a[k])
-            predictions[2][#predictions[2] + 1] = probabilities and b[k] or sigmoid(b[k])
-            labels[#labels + 1] = y[k + 1]
-          end
+        local map = probabilities and i == 1 and tonumber or sigmoid
+        for k, y in ipairs(labels_of(batch, o, i == 1, n) or {}) do
+          local of, at = found[i], #found[i].labels + 1
+          of.model[at], of.file[at], of.labels[at] = map(a[k - 1]), map(b[k - 1]), y
         end
       end
     end)
   end
-  if #labels > 0 then report.model, report.file = quality(predictions[1], labels), quality(predictions[2], labels) end
+  for i, of in ipairs(found) do
+    local own, theirs = quality(of.model, of.labels), quality(of.file, of.labels)
+    if own and theirs then table.insert(report.judged, { name = outputs[i].name, model = own, file = theirs }) end
+  end
+  local first = report.judged[1] or { model = false, file = false }
+  report.model, report.file = first.model, first.file
   return report
 end
 
