@@ -156,6 +156,17 @@ local function session(words)
   return repl.run(options, M.version_text())
 end
 
+--- A line that names what a word of the list may have meant, if argparse's message lists choices ('a', 'b'); or "".
+local function nearest_choice(message, list)
+  local known = {}
+  for choice in (message:match "must be one of (.*)$" or ""):gmatch "'([^']*)'" do known[choice] = true end
+  for i = 2, #list do
+    local best = not known[list[i]] and require("perilune.util").nearest(list[i]:match "[^=]*$", { known })
+    if best then return ("\nDid you mean '%s'?"):format(best) end
+  end
+  return ""
+end
+
 --- Run the command line in `words` (a list with the program's name at 0). Returns the exit code.
 function M.main(words)
   require("perilune.compiler").settle()
@@ -170,7 +181,7 @@ function M.main(words)
   end
   local parser = commands.parser(M.version)
   parser.error = function(self, message)
-    local hint = ""
+    local hint = nearest_choice(message, list)
     message = message:gsub("^unknown option '(%-%d[%d.]*)'.*$",
       "'%1' is no option, and no number that an option takes: none is below 0")
     local file = list[1] and list[1]:match "%.lua$" and io.open(list[1])

@@ -287,6 +287,24 @@ local function elsewhere(name)
   return found
 end
 
+--- The key of the tables that may have been meant by `name`, or nil: at most a quarter of its letters differ.
+function M.nearest(name, tables)
+  local best, least, most = nil, math.huge, math.max(1, math.floor(#name / 4))
+  for _, t in ipairs(tables) do
+    for key in pairs(t) do
+      -- nobody means a name of the library's own
+      local open = type(key) == "string" and (key:sub(1, 1) ~= "_" or name:sub(1, 1) == "_")
+      local near = open and math.abs(#key - #name) <= most -- each letter more or less is a step
+      local d = near and distance(name:lower(), key:lower())
+      if d and d <= most then
+        d = d + distance(name, key) / 1000 -- capitals decide between equals
+        if d < least or d == least and key < best then best, least = key, d end
+      end
+    end
+  end
+  return best
+end
+
 --- An error for a name that `what` does not have; it tells the name among the keys of `tables` that may have been
 --- meant. noun: "method ".
 function M.unknown(what, name, tables, noun)
@@ -310,19 +328,7 @@ function M.unknown(what, name, tables, noun)
   if what == "peri" and of_torchrec[name] then
     fail(("%s has no '%s'; here it is %s"):format(what, name, of_torchrec[name]))
   end
-  local best, least, most = nil, math.huge, math.max(1, math.floor(#name / 4))
-  for _, t in ipairs(tables) do
-    for key in pairs(t) do
-      -- nobody means a name of the library's own
-      local open = type(key) == "string" and (key:sub(1, 1) ~= "_" or name:sub(1, 1) == "_")
-      local near = open and math.abs(#key - #name) <= most -- each letter more or less is a step
-      local d = near and distance(name:lower(), key:lower())
-      if d and d <= most then
-        d = d + distance(name, key) / 1000 -- capitals decide between equals
-        if d < least or d == least and key < best then best, least = key, d end
-      end
-    end
-  end
+  local best = M.nearest(name, tables)
   fail(("%s has no %s'%s'%s"):format(what, noun or "", name, best and ("; is '%s' meant?"):format(best) or ""))
 end
 
