@@ -312,7 +312,7 @@ static peri_status watch_queued(coll_work *w)
     } else {
         fail_in_words(w, status);
     }
-    if (status < 0) peri__comm_note_lost(g->comm, status);
+    if (status < 0) peri__comm_note_lost(g, status);
     return pending ? PERI_PENDING : PERI_OK;
 }
 

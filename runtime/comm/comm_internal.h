@@ -231,13 +231,16 @@ struct peri__comm {
     int64_t timeout_ns;       /* the world's when it was joined */
     peri_status lost;         /* failure of one whose results the poster had been promised, until somebody is told; else
                                  PERI_OK */
+    uint64_t lost_tag;        /* its group's tag */
     char *lost_message;
     peri__watch watch;
     peri__stage stages[PERI_COMM_DEVICES];
 };
 
-/** An operation whose results the poster has been promised has failed with @status, this thread's error. */
-void peri__comm_note_lost(peri__comm *comm, peri_status status);
+/** An operation of @group whose results the poster has been promised has failed with @status, this thread's error. */
+void peri__comm_note_lost(peri_group *group, peri_status status);
+/** The program is told that @group, or one that it was made from, has failed: it need not be told again. */
+void peri__comm_told(const peri_group *group);
 /** PERI_OK, or such a failure, which nobody was told of. */
 peri_status peri__comm_lost_status(peri__comm *comm);
 /** What the thread of @comm, a world of processes, does between operations and before it blocks for a device. */

@@ -281,22 +281,40 @@ peri_status peri_group_timeout_set(peri_group *group, double seconds)
 
 /* -- health -------------------------------------------------------------------------------------------------------- */
 
-void peri__comm_note_lost(peri__comm *comm, peri_status status)
+void peri__comm_note_lost(peri_group *group, peri_status status)
 {
+    peri__comm *comm = group->comm;
     if (comm->lost != PERI_OK) return;
     comm->lost = status;
+    comm->lost_tag = group->tag;
     comm->lost_message = peri__strdup(peri_error_message());
+}
+
+static void forget_lost(peri__comm *comm)
+{
+    comm->lost = PERI_OK;
+    peri__free(comm->lost_message);
+    comm->lost_message = NULL;
 }
 
 peri_status peri__comm_lost_status(peri__comm *comm)
 {
     peri_status status = comm->lost;
     if (status == PERI_OK) return PERI_OK;
-    comm->lost = PERI_OK;
     peri__fail(status, "%s", comm->lost_message ? comm->lost_message : peri_status_text(status));
-    peri__free(comm->lost_message);
-    comm->lost_message = NULL;
+    forget_lost(comm);
     return status;
+}
+
+void peri__comm_told(const peri_group *group)
+{
+    peri__comm *comm = group->comm;
+    const peri_group *g = group;
+    while (g && g->failed == PERI_OK) g = g->parent;
+    if (comm->lost == PERI_OK || comm->stepping || !g) return;
+    const bool of_node = g->node && g->node->tag == comm->lost_tag; /* a group and its node's fail together */
+    const bool by_node = g->parent && g->parent->node == g && g->parent->tag == comm->lost_tag;
+    if (g->tag == comm->lost_tag || of_node || by_node) forget_lost(comm);
 }
 
 peri_status peri__group_check(const char *function, peri_group *group)
@@ -309,7 +327,7 @@ peri_status peri__group_check(const char *function, peri_group *group)
                           function, group->name);
     for (const peri_group *g = group; g; g = g->parent) {
         if (g->failed != PERI_OK) {
-            if (!g->comm->stepping) (void)peri__comm_lost_status(g->comm); /* told here */
+            peri__comm_told(g);
             return peri__fail(PERI_EABORTED, "%s: group '%s' was given up: %s", function, g->name,
                               g->failure ? g->failure : "");
         }

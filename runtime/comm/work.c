@@ -202,6 +202,7 @@ peri_status peri_work_test(peri_work *work)
     }
     if (work->status == PERI_OK) peri__watch_seen(work->group->comm, work);
     if (work->status >= 0) return work->status == PERI_OK ? join_results(work) : PERI_PENDING;
+    if (work->group->comm->within == 0) peri__comm_told(work->group);
     return peri__fail(work->status, "%s", work->message ? work->message : peri_status_text(work->status));
 }
 
