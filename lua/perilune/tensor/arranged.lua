@@ -294,7 +294,9 @@ end
 
 --- The mean of what src has for each place, and with `own` of what is there.
 local function scatter_mean(t, dim, index, src, own)
-  local counts = F.scatter_add(Tensor._filled(t, own and 1 or 0, C.PERI_I64), dim, index, 1)
+  local dtype = t:describe().dtype -- counts are of it where none is rounded: then the division makes no copy of them
+  local exact = (dtype == C.PERI_F32 or dtype == C.PERI_F64) and index:numel() < 2 ^ 24
+  local counts = F.scatter_add(Tensor._filled(t, own and 1 or 0, exact and dtype or C.PERI_I64), dim, index, 1)
   if not own then counts = F.clamp(counts, 1) end -- places that nothing is for keep their element
   local sums = F.scatter_add(own and t or F.scatter(t, dim, index, 0), dim, index, src)
   if Tensor._is_float(t) then return (F.div(sums, counts)) end

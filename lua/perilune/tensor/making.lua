@@ -94,10 +94,12 @@ end)
 local improbable = formula("bernoulli", 1, 0, function(f, t)
   return f.affine(f.mul(f.ge(t, f.number(0)), f.le(t, f.number(1))), -1, 1)
 end)
+--- t, but for its gradient.
+local function plain(t) return t:describe().requires_grad and t:detach() or t end
 --- 1 with the probability that t has at that place, else 0: of t's dtype. Waits for t, whose numbers are 0..1.
 function F.bernoulli(t)
   local dtype, first, second = t:dtype(), drawn_like(t, C.PERI_F32), drawn_like(t, C.PERI_F32)
-  local p = Tensor._is_float(t) and t:detach() or t:to "f32"
+  local p = Tensor._is_float(t) and plain(t) or t:to "f32"
   if improbable(SUM, nil, false, p):item() ~= 0 then
     P.fail(("bernoulli: %s with numbers that are no probabilities, allowed: 0..1"):format(Tensor._text(t)))
   end
@@ -133,7 +135,7 @@ function F.multinomial(t, n, replacement)
     P.fail(("multinomial: %s, wanted one or two dimensions, the last one not empty"):format(Tensor._text(t)))
   end
   if t:numel() == 0 then return (Tensor.zeros({ 0, n }, "i64", t:describe().device)) end
-  local weights = t:detach()
+  local weights = plain(t)
   local shape, device = t:shape(), t:describe().device
   if replacement then
     weights = weights:to "f64"
