@@ -67,7 +67,7 @@ input { font: inherit; color: inherit; background: var(--card); border: 1px soli
   width: min(340px, 100%); margin-bottom: 10px; }
 #tip { position: fixed; display: none; z-index: 2; max-width: 420px; padding: 7px 10px; border-radius: 6px; background: var(--ink);
   color: var(--ground); font-size: 12px; white-space: pre-line; overflow-wrap: anywhere; pointer-events: none; }
-@media (max-width: 760px) { body { padding: 12px; } .rows { min-width: 760px; } }
+@media (max-width: 760px) { body { padding: 12px; } .rows > * { min-width: 736px; } }
 ]]
 
 -- The page says everything without it: browsers show the titles of boxes by themselves.
