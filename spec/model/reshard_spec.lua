@@ -118,6 +118,17 @@ local cases = {
 }
 
 describe("a model that is resharded", function()
+  it("removes what a dead process left in the folder a day ago, and what may go on stays", function()
+    local case, there = cases["tables in memory"], folder .. "/left"
+    local young = ("perilune-reshard-%d-6-0"):format(os.time() - 3600)
+    for _, name in ipairs { "perilune-reshard-1000-5-0", young, "reshard-1000-5-0" } do
+      peri.checkpoint.save(there .. "/" .. name, { model = nn.Linear { in_features = 1, out_features = 1 } })
+    end
+    sim.run(2, function(_, world) build(world, case[1], case).model:reshard(case[2], { folder = there }) end)
+    assert.equal(young .. "\nreshard-1000-5-0\n", (shell.run("ls " .. there)))
+    shell.run("rm -r " .. there)
+  end)
+
   it("goes through a folder that is there", function()
     sim.run(2, function(_, world)
       local case = cases["tables in memory"]

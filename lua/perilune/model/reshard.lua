@@ -3,7 +3,8 @@
 --
 -- Tables do not fit into memory twice. So the sharded modules are saved as a checkpoint into a folder for a moment,
 -- their memory and row files are given back, they are made again under the new plan, and each rank reads the rectangles
--- that it now has. Where that fails, they are made again under the old plan.
+-- that it now has. Where that fails, they are made again under the old plan. A process that dies meanwhile leaves the
+-- checkpoint in the folder, and the next reshard there removes it a day later (see sweep).
 local environment = require "perilune.environment"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
@@ -13,12 +14,14 @@ local parameter = require "perilune.nn.parameter"
 local all_or_none = require("perilune.nn.ranks").all_or_none
 local checkpoint = require "perilune.checkpoint"
 local checkpoint_parts = require "perilune.checkpoint.parts"
+local names = require "perilune.checkpoint.names"
 local ShardingEnv = require "perilune.plan.env"
 local runtime = require "perilune.plan.runtime"
 local stream = require "perilune.tensor.stream"
 
 local M = {}
 local FUNC = "DistributedModelParallel:reshard"
+local LEFT_SECONDS = 86400 -- no reshard takes so long, and clocks of hosts differ by less
 
 local arguments = {
   folder = util.optional.string, -- for the tables meanwhile, shared by all hosts; default: TMPDIR or /var/tmp, on one
@@ -180,15 +183,27 @@ local function go_to(a, plans, path)
   for _, sharded in ipairs(a.modules) do sharded:_remade() end
 end
 
+--- Remove what processes that died in a reshard have left in a folder. The time in a name is when that reshard began.
+--- One that goes on has its tables there only, so a checkpoint has to be old, and nobody may have it open.
+local function sweep(folder)
+  local ok, list = pcall(names.all, folder)
+  for _, name in ipairs(ok and list or {}) do
+    local began = tonumber(name:match "^perilune%-reshard%-(%d+)%-%d+%-%d+$")
+    if began and os.time() - began > LEFT_SECONDS then P.C.peri_checkpoint_remove(folder .. "/" .. name) end
+  end
+end
+
 --- Put sharded modules under other plans. a: modules, a list of ShardedModules; plans, one for each; keepers:
 --- optimizers of their dense tables, which rebind() gives the new parameters; folder; group: the ranks that do it
 --- together; shared: those that have one copy of the tables; frozen: see frozen_of (nil: nothing is). Returns the error
 --- after which the modules are under their old plans; nil: there was none. Collective.
 function M.modules(a)
-  local stamps = a.group:all_gather_object(tostring(P.C.peri_flush_stamp()):match "%d+", FUNC)
+  local stamp = ("%d-%s"):format(os.time(), tostring(P.C.peri_flush_stamp()):match "%d+")
+  local stamps = a.group:all_gather_object(stamp, FUNC)
   local first = a.shared:all_gather_object(a.group:rank(), FUNC)[1]
   local path = ("%s/perilune-reshard-%s-%d"):format(a.folder, stamps[1], first)
   local old = util.map(a.modules, function(sharded) return sharded.plan end)
+  if a.shared:rank() == 0 then sweep(a.folder) end
   checkpoint.save(path, parts_of(a.modules, a.keepers), { group = a.shared })
   local ok, err = xpcall(go_to, P.locate, a, a.plans, path)
   if not ok then
