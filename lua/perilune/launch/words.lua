@@ -2,7 +2,7 @@
 -- line.
 local M = {}
 
--- What argparse's script for bash leaves out: first arguments of a command. Behind `perilune help` names of the
+-- What argparse's script for bash leaves out: first arguments of a command, and the names of schedules. Behind `perilune help` names of the
 -- reference stand. A shell parts words at ':', so methods are written with a dot.
 local BASH = [[
 _perilune_or_help() {
@@ -11,10 +11,12 @@ _perilune_or_help() {
         case "${COMP_WORDS[1]}" in
             help) words="$(perilune help --names)" ;;
 %s        esac
+    elif [ "$COMP_CWORD" = 3 ] && [ "${COMP_WORDS[1]}" = schedule ]; then
+        words="%s"
     fi
-    case "${COMP_WORDS[2]}" in -*) words= ;; esac
+    case "${COMP_WORDS[COMP_CWORD]}" in -*) words= ;; esac
     if [ -n "$words" ]; then
-        COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[2]}"))
+        COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
     else
         _perilune "$@"
     fi
@@ -47,6 +49,7 @@ local function values()
     ["--topology"] = require("perilune.plan").Topology.presets,
     ["--simulate"] = require("perilune.pipeline.schedules").names,
     ["--resume"] = { "auto", "no" },
+    ["--tables"] = require("perilune.util").keys(require("perilune.export.file").table_dtypes),
     ["--stop-on"] = { "SIGUSR1", "SIGUSR2" },
   }
 end
@@ -73,7 +76,7 @@ function M.script(parser, shell)
       cases[#cases + 1] = ('            %s) words="%s" ;;\n'):format(command._name, table.concat(first._choices, " "))
     end
   end
-  return parser:get_bash_complete() .. BASH:format(table.concat(cases))
+  return parser:get_bash_complete() .. BASH:format(table.concat(cases), table.concat(words["--simulate"], " "))
 end
 
 return M
