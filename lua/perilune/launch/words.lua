@@ -2,8 +2,8 @@
 -- line.
 local M = {}
 
--- What argparse's script for bash leaves out: first arguments of a command, and the names of schedules. Behind `perilune help` names of the
--- reference stand. A shell parts words at ':', so methods are written with a dot.
+-- What argparse's script for bash leaves out: first arguments of a command, and the names of schedules. Behind
+-- `perilune help` names of the reference stand. A shell parts words at ':', so methods are written with a dot.
 local BASH = [[
 _perilune_or_help() {
     local words=
