@@ -171,6 +171,7 @@ describe("a model file", function()
     local function right(x) return model(x and { dense_features = x }).buy:gt(0):to "f32" end
     local report = saved(function(x) return { click = peri.ones { rows }, buy = right(x) } end)
     assert.same({ 1, "buy", 1 }, { #report.judged, report.judged[1].name, report.model.auc })
+    assert.matches("output 'click' is not judged", tostring(report))
     report = saved(function(x) return { click = 1 - right(x), buy = right(x) } end)
     assert.same({ "buy", "click" }, { report.judged[1].name, report.judged[2].name })
     assert.matches("output 'buy' beside its labels: AUC 1%.0+, NE", tostring(report))
@@ -178,6 +179,33 @@ describe("a model file", function()
     assert.error_matches(function() saved(function(x) return F.cat({ right(x), right(x) }, 1) end) end,
       "380 labels beside 190 numbers of output 'buy'")
     assert.error_matches(function() saved(function(x) return { clik = right(x) } end) end, "clik")
+  end)
+
+  it("is refused where an output that is not the first loses more than is allowed", function()
+    local Model = nn.Module:extend "Model"
+    function Model:init()
+      self.e = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 50,
+        embedding_dim = 4, feature_names = { "f" } } } }
+    end
+    function Model:forward(b)
+      return { buy = b.x:reshape(-1), click = F.sum(self.e(b.sparse_features):values(), 2) }
+    end
+    local model, lists = Model(), {}
+    for i = 1, 200 do lists[i] = { i % 50 } end
+    local batch = { x = peri.Tensor.uniform({ 200, 1 }, -1, 1, 6),
+      sparse_features = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, lists } }
+    local y = model(batch).click
+    local above = y:gt(y:median():item()):to "f32"
+    local refused = 0
+    for _, labels in ipairs { above, 1 - above } do -- what rounding makes better by these makes it worse by those
+      batch.labels = { buy = peri.rand({ 200 }):gt(0.5):to "f32", click = labels }
+      local ok, why = pcall(peri.export.save, model, path, { batches = { batch }, tables = "int2", allowed_ne = 0 })
+      if not ok then
+        refused = refused + 1
+        assert.matches("the NE of its output 'click' is larger", tostring(why))
+      end
+    end
+    assert.is_true(refused > 0)
   end)
 
   -- as docs/tutorial_first_model.md writes them: forward gives the loss first, sizes come from batch.rows, batches from

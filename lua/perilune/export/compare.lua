@@ -76,6 +76,7 @@ function Report:init()
   self.samples, self.difference, self.differ, self.numbers, self.model, self.file = 0, 0, 0, 0, false, false
   self.outputs = 0 -- how many there are
   self.judged = {} -- { name =, model =, file = } of each output that batches have labels for
+  self.unjudged = {} -- names of outputs whose labels allow no AUC and NE
   self.chosen = false -- dtypes of tables, in words, where the exporter chose them
 end
 function Report:__tostring()
@@ -85,6 +86,9 @@ function Report:__tostring()
     local line = ("AUC %.6f, NE %.6f of the model; AUC %.6f, NE %.6f of the file"):format(j.model.auc, j.model.ne,
       j.file.auc, j.file.ne)
     lines[#lines + 1] = self.outputs > 1 and ("output '%s' beside its labels: %s"):format(j.name, line) or line
+  end
+  for _, name in ipairs(self.unjudged) do
+    lines[#lines + 1] = ("output '%s' is not judged: its labels are not of two classes, or not 0..1"):format(name)
   end
   if self.chosen then table.insert(lines, 1, self.chosen) end
   for _, used in ipairs(self.loose or {}) do
@@ -130,7 +134,8 @@ function M.run(answers, file, batches, probabilities, given)
   end
   for i, of in ipairs(found) do
     local own, theirs = quality(of.model, of.labels), quality(of.file, of.labels)
-    if own and theirs then table.insert(report.judged, { name = outputs[i].name, model = own, file = theirs }) end
+    if own and theirs then table.insert(report.judged, { name = outputs[i].name, model = own, file = theirs })
+    elseif #of.labels > 0 then table.insert(report.unjudged, outputs[i].name) end
   end
   local first = report.judged[1] or { model = false, file = false }
   report.model, report.file = first.model, first.file
