@@ -31,7 +31,7 @@ local nn = {}
 ---@param model peri.nn.Module The model, sharded or not.
 ---@param path string Where the file will be.
 ---@param options? table Named options, of which [model_file.md](../model_file.md) has a table; `batches` is required (default: none).
----@return table # On rank 0: `{ samples =, numbers =, differ =, difference =, model = { auc =, ne = }, file = likewise }`.
+---@return table # On rank 0: `{ samples =, numbers =, differ =, difference =, model = { auc =, ne = }, file = likewise, judged =, unjudged = }`, the last two by outputs.
 function export.save(model, path, options) end
 
 ---Open a model file. What it has are `describe()`, `inputs()`, `outputs()`, `tables()`, `verify()`, `check_unchanged()`
