@@ -16,7 +16,7 @@ describe("gpu-check", function()
   end
   local function check(words, env)
     return shell.run(("luajit tests/gpu/check.lua --build=%s --device=cuda_host --kernels=%s --busted=yes "
-      .. "--cmocka=yes %s"):format(build, kernels, words), env)
+      .. "--cmocka=yes %s"):format(build, kernels, words), env, 200)
   end
 
   test("runs case lists and specs on the device, the demonstration and the benchmark, and counts", function()
