@@ -20,13 +20,14 @@ describe("a checkpoint that another rank sees first", function()
   end)
 
   --- Two ranks load: rank 0 what was saved, rank 1 what `first` has made of it, and `later` (or nil) after 0.15 s.
-  --- Returns what each was told (false: nothing) and how many seconds it took.
-  local function load(first, later)
+  --- deadline: of the group, or nil. Returns what each was told (false: nothing) and how many seconds it took.
+  local function load(first, later, deadline)
     local there, told, took = folder .. "/there", {}, {}
     shell.run(("rm -rf %s; mkdir %s; cd %s; S=%s/saves; %s"):format(there, there, there, folder, first))
     local wait
     sim.run(2, function(rank, world)
       local model, began = small.build(world, peri.plan.row_wise()), peri.ffi.C.peri_time_ns()
+      world:timeout(deadline)
       if rank == 1 and later then
         wait = shell.start(("sleep 0.15; cd %s; S=%s/saves; %s"):format(there, folder, later))
       end
@@ -61,6 +62,15 @@ describe("a checkpoint that another rank sees first", function()
       assert.is_true(took[1] > 0.1)
     end)
   end
+
+  it("is named where the group's deadline comes before the end of the wait", function()
+    parts_of.LATE_SECONDS = 20
+    local told, took = load("true", nil, 1)
+    for rank = 0, 1 do
+      assert.truthy(told[rank] and told[rank]:find("there/next'", 1, true), told[rank])
+      assert.is_true(took[rank] < 10)
+    end
+  end)
 end)
 
 describe("a file that no rank sees yet", function()
