@@ -17,7 +17,11 @@ function M.load(path)
   if modules[path] then value = require(modules[path])
   else
     local chunk, err = loadfile(path)
-    if not chunk then P.fail(("schedule: %s; or a name of the library: %s"):format(err, table.concat(names, ", "))) end
+    if not chunk then
+      local meant = util.nearest(path, { modules })
+      P.fail(("schedule: %s; %sor a name of the library: %s"):format(err, meant and ("is '%s' meant? "):format(meant)
+        or "", table.concat(names, ", ")))
+    end
     value = chunk()
   end
   if type(value) == "function" then value = value() end
