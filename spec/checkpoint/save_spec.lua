@@ -526,7 +526,8 @@ describe("values beside tensors", function()
   local values = require "perilune.checkpoint.values"
   it("come back as they were", function()
     for _, x in ipairs { 0.1, 1e300, -0.0, math.huge, -math.huge, "\0\255 x", "\"\\\n\tä",
-      { 1, 2, { a = true, b = false } }, { [2] = "x", [1.5] = "y" }, { ["$int"] = 5 }, {}, { a = {} } } do
+      { 1, 2, { a = true, b = false } }, { [2] = "x", [1.5] = "y" }, { ["$int"] = 5 }, {}, { a = {} },
+      { nil, 2, nil, 4, a = 1, b = 2 } } do -- as many keys as # says, and no list
       assert.same(x, values.decode(values.encode(x, "spec"), "spec"))
     end
     local nan = values.decode(values.encode(0 / 0, "spec"), "spec")

@@ -40,11 +40,32 @@ local function is_utf8(s)
 end
 
 local escapes = { ['"'] = '\\"', ["\\"] = "\\\\" }
-local function text(s)
-  if not is_utf8(s) then
-    return ('{"$bytes":"%s"}'):format((s:gsub(".", function(c) return ("%02x"):format(c:byte()) end)))
+
+--- A text that grows at its end: the strings that were appended last, n of them, and `whole`, a list of texts of what
+--- was before them. So no text is copied for each table around it, and few small strings are kept.
+local PIECES = 256
+local function new_text() return { n = 0, whole = {} } end
+local function append(out, s)
+  if out.n == PIECES then
+    out.whole[#out.whole + 1] = table.concat(out)
+    out.n = 0
   end
-  return '"' .. s:gsub('[%c"\\\127]', function(c) return escapes[c] or ("\\u%04x"):format(c:byte()) end) .. '"'
+  out.n = out.n + 1
+  out[out.n] = s
+end
+local function whole_text(out)
+  out.whole[#out.whole + 1] = table.concat(out, "", 1, out.n)
+  return table.concat(out.whole)
+end
+
+local function append_text(out, s)
+  if not is_utf8(s) then
+    append(out, ('{"$bytes":"%s"}'):format((s:gsub(".", function(c) return ("%02x"):format(c:byte()) end))))
+    return
+  end
+  append(out, '"')
+  append(out, (s:gsub('[%c"\\\127]', function(c) return escapes[c] or ("\\u%04x"):format(c:byte()) end)))
+  append(out, '"')
 end
 
 local function number(x)
@@ -57,12 +78,13 @@ local write
 
 --- Of a table: "list", "object" or "map", and its keys in order (nil: some are of a kind that has none).
 local function shape_of(x)
-  local keys, names = util.keys(x), true
-  if keys and #keys > 0 and #x == #keys then return "list", keys end
-  for _, key in ipairs(keys or {}) do
+  local keys = util.keys(x)
+  local list, names = keys ~= nil and #keys > 0, true
+  for i, key in ipairs(keys or {}) do
+    list = list and key == i -- Lua's # may be the number of keys of a table that has gaps and names
     names = names and type(key) == "string" and key:sub(1, 1) ~= "$" and is_utf8(key)
   end
-  return names and "object" or "map", keys
+  return list and "list" or names and "object" or "map", keys
 end
 
 --- Where a value is, as its user would write it: keys = { name, key, ... } down to depth.
@@ -76,57 +98,71 @@ local function place_of(keys, depth)
   return path
 end
 
-local function write_table(x, func, at, depth)
-  local parts = {}
-  local function inner(key, value)
-    at[depth + 1] = key
-    return write(value, func, at, depth + 1)
-  end
+local function write_table(out, x, func, at, depth)
   if depth > DEPTH then
     P.fail(("%s: %s is nested deeper than %d tables, or contains itself"):format(func, place_of(at, depth):sub(1, 80),
       DEPTH))
   end
   local shape, keys = shape_of(x)
-  if shape == "list" then
-    for i = 1, #x do parts[i] = inner(i, x[i]) end
-    return "[" .. table.concat(parts, ",") .. "]"
-  end
   if not keys then
     P.fail(("%s: %s has keys that are neither strings nor numbers"):format(func, place_of(at, depth)))
   end
+  append(out, shape == "list" and "[" or shape == "object" and "{" or '{"$map":[')
   for i, key in ipairs(keys) do
-    if shape == "object" then parts[i] = text(key) .. ":" .. inner(key, rawget(x, key))
-    else parts[i] = ("[%s,%s]"):format(write(key, func, at, depth), inner(key, rawget(x, key))) end
+    if i > 1 then append(out, ",") end
+    if shape == "object" then
+      append_text(out, key)
+      append(out, ":")
+    elseif shape == "map" then
+      append(out, "[")
+      write(out, key, func, at, depth)
+      append(out, ",")
+    end
+    at[depth + 1] = key
+    write(out, rawget(x, key), func, at, depth + 1)
+    if shape == "map" then append(out, "]") end
   end
-  if shape == "object" then return "{" .. table.concat(parts, ",") .. "}" end
-  return '{"$map":[' .. table.concat(parts, ",") .. "]}"
+  append(out, shape == "list" and "]" or shape == "object" and "}" or "]}")
 end
 
-write = function(x, func, at, depth)
+write = function(out, x, func, at, depth)
   local kind = type(x)
-  if x == nil then return "null" end
-  if kind == "boolean" then return tostring(x) end
-  if kind == "number" then return number(x) end
-  if kind == "string" then return text(x) end
-  if kind == "table" and getmetatable(x) == nil then return write_table(x, func, at, depth) end
-  if kind == "cdata" and ffi.istype(signed, x) then return ('{"$int":"%s"}'):format((tostring(x):gsub("LL$", ""))) end
-  if kind == "cdata" and ffi.istype(unsigned, x) then
-    return ('{"$uint":"%s"}'):format((tostring(x):gsub("ULL$", "")))
+  if x == nil then append(out, "null")
+  elseif kind == "boolean" then append(out, tostring(x))
+  elseif kind == "number" then append(out, number(x))
+  elseif kind == "string" then append_text(out, x)
+  elseif kind == "table" and getmetatable(x) == nil then write_table(out, x, func, at, depth)
+  elseif kind == "cdata" and ffi.istype(signed, x) then
+    append(out, ('{"$int":"%s"}'):format((tostring(x):gsub("LL$", ""))))
+  elseif kind == "cdata" and ffi.istype(unsigned, x) then
+    append(out, ('{"$uint":"%s"}'):format((tostring(x):gsub("ULL$", ""))))
+  else
+    P.fail(("%s: %s is %s, allowed: nil, booleans, numbers, strings and plain tables of them"):format(func,
+      place_of(at, depth), errors.kind(x)))
   end
-  P.fail(("%s: %s is %s, allowed: nil, booleans, numbers, strings and plain tables of them"):format(func,
-    place_of(at, depth), errors.kind(x)))
 end
 
 --- The JSON text of a value; func: whose it is, and name: what its user calls it ("values"), for errors.
-function M.encode(x, func, name) return write(x, func, { name or "values" }, 1) end
+function M.encode(x, func, name)
+  local out = new_text()
+  write(out, x, func, { name or "values" }, 1)
+  return whole_text(out)
+end
 
 --- The JSON text of an object or, if `texts` is a list, a list: texts has those of what is in it.
 function M.join(texts)
-  local parts = {}
-  for i, x in ipairs(texts) do parts[i] = x end
-  if #parts > 0 then return "[" .. table.concat(parts, ",") .. "]" end
-  for name, x in util.ordered(texts) do parts[#parts + 1] = text(name) .. ":" .. x end
-  return "{" .. table.concat(parts, ",") .. "}"
+  local out, list = new_text(), #texts > 0
+  append(out, list and "[" or "{")
+  for key, x in util.ordered(texts) do
+    if out.n > 1 or out.whole[1] then append(out, ",") end
+    if not list then
+      append_text(out, key)
+      append(out, ":")
+    end
+    append(out, x)
+  end
+  append(out, list and "]" or "}")
+  return whole_text(out)
 end
 
 local numbers = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
