@@ -87,7 +87,10 @@ function M.set_stream(device)
   check(C.peri_stream_current_set(device, at and at.stream.ptr or nil))
 end
 
-local function set_streams(at)
+--- Tell C the current streams of all devices in `streams`, a list linked by `outer` (as now.streams): what now.streams
+--- says of each, which for a device that it does not name is none.
+local function set_streams_of(streams)
+  local at = streams
   while at do
     M.set_stream(at.device)
     at = at.outer
@@ -104,8 +107,8 @@ function M.exchange_state(other)
   check(C.peri_grad_enabled_set(now.grad))
   check(C.peri_autocast_current_set(now.autocast or nil))
   C.peri_late_owner(now.owner)
-  set_streams(before)
-  set_streams(now.streams)
+  set_streams_of(before)
+  set_streams_of(now.streams)
 end
 
 return M

@@ -56,19 +56,20 @@ static bool gradient_spot(const keys *k, const peri_tbe_batch *b, const peri_k_t
     return true;
 }
 
-/** Have the gradients of all blocks read where they lie, if they can be. */
-static peri_status redirect_to_parts(const keys *k, peri_tbe_batch *b, bool *placed)
+/** Lets the update read the gradients of all blocks where they lie. *redirected false: one of them cannot be read
+ *  there, and nothing was changed. */
+static peri_status redirect_to_parts(const keys *k, peri_tbe_batch *b, bool *redirected)
 {
     const peri_tbe_blocks *l = b->in.blocks;
     peri__spot *spots = peri__alloc(sizeof *spots * (size_t)peri__max(l->n, 1));
     peri_tbe_blocks *there;
-    *placed = true;
+    *redirected = true;
     if (!spots) return PERI_ENOMEM;
-    for (int64_t i = 0; i < l->n && *placed; i++) *placed = gradient_spot(k, b, &l->block[i], &spots[i]);
-    peri_status status = *placed ? peri__tbe_blocks_moved(b->tbe, l, spots, &there) : PERI_OK;
+    for (int64_t i = 0; i < l->n && *redirected; i++) *redirected = gradient_spot(k, b, &l->block[i], &spots[i]);
+    peri_status status = *redirected ? peri__tbe_blocks_moved(b->tbe, l, spots, &there) : PERI_OK;
     peri__free(spots);
-    if (status < 0 || !*placed) return status;
-    status = peri__batch_redirect(b, there, &(peri__bag_places){0}, placed);
+    if (status < 0 || !*redirected) return status;
+    status = peri__batch_redirect(b, there, &(peri__bag_places){0}, redirected);
     peri_tbe_blocks_release(there);
     return status;
 }

@@ -31,6 +31,8 @@ static int64_t saturated_bytes(double bytes)
     return bytes < (double)(INT64_MAX / 2) ? (int64_t)bytes : INT64_MAX / 2;
 }
 
+/** The sum over all tables of @c, in bytes. @apart: the device has a memory of its own. Rows that are mapped from the
+ *  host's memory then count as the host's. An estimate too large for an int64_t ends at INT64_MAX / 2. */
 static peri_status add_up_tables(const peri_tbe_config *c, bool apart, peri_tbe_bytes *out)
 {
     double of_rows = 0, others = 0, host = 0, files = 0;

@@ -45,7 +45,8 @@ static bool path_is(const char *path, const char *text) { return path && strcmp(
 
 /* -- health and metrics -------------------------------------------------------------------------------------------- */
 
-/** Nanoseconds since what the model says was written by its trainer, or else since it was loaded. */
+/** Seconds since the model's trainer wrote its state; if the model does not tell that time, since the server loaded
+ *  it. */
 static double age_seconds(const peri__serve_model *model)
 {
     int64_t from = model->born_unix_ns ? model->born_unix_ns : model->loaded_unix_ns;

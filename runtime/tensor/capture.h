@@ -113,8 +113,8 @@ peri_status peri__storage_in(peri__block *block, int64_t bytes, peri__storage **
 peri_status peri__arena_tensor(peri__arena *arena, const peri_tensor *like, peri_tensor **out);
 /** The block that holds @p, or NULL. */
 peri__block *peri__arena_find(const peri__arena *arena, const char *p);
-/** Results of the last call that somebody still has go to memory of their own. On the arena's stream, which is
- *  current. */
+/** Copies each result of the last call that somebody still holds into memory of its own, so that the next call may
+ *  write the arena's blocks. The copies are queued on the arena's stream, which has to be current. */
 peri_status peri__arena_move_out(peri__arena *arena);
 /** A tensor like the given one in a block, whose memory is the tensor's until it is released, or moved out. */
 peri_status peri__arena_lend(peri__block *block, const peri_tensor *like, peri_tensor **out);

@@ -57,7 +57,7 @@ void peri__late_drop(const peri__unheard *of);
 
 /** Whether one more lookup may be judged later; counts it. */
 bool peri__unheard_take(peri__unheard *unheard);
-/** A backward pass has come to a lookup. */
+/** Called when a backward pass has come to a lookup: one more lookup may be judged later, but no more than 64. */
 void peri__unheard_passed(peri__unheard *unheard);
 
 /* -- the root of a backward pass ---------------------------------------------------------------------------------- */

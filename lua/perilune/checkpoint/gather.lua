@@ -74,12 +74,13 @@ end
 --- A StoredTensor of one number a row, of size `size`: those by that name. verify (or nil) = function(), called before
 --- they are loaded.
 function Gather:stored(name, size, dtype, verify)
-  local function ends(row)
+  --- The end (not included) of the window that holds row `row`.
+  local function window_end(row)
     local i = 2
     while self._bounds[i] <= row do i = i + 1 end
     return self._bounds[i]
   end
-  return StoredTensor { size = size, dtype = dtype, verify = verify, ends = ends, read = function(region, tensor)
+  return StoredTensor { size = size, dtype = dtype, verify = verify, ends = window_end, read = function(region, tensor)
     local first, n, at = region.offset[1], region.size[1], 0
     local flat = tensor:reshape(-1)
     while at < n do

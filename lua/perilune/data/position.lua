@@ -47,6 +47,7 @@ function M.counted(class)
 
   function class:state_dict() return { loader = self.name, batches = self:given() - self.ahead.batches } end
 
+  --- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
   function class:check_state_dict(dict)
     if type(dict) ~= "table" or dict.loader ~= self.name or not M.is_count(dict.batches) then
       return ("it is no position in a %s"):format(self.name)

@@ -82,8 +82,9 @@ local function note_ids(batches, of_feature)
   end
 end
 
---- The batch whose ids are places in their groups.
-local function compacted(batch, of_feature)
+--- A copy of the batch in which each id is replaced by its row in the small file: its index, from 0, among the group's
+--- ids (note_ids). Features without a group, and ids that are not in it, stay as they are.
+local function with_small_ids(batch, of_feature)
   local result = util.copy(batch)
   for name, value in util.ordered(batch) do
     if jagged.KeyedJaggedTensor.is(value) then
@@ -183,7 +184,7 @@ local function options_of(p, batches)
   local of_table, of_feature = groups_of(p.operations)
   note_ids(batches, of_feature)
   local tables, inputs = small_parts(p, of_table, of_feature)
-  local small = util.map(batches, function(b) return compacted(b, of_feature) end)
+  local small = util.map(batches, function(b) return with_small_ids(b, of_feature) end)
   local exact, others = answers_of(p, tables, inputs, small)
   return util.map(p.tables, function(t, i)
     local own = t.rows * file.row_bytes(t.dtype, t.columns)

@@ -136,7 +136,9 @@ local function inner_of(model)
   return rawget(model, "sharded") and Module.is(inner) and inner or model
 end
 
-local function default_call(model, batch)
+--- What a file answers for a batch when the user gave no `call`: the logits of the model, as a tensor or a table of
+--- tensors. They come from its method `logits`, or else from its call, behind a loss if there is one.
+local function call_for_logits(model, batch)
   local inner = inner_of(model)
   if type(inner.logits) == "function" then
     local answers, more = inner:logits(batch)
@@ -173,8 +175,9 @@ local function rows_of(batches, field)
   end
 end
 
---- Lower two recordings.
-local function lower(first, second, batches)
+--- Turns two recordings of the model, with SAMPLES[1] and SAMPLES[2] samples, into the operations of a file. Two are
+--- needed to see which sizes grow with the samples. Raises what has no form for inference. Returns the Lowering.
+local function lower_recordings(first, second, batches)
   local l = Lowering(first, second, SAMPLES)
   l.kjts = {}
   for i, input in ipairs(first.inputs) do
@@ -285,7 +288,7 @@ local function recorded(model, call, a, used, traces)
   for _, n in ipairs(SAMPLES) do
     compare.ordered(record, model, call, take(a.batches[1], n), used, own, traces)
   end
-  local l = lower(traces[1], traces[2], a.batches)
+  local l = lower_recordings(traces[1], traces[2], a.batches)
   local outputs = outputs_of(l, traces[1])
   local kept, values = l:needed(outputs)
   return kept, values, outputs
@@ -317,7 +320,7 @@ local function given(batch, fields)
 end
 
 local function export(func, model, path, a, traces)
-  local call = a.call or default_call
+  local call = a.call or call_for_logits
   local used = collections.list_collections(func, inner_of(model))
   local kept, values, outputs = recorded(model, call, a, used, traces)
   local inputs, tables, maps, lists, fields = collections.inputs(func, a, kept, values, function()

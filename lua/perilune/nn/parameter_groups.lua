@@ -72,7 +72,8 @@ local function grouped_class(name, spec, single)
   function class:set(number, value)
     for _, o in ipairs(self.optimizers) do o.optimizer:set(number, value) end
   end
-  --- The states that the parameters of all groups have: a group may have options of its own (amsgrad).
+  --- A list of the names of those states that every group has. One that only some groups have is left out, since a
+  --- group may have options of its own (amsgrad).
   function class:state_names()
     local found, all = {}, {}
     for _, o in ipairs(self.optimizers) do

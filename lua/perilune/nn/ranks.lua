@@ -1,8 +1,10 @@
 -- ranks.lua: numbers of the samples of all ranks together: the mean that a loss is, and what metrics add up or gather.
 -- And whether all ranks can do what they are about to do.
 --
--- `group` (of every function here): the ranks; nil: the world, if one was joined; false: this rank alone. With more
--- than one rank all of this is collective: every rank of the group calls it, with whatever samples it has, also none.
+-- `group` is the ranks. Functions that users reach (group_of, mean_of, global_mean) take nil for the world, if one was
+-- joined, and false for this rank alone. Functions for metrics (sum, gather) take what group_of returned: nil is this
+-- rank alone. With more than one rank all of this is collective: every rank of the group calls it, with whatever
+-- samples it has, also none.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -64,7 +66,8 @@ end
 
 -- -- numbers of metrics -----------------------------------------------------------------------------------------------
 
---- Lists of numbers of one length, added up over the ranks.
+--- The numbers of `list`, each added up over the ranks of `group` (of group_of; nil: `list` itself). The lists of all
+--- ranks have one length. Waits for the other ranks.
 function M.sum(group, list)
   if not group then return list end
   local t = Tensor.tensor(list, "f64", "cpu")

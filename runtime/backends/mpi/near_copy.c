@@ -81,7 +81,8 @@ static peri_status near_copy(const mpi_request *r, int32_t other, bool read, voi
     return PERI_OK;
 }
 
-/** Room for PERI_HOST_COPY_BLOCK_MOST bytes, on a huge page; NULL: none to be had. */
+/** This process's buffer of PERI_HOST_COPY_BLOCK_MOST bytes for copies from block to block, on a huge page. The first
+ *  call makes it, later calls return the same. NULL: there is no memory for it. */
 static char *near_bounce(void)
 {
     enum { HUGE = 2 << 20 };

@@ -48,7 +48,9 @@ typedef struct moving {
     bool store;
 } moving;
 
-static void move_range(void *ctx, int64_t begin, int64_t end)
+/** Copies records [begin, end) of the stage's list: to the rows in memory (store), or from them to the stage. A row
+ *  that was never written is not read: its record in the stage stays as it is. */
+static void copy_records(void *ctx, int64_t begin, int64_t end)
 {
     const moving *x = ctx;
     for (int64_t i = begin; i < end; i++) {
@@ -62,5 +64,5 @@ static void move_range(void *ctx, int64_t begin, int64_t end)
 
 void peri__row_memory_move(const peri__tier *tier, const peri__records *stage, bool store)
 {
-    if (tier->in_memory) peri__parallel_for(stage->n, GRAIN, move_range, &(moving){tier, stage, store});
+    if (tier->in_memory) peri__parallel_for(stage->n, GRAIN, copy_records, &(moving){tier, stage, store});
 }
