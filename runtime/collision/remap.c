@@ -41,7 +41,8 @@ static void call_fini(call *k)
     peri__free(k->first);
 }
 
-/** "id 7 (feature 0, place 3)" of place @place of the call is @what. */
+/** Fails with PERI_ERANGE: "id 7 (feature 0, place 3) @what". @place counts the ids of all features of the call; the
+ *  message counts those of the feature. */
 static peri_status bad_id(const call *k, int64_t place, const char *what)
 {
     int32_t i = 0;

@@ -264,7 +264,8 @@ static int64_t pending_in_group(const peri_group *group)
     return n;
 }
 
-/** Whether results of the group, or of groups made from it, were promised and are not there. */
+/** Whether an operation of a device, in the group or in a group made from it, has promised its results to its poster
+ *  (its status is PERI_OK) and has not run yet. */
 static bool promised_in_group(const peri_group *group)
 {
     for (const peri_work *w = group->comm->first; w; w = w->next) {

@@ -67,6 +67,7 @@ local function blocks_of(self, bags)
   return self:materialise():blocks(list)
 end
 
+--- The block list for batches with these keys and this stride.
 local function block_list(self, keys, stride)
   find(self, keys)
   return blocks_of(self, function(key) return key * stride, stride end)

@@ -66,6 +66,7 @@ end
 --- reaches), which raises if that is a mistake; reaches(leaf): whether the pass has a gradient for it.
 M.stray_checks = setmetatable({}, { __mode = "k" })
 
+--- Asks everybody in M.stray_checks about the pass `p`; raises the first error that one of them finds.
 local function check_strays(p)
   local function reaches(leaf) return C.peri_backward_reaches(p, ptr(leaf)) end
   for object, f in pairs(M.stray_checks) do f(object, reaches) end -- any order: the first error ends it

@@ -172,7 +172,8 @@ static void survive_broken_connections(void)
         sigaction(SIGPIPE, &ours, NULL);
 }
 
-/** What the program has done to MPI before this library came, and which ranks it wants a world of. */
+/** Checks that a world can be joined with MPI as the program left it, and over @communicator (NULL: MPI_COMM_WORLD): an
+ *  error after MPI_Finalize, with too few threads, or for a communicator that cannot be used. Sets peri__mpi.base. */
 static peri_status look_at_program(const MPI_Comm *communicator)
 {
     static const char *const levels[] = {"MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED",
