@@ -42,12 +42,22 @@ end
 
 local function sigmoid(x) return 1 / (1 + math.exp(-x)) end
 
---- AUC and NE of predictions (probabilities) and labels; false unless both classes are there.
-local function quality(predictions, labels)
+--- The least and the largest number of a list; nil if it is empty or one of them lies outside of 0..1.
+local function range_of_shares(list)
   local least, most = math.huge, -math.huge
-  for _, y in ipairs(labels) do least, most = math.min(least, y), math.max(most, y) end
-  local ok, report = pcall(metrics.evaluate, predictions, labels)
-  return ok and least < most and { auc = report.auc, ne = report.ne } or false
+  for _, x in ipairs(list) do
+    if not (x >= 0 and x <= 1) then return nil end -- NaN is neither
+    least, most = math.min(least, x), math.max(most, x)
+  end
+  return #list > 0 and least or nil, most
+end
+
+--- AUC and NE of predictions and labels; false unless the predictions are probabilities, and both classes are there.
+local function quality(predictions, labels)
+  local least, most = range_of_shares(labels)
+  if not least or least == most or not range_of_shares(predictions) then return false end
+  local report = metrics.evaluate(predictions, labels)
+  return { auc = report.auc, ne = report.ne }
 end
 
 --- What a batch says of an output: a list of one label a sample, or nil. labels: a tensor, which belongs to the first
