@@ -170,6 +170,9 @@ static __device__ __forceinline__ void peri_next_may_start()
  *  turns. */
 static inline unsigned peri_cuda_grid(int64_t n, int64_t per, const peri_cuda_call *c, int waves = 16)
 {
+#if defined(PERI_CUDA_HOST)
+    waves = 1; /* few blocks, so that those of small cases take turns too */
+#endif
     int64_t blocks = (n + per - 1) / per, most = (int64_t)c->processors * waves;
     return (unsigned)(blocks < 1 ? 1 : blocks < most ? blocks : most);
 }
