@@ -192,14 +192,14 @@ describe("a model file", function()
     end
     local model, lists = Model(), {}
     for i = 1, 200 do lists[i] = { i % 50 } end
-    local batch = { x = peri.Tensor.uniform({ 200, 1 }, -1, 1, 6),
+    local all = { x = peri.Tensor.uniform({ 200, 1 }, -1, 1, 6),
       sparse_features = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, lists } }
-    local y = model(batch).click
+    local y = model(all).click
     local above = y:gt(y:median():item()):to "f32"
     local refused = 0
     for _, labels in ipairs { above, 1 - above } do -- what rounding makes better by these makes it worse by those
-      batch.labels = { buy = peri.rand({ 200 }):gt(0.5):to "f32", click = labels }
-      local ok, why = pcall(peri.export.save, model, path, { batches = { batch }, tables = "int2", allowed_ne = 0 })
+      all.labels = { buy = peri.rand({ 200 }):gt(0.5):to "f32", click = labels }
+      local ok, why = pcall(peri.export.save, model, path, { batches = { all }, tables = "int2", allowed_ne = 0 })
       if not ok then
         refused = refused + 1
         assert.matches("the NE of its output 'click' is larger", tostring(why))

@@ -249,7 +249,8 @@ local function check_report(func, a, report, tables)
       rounded and "; without it, a file that is rounded is judged by its NE alone" or "", tostring(report)))
   end
   for _, j in ipairs(report.judged) do
-    if not (j.file.ne <= j.model.ne * (1 + a.allowed_ne)) then
+    local good = j.file.ne <= j.model.ne * (1 + a.allowed_ne)
+    if not good then
       P.fail(("%s: the file loses more than allowed_ne = %g allows: the NE of its output '%s' is larger than the "
         .. "model's by %.3g of it; allowed: another dtype of tables or matrices, or a larger allowed_ne (%s). Nothing "
         .. "was written\n%s"):format(func, a.allowed_ne, j.name, j.file.ne / j.model.ne - 1, PLACE, tostring(report)))
