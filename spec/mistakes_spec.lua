@@ -179,10 +179,6 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
   { "a field that is set", "local t = peri.zeros { 2 }\nt.name = 3",
     "a tensor has no field 'name' that could be set (s.lua:3)" },
   { "the length of a tensor", "local n = #peri.zeros { 2 }", "a tensor has no length '#' (s.lua:2)" },
-  { "a class taken for a constructor", "peri.Tensor { 1 }", "peri.Tensor is no constructor: peri.tensor { 1, 2 } "
-    .. "makes a tensor of numbers, peri.zeros { 2, 3 } of a shape (s.lua:2)" },
-  { "a call of a part of the library", "peri.nn.functional(2)", "peri.nn.functional is called, and is no function, but "
-    .. "has functions and classes (s.lua:2)" },
   { "a call of a tensor", "local t = peri.zeros { 2 }\nt()", "a tensor has no call: it is no function (s.lua:3)" },
   { "pairs of a tensor", "for _ in pairs(peri.zeros { 2 }) do end", "a tensor has no pairs: it is no table (s.lua:2)" },
   { "ipairs of a tensor", "for _ in ipairs(peri.zeros { 2 }) do end",

@@ -356,7 +356,6 @@ function M.face(what, content, modules, names, whole)
       rawset(face, key, value)
       return value
     end,
-    __call = function() fail(what .. " is called, and is no function, but has functions and classes") end,
   })
 end
 

@@ -494,6 +494,4 @@ signature.check_none("tensor:", methods, { "reshape" })
 signature.methods = methods
 M.methods = methods
 M.meta = meta
-return setmetatable(M, { __call = function()
-  P.fail "peri.Tensor is no constructor: peri.tensor { 1, 2 } makes a tensor of numbers, peri.zeros { 2, 3 } of a shape"
-end })
+return M
