@@ -190,6 +190,15 @@ function M.one_of(func, what, value, allowed)
   fail(("%s: %s is %s, allowed: %s"):format(func, what, kind(value), table.concat(allowed, ", ")))
 end
 
+--- An error if a name is in a list of names twice; noun: what it names.
+function M.distinct(func, noun, names)
+  local seen = {}
+  for _, name in ipairs(names) do
+    if seen[name] then fail(("%s: %s '%s' is listed twice"):format(func, noun, name)) end
+    seen[name] = true
+  end
+end
+
 --- True for tables that are no lazy awaitables.
 function M.is_plain(x)
   if type(x) ~= "table" then return false end

@@ -190,6 +190,15 @@ describe("metrics know logits from probabilities, and labels of classes from oth
     end
   end)
 
+  it("of several labels, whose names are as many, each another", function()
+    for words, labels in peri.util.ordered { ["label_names has 1 names, wanted 2"] = { "a" },
+      ["label 'a' is listed twice"] = { "a", "a" }, ["label_names is a table with the key 'a'"] = { a = 1 },
+      ["label_names [2] is 2, wanted a string"] = { "a", 2 } } do
+      assert.error_matches(function() metrics.MultiLabelPrecisionMetric { num_labels = 2, label_names = labels } end,
+        words, 1, true)
+    end
+  end)
+
   it("also for one set of samples", function()
     assert.error_matches(function() metrics.evaluate({ 3, 0.5 }, { 1, 0 }) end,
       "metrics.evaluate: sample 0: prediction 3, allowed: prob")

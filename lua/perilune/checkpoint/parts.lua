@@ -12,6 +12,7 @@ local signature = require "perilune.signature"
 local nn = require "perilune.nn"
 local ranks = require "perilune.nn.ranks"
 local named = require "perilune.checkpoint.named"
+local values = require "perilune.checkpoint.values"
 local Windows = require "perilune.checkpoint.windows"
 local Tensor = require "perilune.tensor"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
@@ -259,15 +260,13 @@ end
 
 local function is_tensor(x) return Tensor.is(x) or ShardedTensor.is(x) end
 
-local DEEPEST = 60 -- tables within tables of a state_dict
-
 --- Take a state_dict apart: append { name =, tensor = } to `tensors`, and return a copy without tensors.
 function M.flatten(dict, name, tensors, depth)
   local rest, class = {}, getmetatable(dict)
   depth = (depth or 0) + 1
-  if depth > DEEPEST then
+  if depth > values.DEPTH then
     P.fail(("checkpoint.save: '%s...' of a state_dict is nested deeper than %d tables, or contains itself"):format(
-      name:sub(1, 60), DEEPEST))
+      name:sub(1, 60), values.DEPTH))
   end
   if depth > 1 and type(class) == "table" and rawget(class, "class_name") then
     P.fail(("checkpoint.save: '%s' of a state_dict is %s, wanted tensors, booleans, numbers, strings and plain tables "

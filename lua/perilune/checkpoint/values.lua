@@ -13,7 +13,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 
 local M = {}
-local DEPTH = 60 -- nesting that the C reader takes
+M.DEPTH = 60 -- nesting that the C reader takes
 local signed, unsigned = ffi.typeof "int64_t", ffi.typeof "uint64_t"
 
 --- Whether a string is UTF-8 (RFC 3629), without zero bytes.
@@ -99,9 +99,9 @@ local function place_of(keys, depth)
 end
 
 local function write_table(out, x, func, at, depth)
-  if depth > DEPTH then
+  if depth > M.DEPTH then
     P.fail(("%s: %s is nested deeper than %d tables, or contains itself"):format(func, place_of(at, depth):sub(1, 80),
-      DEPTH))
+      M.DEPTH))
   end
   local shape, keys = shape_of(x)
   if not keys then
@@ -151,10 +151,11 @@ end
 
 --- The JSON text of an object or, if `texts` is a list, a list: texts has those of what is in it.
 function M.join(texts)
-  local out, list = new_text(), #texts > 0
+  local out, list, comma = new_text(), #texts > 0, ""
   append(out, list and "[" or "{")
   for key, x in util.ordered(texts) do
-    if out.n > 1 or out.whole[1] then append(out, ",") end
+    append(out, comma)
+    comma = ","
     if not list then
       append_text(out, key)
       append(out, ":")

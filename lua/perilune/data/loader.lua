@@ -314,7 +314,7 @@ local function batches_here(self, dict)
   return epoch * pass_here + whole
 end
 
---- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+--- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing; not collective.
 function Loader:check_state_dict(dict)
   if type(dict) ~= "table" or dict.loader ~= self.func or not position.is_count(dict.batches) then
     return ("it is no position in %s, but %s"):format(self.func, type(dict) == "table" and dict.loader

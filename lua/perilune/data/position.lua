@@ -47,7 +47,7 @@ function M.counted(class)
 
   function class:state_dict() return { loader = self.name, batches = self:given() - self.ahead.batches } end
 
-  --- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+  --- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing; not collective.
   function class:check_state_dict(dict)
     if type(dict) ~= "table" or dict.loader ~= self.name or not M.is_count(dict.batches) then
       return ("it is no position in a %s"):format(self.name)

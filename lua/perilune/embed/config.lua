@@ -124,15 +124,13 @@ local function fill(self, args, known)
   if type(a.feature_names) ~= "table" or #a.feature_names == 0 then
     P.fail(f .. ": feature_names is no list of names")
   end
-  local seen = {}
   if not util.is_whole_list(a.feature_names) then
     P.fail(f .. ": feature_names has entries behind a nil, or keys that are no positions")
   end
   for _, name in ipairs(a.feature_names) do
     if type(name) ~= "string" or name == "" then P.fail(("%s: '%s' is no feature name"):format(f, tostring(name))) end
-    if seen[name] then P.fail(("%s: feature '%s' is listed twice"):format(f, name)) end
-    seen[name] = true
   end
+  util.distinct(f, "feature", a.feature_names)
   if a.init_fn ~= nil and (type(a.init_fn) ~= "table" or not a.init_fn.kind) then
     P.fail(f .. ": init_fn, allowed: embed.uniform(low, high), embed.normal(mean, deviation), embed.constant(value)")
   end

@@ -31,11 +31,7 @@ function HashZchEvictionConfig:init(args)
   local f = "HashZchEvictionConfig"
   local a = util.named(f, args, config_arguments)
   signature.value(f, "features", a.features, "strings")
-  local seen = {}
-  for _, name in ipairs(a.features) do
-    if seen[name] then P.fail(("%s: feature '%s' is listed twice"):format(f, name)) end
-    seen[name] = true
-  end
+  util.distinct(f, "feature", a.features)
   if a.per_feature_ttl then
     if #a.per_feature_ttl ~= #a.features then
       P.fail(("%s: per_feature_ttl has %d entries for %d features"):format(f, #a.per_feature_ttl, #a.features))

@@ -265,7 +265,7 @@ local function check_dict(self, func, dict)
   return flat, found
 end
 
---- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+--- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing; not collective.
 function KeyedOptimizer:check_state_dict(dict)
   return errors.refusal(pcall(check_dict, self, "", dict))
 end

@@ -69,7 +69,7 @@ function ThroughputMetric:state_dict()
   for _, field in ipairs(COUNTS) do dict[field] = self[field] end
   return dict
 end
---- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+--- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing; not collective.
 function ThroughputMetric:check_state_dict(dict) -- luacheck: ignore 212
   if type(dict) ~= "table" or dict.class ~= "ThroughputMetric" then return "it is no state of ThroughputMetric" end
   for _, field in ipairs(COUNTS) do
@@ -217,7 +217,7 @@ function Module:state_dict()
   return dict
 end
 
---- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+--- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing; not collective.
 function Module:check_state_dict(dict)
   if type(dict) ~= "table" or dict.class ~= "RecMetricModule" then return "it is no state of RecMetricModule" end
   local why

@@ -218,7 +218,7 @@ function M.of_sums(class, Window, place)
     return dict
   end
 
-  --- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+  --- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing; not collective.
   function class:check_state_dict(dict)
     local entries = type(dict) == "table" and is_tensor(dict.counts) and shape_of(dict.counts)[1] or -1
     return check_head(self, dict) or check_field(self, dict, "lifetime", self.width)
@@ -288,7 +288,7 @@ function M.of_samples(class, Samples, place)
     return dict
   end
 
-  --- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+  --- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing; not collective.
   function class:check_state_dict(dict)
     local why, n = check_head(self, dict), -1
     if not why and is_tensor(dict.predictions) then n = shape_of(dict.predictions)[1] end

@@ -26,6 +26,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local ranks = require "perilune.nn.ranks"
 local samples = require "perilune.nn.samples"
+local signature = require "perilune.signature"
 local states = require "perilune.nn.metric_state"
 local C, check = P.C, P.check
 
@@ -337,10 +338,16 @@ function M.NumMissingLabelsMetric:_report(sums, prefix, out) out[prefix .. "num_
 --- lowest, is label i.
 M.MultiLabelPrecisionMetric = util.class("MultiLabelPrecisionMetric", SumMetric)
 function M.MultiLabelPrecisionMetric:init(args)
-  SumMetric.init(self, args, { num_labels = util.whole(1, 1, 53), label_names = util.optional.table })
+  SumMetric.init(self, args, { num_labels = util.whole(1, 1, 53), label_names = util.optional.list })
   local n, names = self.options.num_labels, self.options.label_names
   self.width, self.names = 2 * n, {}
-  if names then samples.check_names("MultiLabelPrecisionMetric", "label_names", names, n) end
+  if names then
+    signature.value("MultiLabelPrecisionMetric", "label_names", names, "strings")
+    util.distinct("MultiLabelPrecisionMetric", "label", names)
+  end
+  if names and #names ~= n then
+    P.fail(("MultiLabelPrecisionMetric: label_names has %d names, wanted %d"):format(#names, n))
+  end
   for i = 1, n do self.names[i] = names and names[i] or "label_" .. i - 1 end
   -- a state says of which labels it is by text
   self.options.label_names = names and table.concat(names, ",") or nil
@@ -353,7 +360,7 @@ function M.MultiLabelPrecisionMetric:_part(predictions, labels, weights)
   for i = 0, tonumber(s.n) - 1 do
     local p, y, w = s.predictions[i], s.labels[i], s.weights ~= nil and s.weights[i] or 1
     for what, x in pairs { prediction = p, label = y } do -- any order: at most one message
-      if x ~= math.floor(x) or x < 0 or x >= 2 ^ 53 then
+      if not util.is_whole(x, 0) then
         P.fail(("%s: sample %d: %s %s, allowed: whole numbers 0..2^53 - 1"):format(func, i, what, P.numeral(x)))
       end
     end

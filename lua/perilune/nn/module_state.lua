@@ -132,7 +132,7 @@ local function try_all(self, func, state, also, map, strict)
   return keys, known
 end
 
---- What keeps load_state_dict(map, strict) from loading, in words; nil: nothing does. Changes nothing. Local.
+--- What keeps load_state_dict(map, strict) from loading, in words; nil: nothing does. Changes nothing; not collective.
 function M:check_state_dict(map, strict)
   local state, also = whole_state(self)
   return errors.refusal(pcall(try_all, self, "", state, also, map, strict))

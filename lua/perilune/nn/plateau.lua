@@ -84,7 +84,7 @@ function ReduceLROnPlateau:state_dict()
   dict.best, dict.num_bad_epochs, dict.cooldown_counter = self.best, self.num_bad_epochs, self.cooldown_counter
   return dict
 end
---- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+--- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing; not collective.
 function ReduceLROnPlateau:check_state_dict(dict)
   local wrong = LRScheduler.check_state_dict(self, dict)
   for _, name in ipairs { "best", "num_bad_epochs", "cooldown_counter" } do

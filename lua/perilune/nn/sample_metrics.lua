@@ -73,6 +73,21 @@ end
 local BINS = 1000
 local single = ffi.new "float[1]"
 
+--- The sums of all samples of all ranks: an array for each of the metric's `sums`.
+local function sums_of_all(metric, place)
+  place(metric)
+  local numbers, arrays = {}, {}
+  for _, field in ipairs(metric.sums) do
+    for bin = 0, metric.bins - 1 do numbers[#numbers + 1] = metric[field][bin] end
+  end
+  numbers = ranks.sum(metric.group, numbers)
+  for k in ipairs(metric.sums) do
+    arrays[k] = ffi.new("double[?]", metric.bins)
+    for bin = 0, metric.bins - 1 do arrays[k][bin] = numbers[(k - 1) * metric.bins + bin + 1] end
+  end
+  return unpack(arrays)
+end
+
 --- The base of these metrics. options_of, place: see the function at the end.
 local function base(RecMetric, options_of, place)
   --- Keeps the last window_size samples.
@@ -80,6 +95,7 @@ local function base(RecMetric, options_of, place)
   function SampleMetric:init(args, spec)
     options_of(self, args, spec)
     self.samples = false
+    for _, field in ipairs(self.sums) do self[field] = ffi.new("double[?]", self.bins) end
   end
 
   --- Forget all samples.
@@ -115,7 +131,9 @@ local function base(RecMetric, options_of, place)
     return s, parts
   end
 
-  --- What `compute`, a function of C, makes of them.
+  function SampleMetric:_sums_of_all() return sums_of_all(self, place) end
+
+  --- What `compute`, a function of C, makes of the window's samples.
   function SampleMetric:_area(compute)
     local s, memory = self:_gather()
     check(compute(s, number))
@@ -137,34 +155,33 @@ local function define_areas(SampleMetric)
   function M.RAUCMetric:compute() return { window_rauc = self:_area(C.peri_metric_rauc) } end
 end
 
-local function define_auprc(SampleMetric, place)
+--- Add samples to weights of positives and negatives by the bin, from 0, of each prediction.
+local function count(s, bin_of, positive, negative)
+  for i = 0, tonumber(s.n) - 1 do
+    local bin, y, w = bin_of(s.predictions[i]), s.labels[i], s.weights ~= nil and s.weights[i] or 1
+    positive[bin], negative[bin] = positive[bin] + w * y, negative[bin] + w * (1 - y)
+  end
+end
+
+--- The bin of a prediction among BINS, in f32, as the reference bins them.
+local function bin_of(p)
+  single[0] = p
+  single[0] = single[0] * BINS
+  return math.min(math.floor(single[0]), BINS - 1)
+end
+
+local function define_auprc(SampleMetric)
   --- Average precision of the window; over everything from a histogram of 1,000 bins of predictions in [0, 1] (0.5
   --- while a class is missing).
   M.AUPRCMetric = util.class("AUPRCMetric", SampleMetric)
   M.AUPRCMetric.needs, M.AUPRCMetric.sums, M.AUPRCMetric.bins = ENTROPY, { "positive", "negative" }, BINS
-  function M.AUPRCMetric:init(args)
-    SampleMetric.init(self, args)
-    self.positive, self.negative = ffi.new("double[?]", BINS), ffi.new("double[?]", BINS)
-  end
-  function M.AUPRCMetric:_taken(s)
-    for i = 0, tonumber(s.n) - 1 do
-      local p, y, w = s.predictions[i], s.labels[i], s.weights ~= nil and s.weights[i] or 1
-      single[0] = p -- in f32, as the reference bins them
-      single[0] = single[0] * BINS
-      local bin = math.min(math.floor(single[0]), BINS - 1)
-      self.positive[bin] = self.positive[bin] + w * y
-      self.negative[bin] = self.negative[bin] + w * (1 - y)
-    end
-  end
+  function M.AUPRCMetric:_taken(s) count(s, bin_of, self.positive, self.negative) end
   function M.AUPRCMetric:compute()
-    place(self)
-    local counts = {}
-    for bin = 1, BINS do counts[bin], counts[BINS + bin] = self.positive[bin - 1], self.negative[bin - 1] end
-    counts = ranks.sum(self.group, counts)
+    local positives, negatives = self:_sums_of_all()
     local positive, negative, area = 0, 0, 0
-    for bin = BINS, 1, -1 do
-      positive, negative = positive + counts[bin], negative + counts[BINS + bin]
-      if positive + negative > 0 then area = area + counts[bin] * (positive / (positive + negative)) end
+    for bin = BINS - 1, 0, -1 do
+      positive, negative = positive + positives[bin], negative + negatives[bin]
+      if positive + negative > 0 then area = area + positives[bin] * (positive / (positive + negative)) end
     end
     return { lifetime_auprc = (positive == 0 or negative == 0) and 0.5 or area / positive,
       window_auprc = self:_area(C.peri_metric_auprc) }
@@ -185,14 +202,6 @@ local function reached(p)
   return at
 end
 
---- Add samples to weights of positives and negatives by the highest threshold that each reaches.
-local function count_reached(s, positive, negative)
-  for i = 0, tonumber(s.n) - 1 do
-    local at, y, w = reached(s.predictions[i]), s.labels[i], s.weights ~= nil and s.weights[i] or 1
-    positive[at], negative[at] = positive[at] + w * y, negative[at] + w * (1 - y)
-  end
-end
-
 --- The lowest threshold with at least the precision `target` (the highest threshold: none has it), and the precision
 --- and recall there. positive and negative: from 0 on, by the highest threshold that a sample reaches.
 local function at_target(positive, negative, target)
@@ -208,35 +217,26 @@ local function at_target(positive, negative, target)
   return found, precision(found), positives == 0 and 0 or right[found] / positives
 end
 
-local function define_target(SampleMetric, place)
+local function define_target(SampleMetric)
   --- Precision and recall at the lowest of 1,000 thresholds that would have had the precision `target_precision`.
   M.HindsightTargetPRMetric = util.class("HindsightTargetPRMetric", SampleMetric)
   local Metric = M.HindsightTargetPRMetric
   Metric.needs, Metric.sums, Metric.bins = ENTROPY, { "positive", "negative" }, THRESHOLDS
   function Metric:init(args)
     SampleMetric.init(self, args, { target_precision = util.from(0.5, 0, 1) })
-    self.positive, self.negative = ffi.new("double[?]", THRESHOLDS), ffi.new("double[?]", THRESHOLDS)
   end
-  function Metric:_taken(s) count_reached(s, self.positive, self.negative) end
+  function Metric:_taken(s) count(s, reached, self.positive, self.negative) end
   function Metric:compute()
-    place(self)
-    local counts, out = {}, {}
-    for i = 1, THRESHOLDS do
-      counts[i], counts[THRESHOLDS + i] = self.positive[i - 1], self.negative[i - 1]
-    end
-    counts = ranks.sum(self.group, counts)
-    local positive, negative = ffi.new("double[?]", THRESHOLDS), ffi.new("double[?]", THRESHOLDS)
-    for i = 1, THRESHOLDS do positive[i - 1], negative[i - 1] = counts[i], counts[THRESHOLDS + i] end
-    local function report(prefix)
+    local out = {}
+    local function report(prefix, positive, negative)
       out[prefix .. "hindsight_target_pr"], out[prefix .. "hindsight_target_precision"],
         out[prefix .. "hindsight_target_recall"] = at_target(positive, negative, self.options.target_precision)
     end
-    report "lifetime_"
+    report("lifetime_", self:_sums_of_all())
     local s, memory = self:_gather()
-    ffi.fill(positive, THRESHOLDS * 8)
-    ffi.fill(negative, THRESHOLDS * 8)
-    count_reached(s, positive, negative)
-    report "window_"
+    local positive, negative = ffi.new("double[?]", THRESHOLDS), ffi.new("double[?]", THRESHOLDS)
+    count(s, reached, positive, negative)
+    report("window_", positive, negative)
     return memory and out
   end
 end
@@ -246,7 +246,7 @@ end
 return function(RecMetric, options_of, place)
   local SampleMetric = base(RecMetric, options_of, place)
   define_areas(SampleMetric)
-  define_auprc(SampleMetric, place)
-  define_target(SampleMetric, place)
+  define_auprc(SampleMetric)
+  define_target(SampleMetric)
   return M
 end

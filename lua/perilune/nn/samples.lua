@@ -82,18 +82,6 @@ function M.missing_labels(func, labels)
   return known, missing
 end
 
---- An error unless `names` is a list of n names, no two of them alike.
-function M.check_names(func, what, names, n)
-  signature.value(func, what, names, "list")
-  local seen = {}
-  for i, name in ipairs(names) do
-    signature.value(func, ("%s[%d]"):format(what, i), name, "string")
-    if seen[name] then P.fail(("%s: %s has '%s' twice"):format(func, what, name)) end
-    seen[name] = true
-  end
-  if #names ~= n then P.fail(("%s: %s has %d names, wanted %d"):format(func, what, #names, n)) end
-end
-
 --- A list or tensor of n numbers, as an array; what: its name in messages.
 function M.numbers(func, what, x, n)
   local array, found = numbers(func, what, x)

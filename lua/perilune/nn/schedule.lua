@@ -146,7 +146,7 @@ local function check_dict(self, func, dict)
   return wrong, found
 end
 
---- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+--- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing; not collective.
 function LRScheduler:check_state_dict(dict)
   local wrong = check_dict(self, "", dict)
   return #wrong > 0 and table.concat(wrong, "; ") or nil

@@ -58,7 +58,7 @@ function Averages:state_dict()
   return live(dict)
 end
 
---- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+--- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing; not collective.
 function Averages:check_state_dict(dict)
   local wrong, own = {}, self:state_dict()
   if type(dict) ~= "table" then return ("dict is %s, wanted a table"):format(errors.kind(dict)) end

@@ -447,9 +447,7 @@ static peri_status gather_members(const mpi_group *g)
             if (why || now > until) {
                 MPI_Cancel(&requests[0]);
                 peri__mpi.loose = true;
-                return FAIL(bad    ? bad->failed
-                            : lost ? PERI_EPEER
-                                   : PERI_ETIMEOUT,
+                return FAIL(bad ? bad->failed : lost ? PERI_EPEER : PERI_ETIMEOUT,
                             "mpi: making a group, waiting for rank %d of the world (process %lld on %s): %s", from,
                             (long long)peri__mpi.peers[from].pid, peri__mpi.peers[from].host,
                             why ? why : "it did not come");
